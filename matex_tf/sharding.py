@@ -177,7 +177,7 @@ def _taken(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 
 def share_step_rows(counts: Sequence[int], step: int, batch_size: int) -> list[int]:
-    """Rows that each rank gives to global step `step`, from 0, when `batch_size` rows of shares of `counts` go in a step.
+    """Rows of each rank in global step `step` (from 0) when shares of `counts` rows are consumed `batch_size` a step.
 
     They sum to `batch_size`, in the last step to what is left, and each rank gives its rows in order, each once. A rank
     gives 0 rows to a step where its proportion is less than one.
