@@ -122,7 +122,7 @@ def bound_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_
 
 
 def gpu_of(local_rank: int, count: int, visible: str | None) -> str | None:
-    """The CUDA_VISIBLE_DEVICES of one local rank, round robin over `count` GPUs or the list `visible`; None: leave it."""
+    """The CUDA_VISIBLE_DEVICES of one local rank, round robin over `count` GPUs or the list `visible`; or None."""
     names = [name.strip() for name in visible.split(",")] if visible is not None else [str(n) for n in range(count)]
     names = [name for name in names if name]
     if len(names) < 2:
@@ -204,7 +204,7 @@ def node_cpus(launcher_process: int | None) -> set[int]:
             allowed = (allowed & os.sched_getaffinity(launcher_process)) or allowed
         except OSError:
             pass  # the launcher's process is not ours to look at (another user's): the cpuset alone is the limit
-    return allowed | before
+    return allowed
 
 
 def gpu_count() -> int:
@@ -276,8 +276,8 @@ def place_gpu(local_rank: int, local_size: int) -> str:
 def apply(local_rank: int, local_size: int) -> str:
     """Settles cores, threads and GPU of this local rank, before TensorFlow is imported; gives one line that says how.
 
-    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node. Call it before MPI is initialised too, so
-    that the environment it sets reaches MPI.
+    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node. Call it before MPI is initialised
+    too, so that the environment it sets reaches MPI.
     """
     mode = settings.current().placement
     if mode == "off":
