@@ -136,10 +136,16 @@ def gpu_of(local_rank: int, count: int, visible: str | None) -> str | None:
 def read(path: str) -> str:
     """The text of a file of /proc or /sys, "" where it cannot be read."""
     try:
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             return file.read()
     except OSError:
         return ""
+
+
+def initial_environment() -> dict[str, str]:
+    """The environment this process was started with: the launcher's variables may be gone since."""
+    pairs = (entry.partition("=") for entry in read("/proc/self/environ").split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
 
 
 def cores(cpus: Iterable[int] | None = None) -> list[Core]:
@@ -230,11 +236,12 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
-    reason = set_by_user(os.environ, mode)
+    environment = {**initial_environment(), **os.environ}
+    reason = set_by_user(environment, mode)
     if reason is None and launcher is not None and mode != "spread":
-        reason = bound_by_launcher(launcher[1], launcher[2], os.environ)
+        reason = bound_by_launcher(launcher[1], launcher[2], environment)
     if reason is None and mode != "spread":
-        world = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 0))
+        world = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
         every_core = cores(node_cpus(None))
         if bound_narrower_than_default(os.sched_getaffinity(0), every_core, world):
             reason = "mpirun bound each rank to a core"
@@ -249,9 +256,6 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
     if threads is not None:
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, str(threads))
-    if local_size >= len(node):
-        # Where ranks fill the cores, one that spins in MPI takes the time of the threads it waits for.
-        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     what = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in node for cpu in core)}"
     shared = f", shared by {local_size} ranks" if sharing > 1 else ""
     return what + shared + (f", {threads} threads" if threads is not None and threads != 1 else "")
@@ -276,8 +280,7 @@ def place_gpu(local_rank: int, local_size: int) -> str:
 def apply(local_rank: int, local_size: int) -> str:
     """Settles cores, threads and GPU of this local rank, before TensorFlow is imported; gives one line that says how.
 
-    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node. Call it before MPI is initialised
-    too, so that the environment it sets reaches MPI.
+    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
     """
     mode = settings.current().placement
     if mode == "off":
