@@ -14,11 +14,11 @@ WORDS_AFTER = {
     0: (
         "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output report-bindings display-map "
         "display-allocation nolocal debug-daemons quiet q verbose v l prepend-rank enable-recovery forward-signals-off "
-        "use-hwthread-cpus do-not-launch leave-session-attached print-rank-map"
+        "use-hwthread-cpus do-not-launch leave-session-attached print-rank-map dry-run h help"
     ).split(),
     1: (
-        "x host H hosts hostfile machinefile f map-by bind-to rank-by wdir wd path prefix timeout output stdin N "
-        "npernode npersocket ppn perhost tune personality with-ft cpu-set cpu-list rankfile rf report-uri "
+        "n np c x host H hosts hostfile machinefile f map-by bind-to rank-by wdir wd path prefix timeout output stdin "
+        "N npernode npersocket ppn perhost tune personality with-ft cpu-set cpu-list rankfile rf report-uri "
         "output-filename app dvm display runtime-options default-hostfile add-hostfile add-host pset genvlist envlist "
         "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir"
     ).split(),
@@ -163,11 +163,16 @@ def options(
     environment = environment or {}
     here_only = not chooses_hosts(given, environment)
     full = here_only and ranks >= cores
-    variables = {} if "PYTHONHASHSEED" in environment else {"PYTHONHASHSEED": "0"}
-    words: list[str] = []
     own_binding = binds(given)
-    if not own_binding and "MATEX_PLACEMENT" not in environment:
+    variables = {"PYTHONHASHSEED": "0"}
+    if not own_binding:
         variables["MATEX_PLACEMENT"] = "spread"
+    variables = {
+        name: value
+        for name, value in variables.items()
+        if name not in environment and not any(word.startswith(name) for word in given)
+    }
+    words: list[str] = []
     if mpirun.family == OPENMPI:
         if root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
             words.append("--allow-run-as-root")
@@ -179,6 +184,11 @@ def options(
             words += ["--mca", "mpi_yield_when_idle", "1"]
         for name, value in variables.items():
             words += ["-x", f"{name}={value}"]
+        if not here_only:
+            # Open MPI sends the other hosts nothing of the environment but what it is told to.
+            for name in sorted(environment):
+                if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
+                    words += ["-x", name]
     else:
         if mpirun.family == INTEL:
             if not own_binding:

