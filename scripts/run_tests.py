@@ -1,0 +1,114 @@
+"""Runs pytest serially, then the in-process collective tests under mpirun with 1 to 4 ranks, and sums up.
+
+Started by scripts/test with the Python of the environment. Exit code 1 if anything fails or no test ran.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+sys.path.insert(0, str(TESTS))
+import launch  # noqa: E402 (the tests' own launcher)
+
+COLLECTIVE = TESTS / "ops" / "mpi"
+RANKS = (1, 2, 3, 4)
+NOTHING_COLLECTED = 5
+SERIAL_LIMIT, COLLECTIVE_LIMIT = 2100, 300  # seconds
+
+
+@dataclass
+class Counts:
+    """How many tests passed, failed and were skipped in a run, or in several added up."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+
+def read_counts(report: Path) -> Counts:
+    """The counts in a JUnit report; one failure if there is no report, because pytest did not live to write it."""
+    if not report.exists():
+        return Counts(failed=1)
+    total = Counts()
+    for suite in xml.parse(report).getroot().iter("testsuite"):
+        tests, bad, skipped = (
+            sum(int(suite.get(name, 0)) for name in names)
+            for names in (("tests",), ("failures", "errors"), ("skipped",))
+        )
+        total += Counts(tests - bad - skipped, bad, skipped)
+    return total
+
+
+def is_path(argument: str) -> bool:
+    """Whether a pytest argument names a file, a folder or a test in a file."""
+    return not argument.startswith("-") and Path(argument.split("::")[0]).exists()
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Parts pytest's arguments into options, paths for the serial run and paths for the runs under mpirun."""
+    options = [argument for argument in arguments if not is_path(argument)]
+    paths = [argument for argument in arguments if is_path(argument)]
+    if not paths:
+        return options, [str(TESTS)], [str(COLLECTIVE)]
+    collective = [path for path in paths if Path(path.split("::")[0]).resolve().is_relative_to(COLLECTIVE)]
+    serial = [path for path in paths if path not in collective]
+    # A folder above the collective tests means them too.
+    if any(COLLECTIVE.is_relative_to(Path(path.split("::")[0]).resolve()) for path in serial):
+        collective.append(str(COLLECTIVE))
+    return options, serial, collective
+
+
+def run(command: Sequence[str], report: Path, limit: float) -> Counts:
+    """Runs pytest by `command`, whose output goes to the terminal as it comes, and reads its report."""
+    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        child.terminate()  # mpirun ends its ranks on this signal; killed, it would leave them behind
+        child.wait(20)
+        print(f"run_tests: no end within {limit} s: {' '.join(command)}", flush=True)
+        return Counts(failed=1)
+    counts = read_counts(report)
+    if code not in (0, NOTHING_COLLECTED) and counts.failed == 0:
+        counts.failed = 1
+    return counts
+
+
+def main(arguments: Sequence[str]) -> int:
+    """All runs; prints one closing line like pytest's."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    started = time.monotonic()
+    options, serial, collective = split_arguments(arguments)
+    total = Counts()
+    with tempfile.TemporaryDirectory() as folder:
+        if serial:
+            report = Path(folder, "serial.xml")
+            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", *options, *serial]
+            total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
+        for ranks in RANKS if collective else ():
+            print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)
+            report = Path(folder, f"ranks{ranks}.xml")
+            words = [report, "--with-mpi", "--timeout=60", *options, *collective]
+            command = launch.command(ranks, TESTS / "one_voice.py", *words, env=os.environ, module=False)
+            total += run(command, report, COLLECTIVE_LIMIT)
+    words = [f"{count} {name}" for name, count in vars(total).items() if count]
+    seconds = time.monotonic() - started
+    print(f"\n===== {', '.join(words) or 'no tests ran'} in {seconds:.2f}s =====", flush=True)
+    return 0 if total.passed and not total.failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
