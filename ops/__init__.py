@@ -1,0 +1,23 @@
+"""Collectives on tensors: compiled TensorFlow ops over an MPI engine, their loader and their build."""
+
+from __future__ import annotations
+
+from .build import BuildError
+from .collectives import OP_TYPES, allgather, allreduce, barrier, broadcast, reduce_gradients
+from .library import MismatchError, content_hash, count, expect, library, rendezvous
+
+__all__ = [
+    "BuildError",
+    "MismatchError",
+    "OP_TYPES",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "content_hash",
+    "count",
+    "expect",
+    "library",
+    "reduce_gradients",
+    "rendezvous",
+]

@@ -1,0 +1,259 @@
+"""The build of the compiled ops: once for each TensorFlow, MPI, compiler and source, kept in a cache folder.
+
+However many processes ask at once, one builds and the others wait for it. A library enters the cache under its name
+only when it is whole, and its digest stands beside it, so that a build that was killed or a damaged file is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_tf import settings
+
+from . import compiler as compilers
+
+SOURCE = Path(__file__).parent / "src"
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
+_PATIENCE = 2.0  # seconds of waiting before a word about it
+_POLL = 0.05
+
+
+class BuildError(RuntimeError):
+    """The ops cannot be built or loaded; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be built, and where it is kept."""
+
+    compiler: compilers.Compiler
+    tensorflow: str
+    command: tuple[str, ...]
+    folder: Path
+    key: str
+
+    @property
+    def library(self) -> Path:
+        return self.folder / f"{self.key}.so"
+
+    @property
+    def record(self) -> Path:
+        return self.folder / f"{self.key}.json"
+
+
+def build(verbose: bool = False) -> Path:
+    """The compiled ops of this TensorFlow and MPI, built now if they are not in the cache.
+
+    `verbose` also says so when nothing needs doing, and shows the compiler's command. A build takes some 15 seconds.
+
+    Raises:
+        BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
+    """
+    plan = make_plan()
+    if not is_whole(plan):
+        with _locked(plan):
+            if not is_whole(plan):
+                _compile(plan, verbose)
+                return plan.library
+    if verbose:
+        _say(f"the ops for {_versions(plan)} are built already")
+    return plan.library
+
+
+def status() -> dict[str, Any]:
+    """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built"}.
+
+    Raises:
+        BuildError: as `build` does, short of compiling.
+    """
+    plan = make_plan()
+    return {
+        "compiler": plan.compiler.path,
+        "MPI": compilers.short(plan.compiler.mpi),
+        "TensorFlow": plan.tensorflow,
+        "library": str(plan.library),
+        "built": "yes" if is_whole(plan) else "no (at first use, or now by `matex build`)",
+    }
+
+
+def make_plan() -> Plan:
+    """The build that this Python, its settings and its environment ask for.
+
+    Raises:
+        BuildError: no compiler, no MPI, or no folder to write to.
+    """
+    import tensorflow as tf
+
+    try:
+        compiler = compilers.find()
+    except (compilers.CompilerError, OSError) as error:
+        raise BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+    flags = tf.sysconfig.get_compile_flags()
+    command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *flags, *_FLAGS, *tf.sysconfig.get_link_flags())
+    parts = [tf.version.VERSION, tf.version.GIT_VERSION, compiler.path, compiler.mpi, *_FLAGS,
+             *(flag for flag in flags if not flag.startswith("-I")), source_digest()]
+    key = "matex-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return Plan(compiler, tf.version.VERSION, command, cache_folder(), key)
+
+
+def sources() -> list[Path]:
+    """The C++ files that are compiled, in a fixed order."""
+    return sorted(SOURCE.glob("engine/*.cc")) + sorted(SOURCE.glob("tensorflow/*.cc"))
+
+
+def source_digest() -> str:
+    """The hash of all C++ files and headers, with their names."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE.rglob("*")):
+        if path.suffix in (".h", ".cc"):
+            digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where compiled ops are kept: MATEX_CACHE_DIR, else matex_tf in the user's cache folder, else, where that cannot
+    be written to, one of the user's own beneath the folder for temporary files.
+
+    Raises:
+        BuildError: MATEX_CACHE_DIR cannot be written to, or nothing can.
+    """
+    chosen = settings.current().cache_dir
+    if chosen:
+        folder = Path(chosen).expanduser()
+        if not _can_write(folder):
+            raise BuildError(f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
+                             "ops are kept there. Set it to one that can, on a file system that all nodes see.")
+        return folder
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    usual = Path(user, "matex_tf")
+    spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
+    for folder in (usual, spare):
+        # What lies in a shared folder for temporary files may be somebody else's, and would be loaded as code.
+        if _can_write(folder) and folder.stat().st_uid == os.getuid():
+            return folder
+    raise BuildError(f"neither {usual} nor {spare} can be written to, and the compiled ops must be kept somewhere. Set "
+                     "MATEX_CACHE_DIR to a folder of your own.")
+
+
+def is_whole(plan: Plan) -> bool:
+    """Whether the cache holds the library of this plan, undamaged."""
+    try:
+        record = json.loads(plan.record.read_text())
+        return record["digest"] == _digest(plan.library)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _locked(plan: Plan) -> Iterator[None]:
+    """Holds the build's lock, waiting for whoever has it; the kernel frees it if that process dies."""
+    with open(plan.folder / f"{plan.key}.lock", "a") as lock:
+        start = time.monotonic()
+        told = False
+        while not _try_lock(lock):
+            if not told and time.monotonic() - start > _PATIENCE:
+                told = True
+                _say_once_for_all(plan, "other ranks wait while one of them builds the ops")
+            time.sleep(_POLL)
+        yield
+
+
+def _try_lock(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: each builds for itself, under a name of its own
+    return True
+
+
+def _say_once_for_all(plan: Plan, text: str) -> None:
+    """Says it in one of the waiting processes: the one that takes a second lock, and keeps it while it waits."""
+    waiting = open(plan.folder / f"{plan.key}.waiting", "a")  # noqa: SIM115
+    if _try_lock(waiting):
+        _say(text)
+    _kept_open.append(waiting)
+
+
+_kept_open: list[Any] = []
+
+
+def _compile(plan: Plan, verbose: bool) -> None:
+    _say(f"building the ops for {_versions(plan)}, once; this takes some 15 s")
+    if verbose:
+        _say(" ".join(plan.command))
+    for left in plan.folder.glob(f"{plan.key}.*.tmp"):
+        left.unlink(missing_ok=True)  # of a build that was killed: we hold the lock
+    handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=plan.folder)
+    os.close(handle)
+    made = Path(name)
+    start = time.monotonic()
+    try:
+        # One unit of all files: the headers of TensorFlow, read once, take most of the time.
+        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources())
+        answer = subprocess.run([*plan.command, "-o", str(made)], input=unit, capture_output=True, text=True,
+                                errors="replace")
+        if answer.returncode != 0:
+            raise BuildError(_failure(plan, answer.stderr + answer.stdout))
+        _keep(plan, made)
+    finally:
+        made.unlink(missing_ok=True)
+    if verbose:
+        _say(f"built in {time.monotonic() - start:.1f} s")
+
+
+def _keep(plan: Plan, made: Path) -> None:
+    made.chmod(0o755)
+    record = made.with_suffix(".json.tmp")
+    record.write_text(json.dumps({
+        "digest": _digest(made), "TensorFlow": plan.tensorflow, "MPI": plan.compiler.mpi,
+        "compiler": plan.compiler.path, "command": plan.command,
+    }, indent=1))
+    # The library comes last: until it has its name, the record's digest fits no file.
+    os.replace(record, plan.record)
+    os.replace(made, plan.library)
+
+
+def _failure(plan: Plan, output: str) -> str:
+    log = plan.folder / f"{plan.key}.log"
+    log.write_text(" ".join(plan.command) + "\n" + output)
+    errors = [line for line in output.splitlines() if "error" in line.lower() or "not found" in line] or \
+        output.splitlines()
+    return (f"the TensorFlow ops cannot be built: {plan.compiler.path} failed. All of what it says is in {log}; the "
+            "first of it:\n" + "\n".join(errors[:8]) + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
+            + compilers.HOW_TO_INSTALL)
+
+
+def _versions(plan: Plan) -> str:
+    return f"TensorFlow {plan.tensorflow} and {compilers.short(plan.compiler.mpi)}"
+
+
+def _say(text: str) -> None:
+    if not settings.current().quiet:
+        print(f"matex_tf: {text}", file=sys.stderr, flush=True)

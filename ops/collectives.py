@@ -1,0 +1,152 @@
+"""The collectives as functions on tensors, eager and in graphs: arguments checked here, computed by the library."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf import world
+
+from .library import library
+
+OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
+"""The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
+
+_turns = itertools.count()
+
+
+def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
+    """The mean, sum, minimum or maximum over all ranks of each element, on every rank.
+
+    Args:
+        tensor: a tensor or what can be made one, or a list or tuple of them; all ranks give the same shapes and dtypes:
+            float16, bfloat16, float32, float64, int32, int64; uint8 too, and bool for "min" (and) and "max" (or).
+        op: "mean", "sum", "min" or "max". The mean of integers is cut towards zero, as in `tf.reduce_mean`.
+        name: what error messages call it.
+
+    Returns:
+        A tensor of the same shape and dtype; for a list or tuple, a list of them.
+
+    Raises:
+        TypeError, ValueError: an argument is none of the above.
+        tf.errors.FailedPreconditionError: when run, if ranks are at different collectives.
+
+    The gradient of a sum or mean is the sum or mean of the ranks' gradients; that of a minimum or maximum goes to the
+    ranks that have it, in equal parts.
+    """
+    if op not in REDUCTIONS:
+        raise ValueError(f"allreduce: expected op to be one of {', '.join(REDUCTIONS)}, not {op!r}")
+    if isinstance(tensor, (list, tuple)):
+        return [allreduce(one, op, name) for one in tensor]
+    tensor = _tensor("allreduce", tensor)
+    if tensor.dtype.is_bool and op in ("mean", "sum"):
+        raise TypeError(f"allreduce: the {op} of bool tensors is not defined; cast to an integer or float type")
+    if not world.is_active():
+        return _same(tensor)
+    import tensorflow as tf
+
+    if op == "mean" and tensor.dtype in (tf.int32, tf.uint8):
+        # Their sum over many ranks may not fit.
+        return tf.cast(_allreduce(tf.cast(tensor, tf.int64), op, name), tensor.dtype)
+    return _allreduce(tensor, op, name)
+
+
+def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
+    """Rank `root`'s value of a tensor, on every rank; all ranks give the same shape and dtype.
+
+    The gradient goes to rank `root`, summed over all ranks; it is zero on the others.
+    """
+    size = world.current().size
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise ValueError(f"broadcast: expected root to be a rank from 0 to {size - 1}, not {root!r}")
+    tensor = _tensor("broadcast", tensor)
+    if not world.is_active():
+        return _same(tensor)
+    return library().ops.matex_broadcast(x=tensor, root=root, place=name or "", turn=_turn())
+
+
+def allgather(tensor: Any, name: str | None = None) -> Any:
+    """All ranks' rows one below the other, in rank order, on every rank.
+
+    The first dimension may differ between ranks and may be 0; the others and the dtype must be the same. Scalars give a
+    vector of one element for each rank. The gradient of a rank's rows is the sum of all ranks' gradients of them.
+    """
+    tensor = _tensor("allgather", tensor)
+    if not world.is_active():
+        import tensorflow as tf
+
+        return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else _same(tensor)
+    return library().ops.matex_allgather(x=tensor, place=name or "", turn=_turn()).y
+
+
+def barrier(name: str | None = None) -> Any:
+    """Returns when every rank has called it; in a graph, the operation that does so when it runs."""
+    if not world.is_active():
+        import tensorflow as tf
+
+        return None if tf.executing_eagerly() else tf.no_op()
+    return library().ops.matex_barrier(place=name or "", turn=_turn())
+
+
+def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "") -> list[Any]:
+    """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
+
+    Args:
+        tensors: float16, bfloat16, float32 or float64, mixed at will, of any shapes; the same on all ranks.
+        names: what each is the gradient of; part of what ranks agree on, and shown where they differ.
+        weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold.
+        place: where in the program the update is, for messages.
+
+    Returns:
+        Tensors of the same shapes and dtypes, bit for bit the same on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: when run, on every rank, if ranks differ in number, order, names, shapes or
+            dtypes (the text names the first that differs) or are at different collectives.
+    """
+    import tensorflow as tf
+
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if len(names) != len(tensors):
+        raise ValueError(f"reduce_gradients: expected {len(tensors)} names, one for each tensor, not {len(names)}")
+    for tensor, name in zip(tensors, names):
+        if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+            raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
+    weight = tf.convert_to_tensor(weight, tf.float64)
+    if not world.is_active():
+        return [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in tensors]
+    return list(library().ops.matex_reduce_gradients(
+        gradients=tensors, weight=weight, names=list(names), place=place, turn=_turn()))
+
+
+def _allreduce(tensor: Any, op: str, name: str | None) -> Any:
+    return library().ops.matex_allreduce(x=tensor, reduction=op, place=name or "", turn=_turn())
+
+
+def _tensor(function: str, value: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(f"{function}: expected a dense tensor, not a {type(value).__name__}")
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype.name not in DTYPES:
+        raise TypeError(f"{function}: expected a tensor of {', '.join(DTYPES)}, not of {tensor.dtype.name}")
+    return tensor
+
+
+def _same(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.identity(tensor)
+
+
+def _turn() -> int:
+    """The next turn for an op in a v1 graph; elsewhere ops run in the order in which they were made, and have none."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)

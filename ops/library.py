@@ -1,0 +1,190 @@
+"""The compiled library in this process: loaded once, its engine started, its C functions as Python's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_tf import settings, world
+
+from . import build
+
+# An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
+_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
+_BLOCK_BYTES = 64 << 20
+
+
+class MismatchError(world.RankError):
+    """Ranks met at different collectives; the text names the places, or the first variable that differs."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library: TensorFlow's module of its ops, and its C functions."""
+
+    path: Path
+    ops: Any
+    c: ctypes.CDLL
+
+
+_library: Library | None = None
+_lock = threading.Lock()
+
+
+def library() -> Library:
+    """The library of this process; the first call builds it if need be, loads it and starts its engine.
+
+    Raises:
+        BuildError: there is no compiler or no MPI to build with, or the build failed.
+        world.RankError: the library is linked to another MPI than the one that mpi4py has loaded.
+    """
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _load(build.build())
+            _start(_library.c)
+        return _library
+
+
+def _load(path: Path) -> Library:
+    import tensorflow as tf
+
+    try:
+        ops = tf.load_op_library(str(path))
+        c = _declare(ctypes.CDLL(str(path)))
+    except (OSError, tf.errors.OpError) as error:
+        raise build.BuildError(
+            f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
+        ) from error
+    from . import derivatives
+
+    derivatives.register()
+    return Library(path, ops, c)
+
+
+def _declare(c: ctypes.CDLL) -> ctypes.CDLL:
+    i32, i64, u64, text, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p
+    signatures = {
+        "matex_last_error": (text, []),
+        "matex_mpi_version": (text, []),
+        "matex_start": (i32, [i32, i32, i32, i32, text, i64, i64]),
+        "matex_rendezvous": (i32, [i32, u64, text]),
+        "matex_count": (i64, [i32]),
+        "matex_hash": (u64, [pointer, i64, u64]),
+        "matex_expect": (None, [ctypes.POINTER(i64), i32]),
+        "matex_reduce": (i32, [i32, ctypes.POINTER(text), ctypes.POINTER(i32), ctypes.POINTER(i32),
+                               ctypes.POINTER(i64), ctypes.POINTER(pointer), ctypes.POINTER(pointer),
+                               ctypes.c_double, text]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(c, name)
+        function.restype, function.argtypes = result, arguments
+    return c
+
+
+def _start(c: ctypes.CDLL) -> None:
+    here = world.current()
+    chosen = settings.current()
+    sequence = gradients = 0
+    if world.is_active():
+        _check_mpi(c)
+        sequence, gradients = (world.communicator(name).py2f() for name in ("sequence", "gradients"))
+    failed = c.matex_start(sequence, gradients, here.rank, here.size, here.host.encode(), chosen.chunk_bytes,
+                           chosen.fuse_bytes)
+    if failed:
+        raise world.RankError(f"the engine cannot start: {_last_error(c)}.")
+
+
+def _check_mpi(c: ctypes.CDLL) -> None:
+    from mpi4py import MPI
+
+    loaded = mapped_mpi_libraries()
+    ours = c.matex_mpi_version().decode(errors="replace").strip()
+    theirs = MPI.Get_library_version().strip("\0 \n")
+    if len(loaded) > 1 or ours != theirs:
+        raise world.RankError(
+            f"two MPI libraries are in this process: mpi4py has loaded {theirs!r}, the ops are linked to {ours!r} "
+            f"({', '.join(loaded)}). Build both with the same MPI: set MPICXX to the mpicxx of the one that mpi4py "
+            "uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir mpi4py`) with that MPI's mpicc "
+            "first on PATH."
+        )
+
+
+def mapped_mpi_libraries() -> list[str]:
+    """The files of all MPI libraries in this process."""
+    if not sys.platform.startswith("linux"):
+        return []
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+    return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})
+
+
+def _last_error(c: ctypes.CDLL) -> str:
+    return c.matex_last_error().decode(errors="replace")
+
+
+def rendezvous(kind: int, key: int, what: str) -> None:
+    """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
+
+    Args:
+        kind: what comes now: 6 a control message, 7 the end of the script (the ops' own kinds are 1 to 5).
+        key: what all ranks must agree on, as 64 bits.
+        what: for people, where in the program this is.
+
+    Raises:
+        MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always.
+    """
+    if not world.is_active():
+        return
+    c = library().c
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode()):
+        raise MismatchError(_last_error(c))
+
+
+def count(kind: int) -> int:
+    """How many collectives of `kind` this process has completed: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather,
+    5 barrier, 6 control, 7 exit. Always 0 in a world of one.
+    """
+    return library().c.matex_count(kind) if world.is_active() and _library is not None else 0
+
+
+def expect(turns: Sequence[int]) -> None:
+    """Announce the collectives of the v1 run about to start, by their attribute `turn`, in the order all ranks use.
+
+    One that becomes ready before its turn waits without holding a thread. An empty list ends the waiting: whatever
+    still waits then is cancelled.
+    """
+    if world.is_active():
+        library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))
+
+
+def content_hash(array: Any, seed: int = 0) -> int:
+    """A 64-bit hash of an array's dtype, shape and bytes, at memory speed; not against malice.
+
+    Raises:
+        TypeError: for arrays of Python objects, which have no bytes of their own.
+    """
+    import numpy as np
+
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise TypeError(f"content_hash: expected an array of numbers or fixed-size strings, not dtype {array.dtype}")
+    function = library().c.matex_hash
+    header = f"{array.dtype.str} {array.dtype.name} {array.shape}".encode()
+    value = function(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
+    if array.size == 0:
+        return value
+    # By blocks of rows: an array that does not lie in one piece is copied block by block, not whole.
+    rows = array.reshape(1) if array.ndim == 0 else array
+    step = max(1, _BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
+    for start in range(0, len(rows), step):
+        block = np.ascontiguousarray(rows[start:start + step])
+        value = function(block.ctypes.data, block.nbytes, value)
+    return value

@@ -1,0 +1,83 @@
+// The engine's C interface, for Python's ctypes (ops/library.py). Functions that can fail return 0 or 1; the message
+// of the calling thread's last failure is then in matex_last_error.
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hash.h"
+#include "inline.h"
+#include "layout.h"
+#include "rendezvous.h"
+#include "turnstile.h"
+#include "world.h"
+
+namespace matex {
+namespace {
+
+std::string& LastError() {
+  static thread_local std::string message;
+  return message;
+}
+
+int Result(const Error& error) {
+  LastError() = error.message;
+  return error ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace matex
+
+extern "C" {
+
+#define MATEX_EXPORT __attribute__((visibility("default")))
+
+MATEX_EXPORT const char* matex_last_error() { return matex::LastError().c_str(); }
+
+MATEX_EXPORT int matex_start(int sequence, int gradients, int rank, int size, const char* host, int64_t chunk_bytes,
+                             int64_t fuse_bytes) {
+  return matex::Result(matex::Start(sequence, gradients, rank, size, host, chunk_bytes, fuse_bytes));
+}
+
+MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
+  const std::function<std::string()> text = [what] { return std::string(what); };
+  const matex::Call call{static_cast<matex::Kind>(kind), key, text};
+  std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
+  const matex::Error error = matex::Meet(call);
+  return matex::Result(error ? error : matex::Finish(call, error));
+}
+
+MATEX_EXPORT int64_t matex_count(int kind) { return matex::CountOf(static_cast<matex::Kind>(kind)); }
+
+MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
+  return matex::Hash(data, static_cast<size_t>(bytes), seed);
+}
+
+MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
+  matex::TheTurnstile().Expect(std::vector<int64_t>(turns, turns + count));
+}
+
+// Reduces plain buffers through a layout; `dimensions` holds the shapes one after another, `ranks` their lengths.
+MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* ranks,
+                              const int64_t* dimensions, const void* const* inputs, void* const* outputs,
+                              double weight, const char* place) {
+  std::vector<matex::Entry> entries;
+  for (int i = 0; i < count; ++i) {
+    entries.push_back({names[i], static_cast<matex::Type>(types[i]), {dimensions, dimensions + ranks[i]}});
+    dimensions += ranks[i];
+  }
+  const matex::World& world = matex::TheWorld();
+  const matex::Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes);
+  return matex::Result(matex::ReduceInline(layout, inputs, outputs, weight, [place] { return std::string(place); }));
+}
+
+MATEX_EXPORT const char* matex_mpi_version() {
+  static char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(version, &length);
+  return version;
+}
+
+}  // extern "C"

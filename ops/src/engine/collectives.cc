@@ -1,0 +1,144 @@
+#include "collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "hash.h"
+#include "rendezvous.h"
+#include "world.h"
+
+namespace matex {
+namespace {
+
+constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // counts of MPI are ints
+
+std::string Text(const std::string& operation, const Subject& subject) {
+  return operation + " of " + NameOf(subject.type) + " " + ShapeText(subject.shape) +
+         (subject.name.empty() ? "" : " '" + subject.name + "'");
+}
+
+Hasher KeyOf(const Subject& subject, size_t first_dimension) {
+  Hasher hasher;
+  hasher.Add(static_cast<int64_t>(subject.type)).Add(static_cast<int64_t>(subject.shape.size()));
+  for (size_t i = first_dimension; i < subject.shape.size(); ++i) hasher.Add(subject.shape[i]);
+  return hasher;
+}
+
+Error AllreduceChunks(const World& world, const Subject& subject, Reduction reduction, char* data,
+                      const std::function<std::string()>& what) {
+  const int64_t size = static_cast<int64_t>(SizeOf(subject.type));
+  const int64_t chunk = std::max<int64_t>(world.chunk_bytes / size, 1);
+  const int64_t count = subject.count();
+  for (int64_t offset = 0; offset < count; offset += chunk) {
+    const int64_t taken = std::min(chunk, count - offset);
+    char* const at = data + offset * size;
+    const int code = MPI_Allreduce(MPI_IN_PLACE, at, static_cast<int>(taken), MpiType(subject.type),
+                                   MpiOp(subject.type, reduction), world.gradients);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what());
+    if (reduction == Reduction::kMean) Divide(subject.type, at, taken, world.size);
+  }
+  return Error();
+}
+
+Error GatherRows(const World& world, const Subject& subject, const void* from, void* to,
+                 const std::vector<int64_t>& rows, const std::string& what) {
+  int64_t row_bytes = static_cast<int64_t>(SizeOf(subject.type));
+  for (size_t i = 1; i < subject.shape.size(); ++i) row_bytes *= subject.shape[i];
+  std::vector<int> counts(world.size), starts(world.size);
+  int64_t all = 0;
+  for (int rank = 0; rank < world.size; ++rank) {
+    counts[rank] = static_cast<int>(rows[rank]);
+    starts[rank] = static_cast<int>(all);
+    all += rows[rank];
+  }
+  if (row_bytes == 0 || all == 0) return Error();
+  if (all > kMaxCount || row_bytes > kMaxCount) {
+    return Error(what + ": " + std::to_string(all) + " rows of " + std::to_string(row_bytes) +
+                 " bytes are more than MPI can count (2147483647 of each); gather in smaller parts.");
+  }
+  MPI_Datatype row;
+  MPI_Type_contiguous(static_cast<int>(row_bytes), MPI_BYTE, &row);
+  MPI_Type_commit(&row);
+  const int code =
+      MPI_Allgatherv(from, counts[world.rank], row, to, counts.data(), starts.data(), row, world.gradients);
+  MPI_Type_free(&row);
+  return MpiError(code, "MPI_Allgatherv", what);
+}
+
+}  // namespace
+
+int64_t Subject::count() const {
+  int64_t count = 1;
+  for (int64_t dimension : shape) count *= dimension;
+  return count;
+}
+
+Error Allreduce(const Subject& subject, Reduction reduction, const void* from, void* to) {
+  World& world = TheWorld();
+  const std::function<std::string()> what = [&] {
+    return Text(std::string("allreduce (") + NameOf(reduction) + ")", subject);
+  };
+  const uint64_t key = KeyOf(subject, 0).Add(static_cast<int64_t>(reduction)).value();
+  const Call call{Kind::kAllreduce, key, what};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (Error error = Meet(call)) return error;
+  if (from != to) std::memcpy(to, from, subject.count() * SizeOf(subject.type));
+  if (world.size == 1) return Finish(call, Error());
+  return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), what));
+}
+
+Error Broadcast(const Subject& subject, int root, void* data) {
+  World& world = TheWorld();
+  const std::function<std::string()> what = [&] {
+    return Text("broadcast from rank " + std::to_string(root), subject);
+  };
+  if (root < 0 || root >= world.size) {
+    return Error(what() + ": there is no such rank, the world has " + std::to_string(world.size) + ".");
+  }
+  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (Error error = Meet(call)) return error;
+  const int64_t bytes = subject.count() * static_cast<int64_t>(SizeOf(subject.type));
+  constexpr int64_t kPart = 1 << 30;
+  for (int64_t offset = 0; offset < bytes && world.size > 1; offset += kPart) {
+    const int part = static_cast<int>(std::min(kPart, bytes - offset));
+    const int code = MPI_Bcast(static_cast<char*>(data) + offset, part, MPI_BYTE, root, world.gradients);
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Bcast", what()));
+  }
+  return Finish(call, Error());
+}
+
+Error Allgather(const Subject& subject, const void* from, const Allocate& allocate) {
+  World& world = TheWorld();
+  const std::function<std::string()> what = [&] { return Text("allgather", subject); };
+  const int64_t mine = subject.shape.empty() ? 1 : subject.shape[0];
+  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), what};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (Error error = Meet(call)) return error;
+  std::vector<int64_t> rows(world.size, mine);
+  if (world.size > 1) {
+    const int code = MPI_Allgather(&mine, 1, MPI_INT64_T, rows.data(), 1, MPI_INT64_T, world.gradients);
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", what()));
+  }
+  void* const to = allocate(rows);
+  if (to == nullptr) {
+    return Finish(call, Error("no memory for the result of " + what() + "."));
+  }
+  if (world.size > 1) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
+  std::memcpy(to, from, subject.count() * SizeOf(subject.type));
+  return Finish(call, Error());
+}
+
+Error Barrier(const std::string& name) {
+  World& world = TheWorld();
+  const std::function<std::string()> what = [&] { return name.empty() ? "a barrier" : "barrier '" + name + "'"; };
+  const Call call{Kind::kBarrier, 0, what};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  // The rendezvous is one: nobody leaves it before all have come.
+  if (Error error = Meet(call)) return error;
+  return Finish(call, Error());
+}
+
+}  // namespace matex

@@ -1,0 +1,61 @@
+// float16 and bfloat16 to and from float32, rounding to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace matex {
+
+inline float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+struct Bfloat16 {
+  uint16_t bits;
+
+  static float Load(Bfloat16 value) { return FloatOf(static_cast<uint32_t>(value.bits) << 16); }
+
+  static Bfloat16 Store(float value) {
+    const uint32_t bits = BitsOf(value);
+    const uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
+    const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    // Rounding could carry a NaN over into infinity: a quiet bit keeps it one.
+    return {static_cast<uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16)};
+  }
+};
+
+struct Float16 {
+  uint16_t bits;
+
+  static float Load(Float16 value) {
+    const uint32_t magnitude = value.bits & 0x7FFFu;
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+    // As a float32 with the exponent of a float16, times 2^112: right for normal and subnormal numbers alike.
+    const float scaled = FloatOf(magnitude << 13) * FloatOf(0x77800000u);
+    const uint32_t special = 0x7F800000u | (magnitude << 13);
+    return FloatOf((magnitude >= 0x7C00u ? special : BitsOf(scaled)) | sign);
+  }
+
+  static Float16 Store(float value) {
+    const uint32_t bits = BitsOf(value);
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    // Below 2^-14 a float16 is subnormal: adding 0.5 makes the float32 adder round at the right bit.
+    const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3F000000u;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+    half = magnitude >= 0x477FF000u ? 0x7C00u : half;
+    half = magnitude > 0x7F800000u ? 0x7E00u : half;
+    return {static_cast<uint16_t>(half | sign)};
+  }
+};
+
+}  // namespace matex

@@ -1,0 +1,30 @@
+// A fast 64-bit hash of bytes, and a running one over the parts of a description.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace matex {
+
+// XXH64 (Yann Collet, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): not cryptographic, but every
+// bit of the input moves every bit of the result, at memory speed.
+uint64_t Hash(const void* data, size_t bytes, uint64_t seed);
+
+class Hasher {
+ public:
+  Hasher& Add(int64_t value) {
+    state_ = Hash(&value, sizeof value, state_);
+    return *this;
+  }
+  Hasher& Add(const std::string& text) {
+    state_ = Hash(text.data(), text.size(), state_);
+    return Add(static_cast<int64_t>(text.size()));
+  }
+  uint64_t value() const { return state_; }
+
+ private:
+  uint64_t state_ = 0;
+};
+
+}  // namespace matex

@@ -1,0 +1,17 @@
+// The inline way of a layout: all of it, in the calling thread, step by step in the layout's order.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "error.h"
+#include "layout.h"
+
+namespace matex {
+
+// outputs[i] = the sum over ranks of weight * inputs[i]; an output may be its input. `place` says where in the program
+// the update is.
+Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight,
+                   const std::function<std::string()>& place);
+
+}  // namespace matex

@@ -1,0 +1,74 @@
+#include "layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hash.h"
+
+namespace matex {
+namespace {
+
+uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes) {
+  Hasher hasher;
+  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(entries.size()));
+  for (const Entry& entry : entries) {
+    hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
+    for (int64_t dimension : entry.shape) hasher.Add(dimension);
+  }
+  return hasher.value();
+}
+
+}  // namespace
+
+int64_t Entry::count() const {
+  int64_t count = 1;
+  for (int64_t dimension : shape) count *= dimension;
+  return count;
+}
+
+std::string Entry::ToString() const { return "'" + name + "', " + NameOf(type) + " " + ShapeText(shape); }
+
+bool Entry::operator==(const Entry& other) const {
+  return name == other.name && type == other.type && shape == other.shape;
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes)
+    : entries_(std::move(entries)),
+      chunk_bytes_(chunk_bytes),
+      fuse_bytes_(fuse_bytes),
+      key_(KeyOf(entries_, chunk_bytes, fuse_bytes)) {
+  Step open[kTypes];
+  for (int type = 0; type < kTypes; ++type) open[type].type = static_cast<Type>(type);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    const int64_t count = entry.count();
+    const int64_t size = static_cast<int64_t>(SizeOf(entry.type));
+    const int64_t chunk = std::max<int64_t>(chunk_bytes / size, 1);
+    const bool fused = count * size < fuse_bytes;
+    Step alone;
+    alone.type = entry.type;
+    Step& step = fused ? open[static_cast<int>(entry.type)] : alone;
+    for (int64_t offset = 0; offset < count;) {
+      const int64_t taken = std::min(count - offset, chunk - step.count);
+      step.pieces.push_back({static_cast<int>(i), offset, taken});
+      step.count += taken;
+      offset += taken;
+      if (step.count == chunk || (!fused && offset == count)) {
+        steps_.push_back(std::move(step));
+        step = Step();
+        step.type = entry.type;
+      }
+    }
+  }
+  for (Step& step : open) {
+    if (step.count > 0) steps_.push_back(std::move(step));
+  }
+}
+
+}  // namespace matex

@@ -1,0 +1,62 @@
+// How the gradients of one update are laid out for their reduction: agreed once by all ranks, negotiated never.
+//
+// A layout says nothing of when it runs. `inline.h` runs it in the calling thread; a communication thread can walk the
+// same steps bucket by bucket.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace matex {
+
+struct Entry {
+  std::string name;
+  Type type;
+  std::vector<int64_t> shape;
+
+  int64_t count() const;
+  std::string ToString() const;  // 'dense/kernel', float32 [784, 10]
+  bool operator==(const Entry& other) const;
+};
+
+// Elements [offset, offset + count) of an entry.
+struct Piece {
+  int entry;
+  int64_t offset;
+  int64_t count;
+};
+
+// One MPI_Allreduce, of at most a chunk. A step of one piece is reduced where it lies; several are fused in a buffer.
+struct Step {
+  Type type;
+  int64_t count = 0;
+  std::vector<Piece> pieces;
+};
+
+class Layout {
+ public:
+  // Entries of fewer than `fuse_bytes` are fused, in the order given, with others of their type.
+  Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes);
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  int64_t chunk_bytes() const { return chunk_bytes_; }
+  int64_t fuse_bytes() const { return fuse_bytes_; }
+
+  // A hash of everything that decides the steps: ranks with equal keys make equal MPI calls.
+  uint64_t key() const { return key_; }
+
+ private:
+  std::vector<Entry> entries_;
+  std::vector<Step> steps_;
+  int64_t chunk_bytes_;
+  int64_t fuse_bytes_;
+  uint64_t key_;
+};
+
+std::string ShapeText(const std::vector<int64_t>& shape);  // [784, 10]
+
+}  // namespace matex

@@ -1,0 +1,163 @@
+#include "mismatch.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace matex {
+namespace {
+
+// A report as text: each field is its length, a colon and its bytes.
+void Put(std::string& text, const std::string& field) { text += std::to_string(field.size()) + ":" + field; }
+void Put(std::string& text, int64_t value) { Put(text, std::to_string(value)); }
+
+class Fields {
+ public:
+  explicit Fields(const std::string& text) : text_(text) {}
+  std::string Text() {
+    const size_t colon = text_.find(':', at_);
+    const size_t length = std::stoull(text_.substr(at_, colon - at_));
+    at_ = colon + 1 + length;
+    return text_.substr(colon + 1, length);
+  }
+  int64_t Number() { return std::stoll(Text()); }
+
+ private:
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+std::string Named(size_t rank, const std::vector<Report>& reports) {
+  return "rank " + std::to_string(rank) + " (" + reports[rank].host + ")";
+}
+
+bool SamePlace(const Report& a, const Report& b) {
+  return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
+         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes;
+}
+
+std::string Settings(const Report& report) {
+  return "MATEX_CHUNK_BYTES=" + std::to_string(report.chunk_bytes) +
+         " and MATEX_FUSE_BYTES=" + std::to_string(report.fuse_bytes);
+}
+
+// How the layout of rank `b` differs from that of rank `a`; empty if it does not.
+std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
+  const std::vector<Entry>& mine = reports[a].entries;
+  const std::vector<Entry>& theirs = reports[b].entries;
+  const std::string first = Named(a, reports), second = Named(b, reports);
+  const size_t common = std::min(mine.size(), theirs.size());
+  for (size_t i = 0; i < common; ++i) {
+    if (mine[i] == theirs[i]) continue;
+    const std::string which = "gradient " + std::to_string(i + 1) + " of the update";
+    if (mine[i].name == theirs[i].name) {
+      return which + ", of variable '" + mine[i].name + "', is " + NameOf(mine[i].type) + " " +
+             ShapeText(mine[i].shape) + " on " + first + " and " + NameOf(theirs[i].type) + " " +
+             ShapeText(theirs[i].shape) + " on " + second;
+    }
+    return which + " is of variable " + mine[i].ToString() + ", on " + first + " and of variable " +
+           theirs[i].ToString() + ", on " + second;
+  }
+  if (mine.size() != theirs.size()) {
+    const bool longer = mine.size() > theirs.size();
+    const Entry& extra = longer ? mine[common] : theirs[common];
+    return (longer ? first : second) + " has a gradient of variable " + extra.ToString() + ", which " +
+           (longer ? second : first) + " has not (" + std::to_string(mine.size()) + " and " +
+           std::to_string(theirs.size()) + " gradients)";
+  }
+  if (reports[a].chunk_bytes != reports[b].chunk_bytes || reports[a].fuse_bytes != reports[b].fuse_bytes) {
+    return first + " has " + Settings(reports[a]) + ", " + second + " has " + Settings(reports[b]);
+  }
+  return "";
+}
+
+std::string ExplainLayouts(const std::vector<Report>& reports) {
+  for (size_t rank = 1; rank < reports.size(); ++rank) {
+    const std::string difference = Difference(0, rank, reports);
+    if (difference.empty()) continue;
+    return "ranks compute different gradients for " + reports[0].what + ": " + difference +
+           ". All ranks must build the same model and run with the same settings: look for what depends on the rank, "
+           "the host, the time or an unseeded choice.";
+  }
+  return "";
+}
+
+// "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
+std::string Places(const std::vector<Report>& reports) {
+  constexpr size_t kNamed = 4;  // of hundreds of ranks, a few tell enough
+  std::vector<bool> told(reports.size(), false);
+  std::string text;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (told[rank]) continue;
+    size_t alike = 0;
+    std::string names;
+    for (size_t other = rank; other < reports.size(); ++other) {
+      if (told[other] || !SamePlace(reports[rank], reports[other])) continue;
+      told[other] = true;
+      if (alike++ < kNamed) names += (names.empty() ? "" : ", ") + Named(other, reports);
+    }
+    if (alike > kNamed) names += " and " + std::to_string(alike - kNamed) + " more";
+    text += (text.empty() ? "" : "; ") + names + (alike > 1 ? " are " : " is ");
+    text += reports[rank].kind == Kind::kExit ? "at the end of the script" : "at " + reports[rank].what;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string Encode(const Report& report) {
+  std::string text;
+  Put(text, static_cast<int64_t>(report.kind));
+  Put(text, report.number);
+  Put(text, report.host);
+  Put(text, report.what);
+  Put(text, report.chunk_bytes);
+  Put(text, report.fuse_bytes);
+  Put(text, static_cast<int64_t>(report.entries.size()));
+  for (const Entry& entry : report.entries) {
+    Put(text, entry.name);
+    Put(text, static_cast<int64_t>(entry.type));
+    Put(text, static_cast<int64_t>(entry.shape.size()));
+    for (int64_t dimension : entry.shape) Put(text, dimension);
+  }
+  return text;
+}
+
+Report Decode(const std::string& text) {
+  Fields fields(text);
+  Report report;
+  report.kind = static_cast<Kind>(fields.Number());
+  report.number = fields.Number();
+  report.host = fields.Text();
+  report.what = fields.Text();
+  report.chunk_bytes = fields.Number();
+  report.fuse_bytes = fields.Number();
+  report.entries.resize(fields.Number());
+  for (Entry& entry : report.entries) {
+    entry.name = fields.Text();
+    entry.type = static_cast<Type>(fields.Number());
+    entry.shape.resize(fields.Number());
+    for (int64_t& dimension : entry.shape) dimension = fields.Number();
+  }
+  return report;
+}
+
+std::string Explain(const std::vector<Report>& reports) {
+  bool all_gradients = true;
+  for (const Report& report : reports) all_gradients = all_gradients && report.kind == Kind::kGradients;
+  if (all_gradients) {
+    const std::string text = ExplainLayouts(reports);
+    if (!text.empty()) return text;
+  }
+  const std::string advice =
+      "All ranks must go through the same steps: look for a loop, a break or an exit that depends on the rank, on "
+      "local data or on the time.";
+  const std::string number = "; it is collective number " + std::to_string(reports[0].number) + ". ";
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].kind != Kind::kExit) continue;
+    return Named(rank, reports) + " has ended its script (" + reports[rank].what + ") while others go on: " +
+           Places(reports) + number + advice;
+  }
+  return "ranks are at different places in the program: " + Places(reports) + number + advice;
+}
+
+}  // namespace matex

@@ -1,0 +1,42 @@
+// What ranks tell each other when they have met at different collectives, and the sentence made of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout.h"
+
+namespace matex {
+
+// The numbers are part of the C interface (abi.cc).
+enum class Kind : int {
+  kGradients = 1,
+  kAllreduce = 2,
+  kBroadcast = 3,
+  kAllgather = 4,
+  kBarrier = 5,
+  kControl = 6,
+  kExit = 7,
+};
+
+constexpr int kKinds = 8;
+
+// Where one rank is. Entries, chunk and fuse bytes are those of a layout, for gradients only.
+struct Report {
+  Kind kind = Kind::kControl;
+  int64_t number = 0;
+  std::string host;
+  std::string what;
+  int64_t chunk_bytes = 0;
+  int64_t fuse_bytes = 0;
+  std::vector<Entry> entries;
+};
+
+std::string Encode(const Report& report);
+Report Decode(const std::string& text);
+
+// The message for all ranks: the first variable that differs, who has ended, or who is where. Reports are by rank.
+std::string Explain(const std::vector<Report>& reports);
+
+}  // namespace matex

@@ -1,0 +1,26 @@
+// The arithmetic of reductions: scaling a buffer by a weight, and the MPI_Op that combines two of them.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+
+#include "types.h"
+
+namespace matex {
+
+enum class Reduction { kSum, kMean, kMin, kMax };
+
+const char* NameOf(Reduction reduction);
+
+// The MPI_Op for `type`. Sums of 16-bit floats are computed in float32 and rounded once. Minima and maxima of floats
+// carry NaN on, whichever rank has it: MPI_MIN and MPI_MAX may give one rank the NaN and another the number.
+MPI_Op MpiOp(Type type, Reduction reduction);
+
+// to = weight * from, for float types; `from` may be `to`. A weight of 0 selects zeros: 0 x NaN would be NaN.
+void Scale(Type type, const void* from, void* to, int64_t count, double weight);
+
+// data = data / divisor: integers are cut towards zero, as in tf.reduce_mean.
+void Divide(Type type, void* data, int64_t count, int divisor);
+
+}  // namespace matex

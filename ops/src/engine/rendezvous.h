@@ -1,0 +1,35 @@
+// The one numbered sequence of collectives (rule 7): ranks meet here before each, and learn in band whether they are
+// all at the same one. Ranks that are not get an error that names their places, never mixed data.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "error.h"
+#include "layout.h"
+#include "mismatch.h"
+
+namespace matex {
+
+// A collective that this rank has come to. Calls with equal kind and key are the same collective.
+struct Call {
+  Kind kind;
+  uint64_t key;
+  // For people; asked for only when there is something to say.
+  const std::function<std::string()>& what;
+  const Layout* layout = nullptr;
+};
+
+// Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.
+// After a failure every later meeting fails at once with the same message: nobody waits for ranks that have gone.
+Error Meet(const Call& call);
+
+// To be called, under the same mutex, when the collective that was met for is over: counts it, or, where MPI failed,
+// makes its error the one that later meetings give. Returns `error`.
+Error Finish(const Call& call, Error error);
+
+// Collectives of `kind` that this process has completed.
+int64_t CountOf(Kind kind);
+
+}  // namespace matex

@@ -1,0 +1,53 @@
+#include "world.h"
+
+#include <algorithm>
+
+namespace matex {
+
+World& TheWorld() {
+  // Never destroyed: threads of TensorFlow may still be in a collective when the process ends.
+  static World* const world = new World;
+  return *world;
+}
+
+Error Start(int sequence, int gradients, int rank, int size, const std::string& host, int64_t chunk_bytes,
+            int64_t fuse_bytes) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (world.sequence != MPI_COMM_NULL) return Error("the engine has been started already");
+  world.rank = rank;
+  world.size = size;
+  world.host = host;
+  // Counts of MPI are ints, and a double is the widest element.
+  world.chunk_bytes = std::clamp<int64_t>(chunk_bytes, 64, 1 << 30);
+  world.fuse_bytes = std::max<int64_t>(fuse_bytes, 0);
+  if (size == 1) return Error();
+  int ready = 0;
+  MPI_Initialized(&ready);
+  if (!ready) return Error("MPI has not been initialised in this process");
+  world.sequence = MPI_Comm_f2c(sequence);
+  world.gradients = MPI_Comm_f2c(gradients);
+  for (MPI_Comm communicator : {world.sequence, world.gradients}) {
+    if (Error error = MpiError(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler",
+                               "the start of the engine")) {
+      return error;
+    }
+  }
+  return Error();
+}
+
+std::string Place() {
+  const World& world = TheWorld();
+  return "rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " on " + world.host;
+}
+
+Error MpiError(int code, const char* call, const std::string& what) {
+  if (code == MPI_SUCCESS) return Error();
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
+               ". Most often another rank has ended or its host cannot be reached.");
+}
+
+}  // namespace matex

@@ -1,0 +1,75 @@
+// MatexAllgather: y = all ranks' rows of x, in rank order; rows = how many each rank had.
+#include <algorithm>
+
+#include "engine/collectives.h"
+#include "kernel.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class AllgatherKernel : public Collective {
+ public:
+  explicit AllgatherKernel(OpKernelConstruction* construction) : Collective(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context) override {
+    const Tensor& x = context->input(0);
+    const auto allocate = [&](const std::vector<int64_t>& rows) -> void* {
+      Tensor* counts = nullptr;
+      TfStatus status = context->allocate_output(1, TensorShape({static_cast<int64_t>(rows.size())}), &counts);
+      if (!status.ok()) return nullptr;
+      std::copy(rows.begin(), rows.end(), static_cast<int64_t*>(DataOf(*counts)));
+      TensorShape shape = x.shape();
+      int64_t all = 0;
+      for (int64_t count : rows) all += count;
+      if (shape.dims() == 0) {
+        shape.AddDim(all);
+      } else {
+        shape.set_dim(0, all);
+      }
+      Tensor* y = nullptr;
+      status = context->allocate_output(0, shape, &y);
+      // The memory of an empty tensor has no address, but null would mean that there was none to be had.
+      static char nothing;
+      if (!status.ok()) return nullptr;
+      return y->NumElements() == 0 ? &nothing : DataOf(*y);
+    };
+    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
+    MATEX_RETURN_IF_ERROR(context, Allgather(subject, DataOf(x), allocate));
+  }
+
+ private:
+  std::string place_;
+};
+
+REGISTER_OP("MatexAllgather")
+    .Attr("T: " MATEX_TYPES)
+    .Attr("place: string = ''")
+    .Attr("turn: int = -1")
+    .Input("x: T")
+    .Output("y: T")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* context) {
+      shape_inference::ShapeHandle y = context->input(0);
+      if (context->RankKnown(y) && context->Rank(y) == 0) {
+        y = context->Vector(context->UnknownDim());
+      } else if (context->RankKnown(y)) {
+        TfStatus status = context->ReplaceDim(y, 0, context->UnknownDim(), &y);
+        if (!status.ok()) return status;
+      }
+      context->set_output(0, y);
+      context->set_output(1, context->Vector(context->UnknownDim()));
+      return TfStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("x").HostMemory("y").HostMemory("rows"), AllgatherKernel);
+
+}  // namespace
+}  // namespace matex

@@ -1,0 +1,52 @@
+// MatexAllreduce: y = the sum, mean, minimum or maximum over ranks of x.
+#include "engine/collectives.h"
+#include "kernel.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class AllreduceKernel : public Collective {
+ public:
+  explicit AllreduceKernel(OpKernelConstruction* construction) : Collective(construction) {
+    std::string name;
+    OP_REQUIRES_OK(construction, construction->GetAttr("reduction", &name));
+    for (Reduction one : {Reduction::kSum, Reduction::kMean, Reduction::kMin, Reduction::kMax}) {
+      if (name == NameOf(one)) reduction_ = one;
+    }
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context) override {
+    const Tensor& x = context->input(0);
+    Tensor* y = nullptr;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y));
+    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
+    MATEX_RETURN_IF_ERROR(context, Allreduce(subject, reduction_, DataOf(x), DataOf(*y)));
+  }
+
+ private:
+  Reduction reduction_ = Reduction::kSum;
+  std::string place_;
+};
+
+REGISTER_OP("MatexAllreduce")
+    .Attr("T: " MATEX_TYPES)
+    .Attr("reduction: {'sum', 'mean', 'min', 'max'}")
+    .Attr("place: string = ''")
+    .Attr("turn: int = -1")
+    .Input("x: T")
+    .Output("y: T")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* context) {
+      context->set_output(0, context->input(0));
+      return TfStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("x").HostMemory("y"), AllreduceKernel);
+
+}  // namespace
+}  // namespace matex

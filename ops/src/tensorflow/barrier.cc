@@ -1,0 +1,33 @@
+// MatexBarrier: is over when all ranks have come to it.
+#include "engine/collectives.h"
+#include "kernel.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class BarrierKernel : public Collective {
+ public:
+  explicit BarrierKernel(OpKernelConstruction* construction) : Collective(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context) override { MATEX_RETURN_IF_ERROR(context, Barrier(place_)); }
+
+ private:
+  std::string place_;
+};
+
+REGISTER_OP("MatexBarrier")
+    .Attr("place: string = ''")
+    .Attr("turn: int = -1")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+
+REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_CPU), BarrierKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_GPU), BarrierKernel);
+
+}  // namespace
+}  // namespace matex

@@ -1,0 +1,51 @@
+// MatexBroadcast: on all ranks y = rank root's x.
+#include <cstring>
+
+#include "engine/collectives.h"
+#include "kernel.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class BroadcastKernel : public Collective {
+ public:
+  explicit BroadcastKernel(OpKernelConstruction* construction) : Collective(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context) override {
+    const Tensor& x = context->input(0);
+    Tensor* y = nullptr;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y));
+    if (DataOf(*y) != DataOf(x)) std::memcpy(DataOf(*y), DataOf(x), x.tensor_data().size());
+    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
+    MATEX_RETURN_IF_ERROR(context, Broadcast(subject, static_cast<int>(root_), DataOf(*y)));
+  }
+
+ private:
+  tensorflow::int64 root_ = 0;
+  std::string place_;
+};
+
+REGISTER_OP("MatexBroadcast")
+    .Attr("T: " MATEX_TYPES)
+    .Attr("root: int >= 0 = 0")
+    .Attr("place: string = ''")
+    .Attr("turn: int = -1")
+    .Input("x: T")
+    .Output("y: T")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* context) {
+      context->set_output(0, context->input(0));
+      return TfStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("x").HostMemory("y"), BroadcastKernel);
+
+}  // namespace
+}  // namespace matex

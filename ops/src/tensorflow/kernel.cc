@@ -1,0 +1,78 @@
+#include "kernel.h"
+
+#include <memory>
+
+#include "engine/turnstile.h"
+#include "engine/world.h"
+#include "tensorflow/core/framework/cancellation.h"
+
+namespace matex {
+
+using namespace tensorflow;
+
+Type TypeOf(DataType type) {
+  switch (type) {
+    case DT_DOUBLE:
+      return Type::kFloat64;
+    case DT_HALF:
+      return Type::kFloat16;
+    case DT_BFLOAT16:
+      return Type::kBfloat16;
+    case DT_INT32:
+      return Type::kInt32;
+    case DT_INT64:
+      return Type::kInt64;
+    case DT_UINT8:
+      return Type::kUint8;
+    case DT_BOOL:
+      return Type::kBool;
+    default:
+      return Type::kFloat32;  // the ops' type constraints leave nothing else
+  }
+}
+
+std::vector<int64_t> ShapeOf(const Tensor& tensor) {
+  std::vector<int64_t> shape(tensor.dims());
+  for (int i = 0; i < tensor.dims(); ++i) shape[i] = tensor.dim_size(i);
+  return shape;
+}
+
+void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
+
+TfStatus StatusOf(const Error& error) { return errors::FailedPrecondition(Place(), ": ", error.message); }
+
+Collective::Collective(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("turn", &turn_));
+}
+
+void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
+  if (turn_ >= 0) return WaitForTurn(context, std::move(done));
+  Run(context);
+  done();
+}
+
+void Collective::WaitForTurn(OpKernelContext* context, DoneCallback done) {
+  CancellationManager* const cancellation = context->cancellation_manager();
+  const CancellationToken token =
+      cancellation == nullptr ? CancellationManager::kInvalidToken : cancellation->get_cancellation_token();
+  const auto finish = [cancellation, token, done] {
+    if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
+    done();
+  };
+  Job job;
+  job.run = [this, context] { Run(context); };
+  job.done = finish;
+  job.drop = [context, finish](const Error& error) {
+    context->SetStatus(errors::Cancelled(error.message));
+    finish();
+  };
+  // Registered before the job is handed over: once it is, another thread may end it, and the whole run with it.
+  const int64_t ticket = TheTurnstile().Reserve();
+  const auto cancel = [ticket] {
+    TheTurnstile().Cancel(ticket, Error("the run was cancelled while a collective waited for its turn."));
+  };
+  if (cancellation != nullptr && !cancellation->RegisterCallback(token, cancel)) cancel();
+  TheTurnstile().Enter(ticket, turn_, std::move(job));
+}
+
+}  // namespace matex

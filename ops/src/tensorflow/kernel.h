@@ -1,0 +1,55 @@
+// What all kernels share: the engine's types and errors in TensorFlow's terms, and a base class that takes turns.
+#pragma once
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/types.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace matex {
+
+// absl::Status or tsl::Status, whichever this TensorFlow has.
+using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>().status())>;
+
+// The types of an op that moves values, and of one that computes with them.
+#define MATEX_TYPES "{float, double, half, bfloat16, int32, int64, uint8, bool}"
+
+Type TypeOf(tensorflow::DataType type);
+std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
+void* DataOf(const tensorflow::Tensor& tensor);
+
+// Not Aborted: v1's MonitoredSession takes that for a lost worker, makes a new session and tries for ever.
+TfStatus StatusOf(const Error& error);
+
+// A kernel that does one collective in the thread that reaches it. Asynchronous only so that in a v1 graph it can wait
+// for its turn without holding a thread (engine/turnstile.h); attribute `turn` is -1 elsewhere.
+class Collective : public tensorflow::AsyncOpKernel {
+ public:
+  explicit Collective(tensorflow::OpKernelConstruction* construction);
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final;
+
+ protected:
+  // Does the collective, or puts what went wrong into the context.
+  virtual void Run(tensorflow::OpKernelContext* context) = 0;
+
+ private:
+  void WaitForTurn(tensorflow::OpKernelContext* context, DoneCallback done);
+
+  tensorflow::int64 turn_;
+};
+
+}  // namespace matex
+
+#define MATEX_RETURN_IF_ERROR(context, expression) \
+  do {                                             \
+    if (::matex::Error error = (expression)) {     \
+      (context)->CtxFailure(StatusOf(error));      \
+      return;                                      \
+    }                                              \
+  } while (false)
