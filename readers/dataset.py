@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from matex_tf.readers.agreement import on_all_ranks
-from matex_tf.readers.formats import Format, open_format
+from matex_tf.readers.formats import Format, ReaderError, open_format
 
 from matex_tf import sharding, world
 
@@ -49,10 +49,16 @@ class DataSet:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
         self._format: Format = self._together(
-            lambda: open_format(format, path, options), f"opening {self._name}", Format.describe
+            lambda: self._open(format, path, options), f"opening {self._name}", Format.describe
         )
         self._held: dict[tuple[str, str], np.ndarray] = {}
         self._taken = 0
+
+    def _open(self, name: str, path: str | PathLike, options: dict[str, Any]) -> Format:
+        opened = open_format(name, path, options)
+        if opened.count("training") < 1:
+            raise ReaderError(f"{self._name}: expected at least one training row, found none")
+        return opened
 
     def _together(self, action: Callable[[], Any], what: str, describe: Callable[[Any], str] | None = None) -> Any:
         return action() if self._alone else on_all_ranks(action, what, describe)
