@@ -112,7 +112,7 @@ def build(words: Sequence[str]) -> int:
 
     try:
         print(builder.build(verbose=True))
-    except (OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         print(f"matex build: {error}", file=sys.stderr)
         return 1
     return 0

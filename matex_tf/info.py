@@ -18,17 +18,20 @@ ENOUGH_THREADS = ("serialized", "multiple")
 
 @dataclass
 class Facts:
-    """What was found: the answers of `probe`, the state of the ops, the cores, and an error in the settings."""
+    """What was found: the answers of `probe`, the cores and GPUs, the settings chosen and an error in them."""
 
     library: dict[str, Any]
     threads: dict[str, Any]
     tensorflow: dict[str, Any]
     mpirun: launch.Mpirun | None
-    ops: dict[str, Any]
     cores: list[placement.Core] = field(default_factory=list)
     gpus: int = 0
     chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
+
+    @property
+    def ops(self) -> dict[str, Any]:
+        return self.tensorflow.get("ops", {})
 
 
 def gather() -> Facts:
@@ -44,22 +47,11 @@ def gather() -> Facts:
         threads=probe.mpi_threads() if "error" not in library else {},
         tensorflow=probe.tensorflow(),
         mpirun=probe.find_mpirun(library),
-        ops=ops_status() if settings_error is None else {},
         cores=placement.cores(),
         gpus=placement.gpu_count(),
         chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
     )
-
-
-def ops_status() -> dict[str, Any]:
-    """The state of the compiled ops as `matex_tf.ops.build.status()` gives it; {"error": ...} if that fails."""
-    from matex_tf.ops import build
-
-    try:
-        return build.status()
-    except (OSError, RuntimeError) as error:
-        return {"error": str(error)}
 
 
 def complaints(facts: Facts) -> list[str]:
@@ -95,7 +87,7 @@ def complaints(facts: Facts) -> list[str]:
                 f"({facts.library['path']}): ranks would not find each other. Put the mpirun of {family} on PATH, or "
                 "build mpi4py for the other: `pip install --no-binary mpi4py --force-reinstall mpi4py`."
             )
-    if "error" in facts.ops:
+    if "error" in facts.ops and not facts.settings_error:
         found.append(f"the ops cannot be compiled: {facts.ops['error']}")
     return found
 

@@ -39,7 +39,12 @@ try:
     keras_version = keras.__version__
 except ImportError:
     keras_version = None
-print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version,
+from matex_tf.ops import build
+try:
+    ops = build.status()
+except (OSError, RuntimeError, ValueError) as error:
+    ops = {"error": str(error)}
+print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": ops,
                   "gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}))
 """
 
@@ -85,7 +90,7 @@ def mpi_threads() -> dict[str, Any]:
 
 
 def tensorflow() -> dict[str, Any]:
-    """Versions "tensorflow" and "keras" and the list "gpus" that TensorFlow sees; or "error"."""
+    """Versions "tensorflow", "keras", the list "gpus" that it sees, and "ops", the state of their build; or "error"."""
     return ask(TENSORFLOW)
 
 

@@ -1,4 +1,4 @@
-"""Trains one script alone and on two ranks, and compares the losses and times of the epochs. Started by scripts/demo."""
+"""Trains one script alone and on two ranks, and compares losses and times of the epochs. Started by scripts/demo."""
 
 from __future__ import annotations
 
