@@ -1,0 +1,28 @@
+"""Data-parallel TensorFlow over MPI for scripts that know nothing of it.
+
+`import matex_tf` at the top of a script, or `python -m matex_tf script.py` with no change to it, and the script run as
+`mpirun -n 16 python script.py` trains on 16 ranks and follows the loss curve that it has alone.
+"""
+
+from __future__ import annotations
+
+from matex_tf import runtime
+from matex_tf.version import __version__
+
+__all__ = ["__version__", "allgather", "allreduce", "barrier", "broadcast", "is_active", "local_rank", "local_size",
+           "rank", "shard", "size"]
+
+runtime.attach()
+
+from matex_tf.public import (  # noqa: E402  (TensorFlow's threads are placed before it is imported)
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    is_active,
+    local_rank,
+    local_size,
+    rank,
+    shard,
+    size,
+)

@@ -1,0 +1,31 @@
+"""`python -m matex_tf script.py args…`, or `python -m matex_tf -m package.module args…`: run a script unchanged."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+_USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m matex_tf -m package.module [arguments]"
+
+
+def main(arguments: list[str]) -> None:
+    """Attach the runtime and run what `arguments` name, as `python` itself would."""
+    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
+        print(_USAGE, file=sys.stdout if arguments and arguments[0] != "-m" else sys.stderr)
+        raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    script = arguments[0]
+    if not os.path.exists(script):
+        raise SystemExit(f"python -m matex_tf: there is no script {script!r} in {os.getcwd()}")
+    sys.argv = list(arguments)
+    # `-m` put the current folder first on the path; a script has its own folder there.
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,169 @@
+"""One call of Keras' `fit`, `evaluate` or `predict` under several ranks: how its data is shared out, what ranks agree on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Iterator
+
+import numpy as np
+
+from matex_tf import comparison, output, pipeline, settings, sharding, steps, variables, world
+
+_state = threading.local()
+
+
+def current() -> "Run | None":
+    """The innermost call that is under way in this thread."""
+    stack = getattr(_state, "stack", None)
+    return stack[-1] if stack else None
+
+
+@contextlib.contextmanager
+def run(kind: str, model: Any) -> Iterator["Run"]:
+    """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""
+    stack = _state.__dict__.setdefault("stack", [])
+    this = Run(kind, model)
+    stack.append(this)
+    try:
+        yield this
+    finally:
+        stack.pop()
+        if not stack:
+            steps.set_whole()
+
+
+def _has_fixed_batch(model: Any) -> bool:
+    inputs = getattr(model, "inputs", None) or []
+    fixed = any(tensor.shape is not None and len(tensor.shape) and tensor.shape[0] is not None for tensor in inputs)
+    return fixed or any(getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
+                        for layer in getattr(model, "layers", []))
+
+
+def _leaves(inputs: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
+
+
+class Stage:
+    """One source of data within a call: the one that trains, or one that validates."""
+
+    def __init__(self, call: "Run", trains: bool):
+        self.call = call
+        self.trains = trains
+        self.weak = trains and settings.current().scaling == "weak"
+        self.counts: list[int] | None = None
+        self.inputs: Any = None
+        self.batch_size = 0
+        self.shuffle = False
+        self.first: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return "the training data of fit" if self.trains else "the data of evaluate"
+
+    def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
+        """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
+        arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _leaves(inputs)]
+        if not arrays or not comparison.are_shares(arrays, self.name):
+            return
+        rows = {len(array) for array in arrays}
+        if len(rows) != 1:
+            raise world.RankError(f"{self.name}: this rank's arrays have different numbers of rows: {sorted(rows)}")
+        self.counts = world.control.allgather(rows.pop(), f"counting the rows of {self.name}")
+        total = sum(self.counts)
+        if not batch_size:
+            batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
+        self.batch_size = batch_size * world.current().size if self.weak else batch_size
+        self.inputs, self.shuffle = inputs, bool(shuffle)
+
+    def batch_of_arrays(self, batch_size: int | None) -> int | None:
+        """The batch size with which Keras is to batch arrays."""
+        return (batch_size or 32) * world.current().size if self.weak else batch_size
+
+    def distribute(self, dataset: Any, are_arrays: bool) -> Any:
+        """The dataset that Keras is to iterate in place of `dataset`: elements are `pipeline.Batch`."""
+        if self.counts is not None:
+            return pipeline.shares(self.inputs, self.counts, self.batch_size, self.shuffle)
+        if self.weak and not are_arrays:
+            return pipeline.grouped(dataset)
+        whole = getattr(dataset, "_matex_whole", None)
+        if whole is None and sharding.is_share(dataset):
+            raise world.RankError(
+                f"{self.name} is a tf.data.Dataset made from this rank's share. Pass the share's arrays to fit itself, "
+                "or batch the whole data and pass matex_tf.shard(dataset)."
+            )
+        return pipeline.sliced(dataset if whole is None else whole, self._keep_first)
+
+    def _keep_first(self, element: Any) -> None:
+        self.first = comparison.batch_digest(element)
+
+    def batches(self, number: int | None, are_arrays: bool) -> int | None:
+        """How many steps an epoch has where Keras counted `number` batches on this rank."""
+        if self.counts is not None:
+            return -(-sum(self.counts) // self.batch_size)
+        if self.weak and not are_arrays and number is not None:
+            return -(-number // world.current().size)
+        return number
+
+
+class Run:
+    """The state of one call."""
+
+    def __init__(self, kind: str, model: Any):
+        self.kind = kind
+        self.model = model
+        self.training: Stage | None = None
+        self.stages = 0
+        self.step = 0
+        self.agreed = False
+        self.slices = kind != "predict"
+        if self.slices and _has_fixed_batch(model):
+            output.note("the model has a fixed batch size, so every rank computes whole batches: right, but not faster")
+            self.slices = False
+
+    def next_stage(self) -> Stage:
+        """The stage of the next data of this call: the first of `fit` trains, others validate."""
+        self.stages += 1
+        stage = Stage(self, trains=self.kind == "fit" and self.stages == 1)
+        if stage.trains:
+            self.training = stage
+            if stage.weak:
+                output.note(
+                    "weak scaling: the batch given to fit is each rank's own; a step computes "
+                    f"{world.current().size} of them, an epoch takes that many times fewer steps, and learning rates "
+                    "are left as they are"
+                )
+        return stage
+
+    def before_step(self) -> None:
+        """Before the first training step: the variables are the same on all ranks."""
+        if not self.agreed and self._built():
+            self.agreed = True
+            variables.synchronize(self._variables())
+
+    def after_step(self) -> None:
+        """After the first training step of an epoch: the ranks saw the same rows."""
+        self.step += 1
+        if not self.agreed:
+            # Variables that the first step made; the ranks' generators agree, so they should already be the same.
+            self.agreed = True
+            variables.synchronize(self._variables())
+        if self.step == 1 and self.training is not None and self.training.counts is None and not self.training.weak:
+            first, self.training.first = self.training.first, None
+            comparison.compare_batch(first, "the first batch of an epoch of fit")
+
+    def end_epoch(self, epoch: int) -> None:
+        """At the end of an epoch: no weights have drifted apart."""
+        self.step = 0
+        variables.check_drift(self.model.weights, self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
+
+    def _built(self) -> bool:
+        return bool(getattr(self.model, "built", False)) and all(
+            getattr(layer, "built", True) for layer in self.model.layers)
+
+    def _variables(self) -> list[Any]:
+        optimizer = getattr(self.model, "optimizer", None)
+        owned = getattr(optimizer, "variables", [])
+        return [*self.model.weights, *(owned() if callable(owned) else owned)]

@@ -1,0 +1,55 @@
+"""Questions about graphs: which ops in them, or in the functions that they call, reduce gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+REDUCTION = "MatexReduceGradients"
+
+
+def keep(value: Any) -> None:
+    """Keep `value` (a variable that the graph being built uses) alive as long as that graph."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        vars(graph).setdefault("_matex_kept", []).append(value)
+        graph = getattr(graph, "outer_graph", None)
+
+
+def reductions(operations: Iterable[Any]) -> list[Any]:
+    """Those of `operations` that reduce gradients or call a function that does."""
+    return [op for op in operations if op.type == REDUCTION or _calls_reduction(op)]
+
+
+def reduces(graph: Any) -> bool:
+    """Whether running the whole of `graph` reduces gradients."""
+    return bool(reductions(graph.get_operations()))
+
+
+def _functions_of(node: Any) -> list[str]:
+    names = []
+    for attribute in node.attr.values():
+        if attribute.HasField("func"):
+            names.append(attribute.func.name)
+        names.extend(function.name for function in attribute.list.func)
+    return names
+
+
+def _calls_reduction(op: Any) -> bool:
+    if not any(kind in op.type for kind in ("Call", "If", "While", "Case", "Dataset")):
+        return False
+    return any(_function_reduces(op.graph, name, set()) for name in _functions_of(op.node_def))
+
+
+def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
+    if name in seen:
+        return False
+    seen.add(name)
+    function = graph._get_function(name)
+    if function is None:
+        return False
+    for node in function.cached_definition.node_def:
+        if node.op == REDUCTION or any(_function_reduces(graph, inner, seen) for inner in _functions_of(node)):
+            return True
+    return False

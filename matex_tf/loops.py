@@ -1,0 +1,102 @@
+"""A loop of the script's own over a `tf.data.Dataset`, in eager code.
+
+Every iterator begins by giving whole batches: the script may only be looking, collecting or evaluating. Once a gradient
+was reduced between two batches the loop trains, and from then on each rank gets its slice of each batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from matex_tf import comparison, gradients, pipeline, settings, sharding, steps, variables, world
+
+_training: weakref.WeakSet = weakref.WeakSet()
+
+
+class Loop:
+    """What is known of one iterator: whether its batches train, and what it gave last."""
+
+    def __init__(self, shares: bool):
+        self.trains = False
+        self.shares = shares
+        self.updates_before = -1
+        self.first_row: Any = None
+        self.done = False
+
+    def give(self, element: Any) -> Any:
+        """What the script gets for `element`, the next batch of the pipeline."""
+        if self.shares:
+            return self._give_share(element)
+        if not self.trains and self.updates_before >= 0 and gradients.updates() > self.updates_before:
+            self._start_training(element)
+        if not self.trains:
+            self.updates_before = gradients.updates()
+            if _someone_trains(self):
+                steps.set_metrics_weight(steps.whole_values()[2])
+            return element
+        _watch_drift()
+        return self._give_slice(element)
+
+    def _give_slice(self, element: Any) -> Any:
+        me = world.current()
+        count = int(sharding.batch_rows(element))
+        start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+        steps.set_values(steps.slice_values(stop - start if has_rows else 0, count))
+        return pipeline.take_rows(element, start, stop, count)
+
+    def _start_training(self, element: Any) -> None:
+        self.trains = True
+        _training.add(self)
+        comparison.compare_batch(comparison.batch_digest(element), "the batches of a loop over a tf.data.Dataset")
+
+    def _give_share(self, element: Any) -> Any:
+        """A batch of this rank's own rows. Ranks may have other numbers of batches: they go on until all are done."""
+        rows = int(sharding.batch_rows(element))
+        if self.first_row is None:
+            self.first_row = pipeline.take_rows(element, 0, 1, rows)
+            _training.add(self)
+        counts = world.control.allgather(rows, "the rows of each rank's next batch")
+        steps.set_values(steps.slice_values(rows, sum(counts)))
+        return element
+
+    def end(self) -> Any:
+        """The iterator is exhausted. A batch to go on with, or None where all ranks are done."""
+        if self.shares and not self.done:
+            counts = world.control.allgather(0, "the rows of each rank's next batch")
+            if sum(counts) > 0 and self.first_row is not None:
+                steps.set_values(steps.slice_values(0, sum(counts)))
+                return self.first_row
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Nothing more comes from this iterator."""
+        if self.done:
+            return
+        self.done = True
+        if self.trains or self.shares:
+            _training.discard(self)
+            if not _training:
+                steps.set_whole()
+        elif _training:
+            # Back in the training loop around this one: what it gave last counts in metrics as before.
+            steps.restore_metrics_weight()
+
+
+def _someone_trains(but: Loop) -> bool:
+    return any(loop is not but for loop in _training)
+
+
+_checked = 0
+
+
+def _watch_drift() -> None:
+    """Every so many updates, compare the weights of all ranks."""
+    global _checked
+    every = settings.current().drift_steps
+    done = gradients.updates()
+    if every and done - _checked >= every:
+        _checked = done
+        agreed = variables.agreed()
+        variables.check_drift(agreed, agreed, f"after {done} updates")

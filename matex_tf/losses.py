@@ -1,0 +1,48 @@
+"""The loss of a script's own loop, made global where it passes through our hands.
+
+A loss that a tape differentiates rides with its gradients; the sum over ranks, weighted as they are, is the loss of the
+global batch. What a `tf.function` returns of it, what a metric is fed of it and what eager code reads of its value is then
+the global one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from matex_tf import reductions, steps
+
+_ATTRIBUTE = "_matex_global"
+
+
+def reducible(target: Any) -> list[Any]:
+    """The scalar floating-point tensors in `target`, the first argument of `tape.gradient`."""
+    import tensorflow as tf
+
+    return [part for part in tf.nest.flatten(target)
+            if isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank == 0]
+
+
+def weight(target: Any) -> Any:
+    """What this rank's part of the loss weighs: the rows' share for a mean, 1 for a sum over rows."""
+    import tensorflow as tf
+
+    numbers = steps.numbers()
+    if tf.executing_eagerly():
+        return numbers[0]
+    kinds = {reductions.kind(part) for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)}
+    return numbers[1] if kinds == {"sum"} else numbers[0]
+
+
+def remember(local: Sequence[Any], total: Sequence[Any]) -> None:
+    """Note that `total` are the global values of the tensors `local`."""
+    for tensor, value in zip(local, total):
+        setattr(tensor, _ATTRIBUTE, value)
+
+
+def global_value(tensor: Any) -> Any:
+    """The global value of a loss, or None where `tensor` is not one, or belongs to another graph."""
+    value = getattr(tensor, _ATTRIBUTE, None)
+    if value is None:
+        return None
+    same = getattr(value, "graph", None) is getattr(tensor, "graph", None) if not hasattr(value, "numpy") else True
+    return value if same else None

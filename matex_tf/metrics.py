@@ -1,0 +1,79 @@
+"""Metrics of all the data from metrics that each rank feeds with its own slices.
+
+Keras' metrics add up their state (totals, counts, confusion matrices), so the state over all data is the sum of the
+ranks' states. Each rank keeps its own sum; `whole_state` puts the sum over ranks in its place while a result is
+computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Iterator, Sequence
+
+from matex_tf import ops, steps
+
+_state = threading.local()
+
+
+def inside_whole_state() -> bool:
+    return getattr(_state, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def whole_state(variables: Sequence[Any]) -> Iterator[None]:
+    """Within it `variables` (Keras or TensorFlow ones) hold the sum of their values over the ranks. Collective.
+
+    Works in eager code and in functions; one reduction for each dtype.
+    """
+    variables = list(variables)
+    own = [_read(variable) for variable in variables]
+    for variable, total in zip(variables, _sum(own)):
+        variable.assign(total)
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+        for variable, value in zip(variables, own):
+            variable.assign(value)
+
+
+def _read(variable: Any) -> Any:
+    import tensorflow as tf
+
+    # A copy: an eager read may share the memory that the assignment below writes.
+    return tf.identity(tf.convert_to_tensor(variable))
+
+
+def _sum(values: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    totals: list[Any] = [None] * len(values)
+    for dtype in sorted({value.dtype.name for value in values}):
+        chosen = [index for index, value in enumerate(values) if value.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(values[index], [-1]) for index in chosen], axis=0)
+        exact = flat.dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
+        summed = ops.allreduce(flat if exact else tf.cast(flat, tf.int64), op="sum", name="metrics")
+        parts = tf.split(tf.cast(summed, flat.dtype), [tf.size(values[index]) for index in chosen], num=len(chosen))
+        for index, part in zip(chosen, parts):
+            totals[index] = tf.reshape(part, tf.shape(values[index]))
+    return totals
+
+
+@contextlib.contextmanager
+def counted(metric: Any, counts: Any = None) -> Iterator[None]:
+    """Within it an update of `metric` takes effect only where this rank's rows count in the current step.
+
+    `counts` (a number, 1 or 0) overrides the step's own.
+    """
+    import tensorflow as tf
+
+    before = {id(variable): _read(variable) for variable in metric.variables}
+    yield
+    counts = steps.numbers()[2] if counts is None else tf.constant(counts, tf.float64)
+    for variable in metric.variables:
+        value = tf.convert_to_tensor(variable)
+        # A metric makes its variables at its first update, full of zeros.
+        old = before.get(id(variable))
+        variable.assign(tf.where(counts > 0, value, tf.zeros_like(value) if old is None else old))

@@ -1,0 +1,87 @@
+"""One voice: only rank 0 prints, and an error of any rank reaches the terminal once, with its rank and host."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Callable, TextIO
+
+from matex_tf import settings, world
+
+_said: set[str] = set()
+_terminal: TextIO | None = None
+
+
+def note(text: str) -> None:
+    """Say one line on standard error, on rank 0, once in a run."""
+    if text in _said:
+        return
+    _said.add(text)
+    if world.current().rank == 0 and not settings.current().quiet:
+        sys.stdout.flush()
+        print(f"matex_tf: {text}", file=sys.stderr, flush=True)
+
+
+def attach() -> None:
+    """Silence the ranks that are not the first, and give errors their way to the terminal."""
+    global _terminal
+    me = world.current()
+    _terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    faulthandler.enable(file=_terminal)
+    if me.rank > 0:
+        _redirect(me.rank)
+    sys.excepthook = _report
+    sys.exit = _exit
+
+
+def _redirect(rank: int) -> None:
+    folder = settings.current().log_dir
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+        target = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    else:
+        target = os.open(os.devnull, os.O_WRONLY)
+    # At the descriptor, so that C++ code and children are silent too.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+_plain_exit: Callable = sys.exit
+
+
+def _exit(code: object = None) -> None:
+    world.remember_exit_code(code)
+    _plain_exit(code)
+
+
+def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback as Python prints it, without the frames of the launcher module, headed by rank and host."""
+    me = world.current()
+    inside = ("<frozen runpy>", os.path.join("matex_tf", "__main__.py"))
+    while trace is not None and (trace.tb_frame.f_code.co_filename.endswith(inside)
+                                 or os.path.basename(trace.tb_frame.f_code.co_filename) == "runpy.py"):
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(kind, error, trace))
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed:\n{text}"
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    me = world.current()
+    if os.getpid() != me.process or me.size == 1:
+        sys.__excepthook__(kind, error, trace)
+        return
+    if me.rank > 0:
+        # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
+        time.sleep(min(0.4 + 0.1 * me.rank, 2.0))
+    assert _terminal is not None
+    sys.stdout.flush()
+    _terminal.write(describe(kind, error, trace))
+    _terminal.flush()
+    world.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)

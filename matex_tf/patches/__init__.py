@@ -1,0 +1,43 @@
+"""The import-time patches, one file for each thing patched.
+
+Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is. Everything that is
+replaced is replaced through `replace` and can be put back with `undo_all`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+_undo: list[Callable[[], None]] = []
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+    """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
+    original = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
+    own = not isinstance(owner, type) or name in vars(owner)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+    _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+
+def when_imported(module: str, patch: Callable[[Any], None]) -> None:
+    """Call `patch(module)` as soon as the module is imported; now, if it is."""
+    import wrapt
+
+    wrapt.register_post_import_hook(patch, module)
+
+
+def install() -> None:
+    """Install every patch of the runtime."""
+    from matex_tf.patches import (datasets, functions, keras_losses, keras_metrics, keras_optimizers, keras_training,
+                                  session, strategies, tapes)
+
+    for part in (tapes, functions, datasets, session, strategies, keras_losses, keras_metrics, keras_optimizers,
+                 keras_training):
+        part.install()
+
+
+def undo_all() -> None:
+    """Put back everything that was replaced, the last first."""
+    while _undo:
+        _undo.pop()()

@@ -1,0 +1,132 @@
+"""Keras metrics: what a rank computed counts once, and a result is that of all ranks.
+
+`update_state` takes effect where the rank's rows count in the step; `result` is computed from the sum of the ranks' states.
+Of a method that calls its parent's, or of a metric made of metrics, only the outermost call is treated.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from matex_tf import losses, metrics, steps
+from matex_tf.patches import replace, when_imported
+
+_depth = threading.local()
+
+
+def install() -> None:
+    when_imported("keras.src.metrics.metric", _keras3)
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.utils.metrics_utils", _keras2_wrappers)
+
+
+def _keras3(module: Any) -> None:
+    _wrap_future_subclasses(module.Metric)
+    pending = list(module.Metric.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        _wrap_methods(kind)
+        pending.extend(kind.__subclasses__())
+
+
+def _wrap_future_subclasses(base: type) -> None:
+    plain = base.__init_subclass__
+
+    def __init_subclass__(cls, **kwargs):
+        plain.__func__(cls, **kwargs) if hasattr(plain, "__func__") else plain(**kwargs)
+        _wrap_methods(cls)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _wrap_methods(kind: type) -> None:
+    if "update_state" in vars(kind):
+        replace(kind, "update_state", _update_state)
+    if "result" in vars(kind):
+        replace(kind, "result", _result)
+
+
+def _keras2_wrappers(module: Any) -> None:
+    replace(module, "update_state_wrapper", _keras2_update)
+    replace(module, "result_wrapper", _keras2_result)
+
+
+class _Outermost:
+    """A context that knows whether it is the outermost of its kind in this thread."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def __enter__(self) -> bool:
+        depth = getattr(_depth, self.kind, 0)
+        setattr(_depth, self.kind, depth + 1)
+        return depth == 0
+
+    def __exit__(self, *error: Any) -> None:
+        setattr(_depth, self.kind, getattr(_depth, self.kind) - 1)
+
+
+def _update_state(original: Any) -> Any:
+    def update_state(self, *args, **kwargs):
+        with _Outermost("update") as outermost:
+            if not outermost:
+                return original(self, *args, **kwargs)
+            args, counts = _global_loss(args)
+            with metrics.counted(self, counts):
+                return original(self, *args, **kwargs)
+
+    return update_state
+
+
+def _global_loss(args: tuple) -> tuple[tuple, Any]:
+    """The arguments of an update; a loss among them is replaced by the global one, which counts on rank 0 alone."""
+    found = [losses.global_value(value) for value in args[:1]]
+    if not found or found[0] is None:
+        return args, None
+    return (found[0], *args[1:]), steps.whole_values()[2]
+
+
+def _result(original: Any) -> Any:
+    def result(self, *args, **kwargs):
+        with _Outermost("result") as outermost:
+            if not outermost or metrics.inside_whole_state():
+                return original(self, *args, **kwargs)
+            with metrics.whole_state(self.variables):
+                return original(self, *args, **kwargs)
+
+    return result
+
+
+def _keras2_update(original: Any) -> Any:
+    def update_state_wrapper(update_state_fn):
+        wrapped = original(update_state_fn)
+
+        def decorated(metric_obj, *args, **kwargs):
+            with _Outermost("update") as outermost:
+                if not outermost:
+                    return wrapped(metric_obj, *args, **kwargs)
+                args, counts = _global_loss(args)
+                with metrics.counted(metric_obj, counts):
+                    return wrapped(metric_obj, *args, **kwargs)
+
+        return functools.wraps(wrapped)(decorated)
+
+    return update_state_wrapper
+
+
+def _keras2_result(original: Any) -> Any:
+    def result_wrapper(result_fn):
+        wrapped = original(result_fn)
+
+        def decorated(metric_obj, *args):
+            with _Outermost("result") as outermost:
+                if not outermost or metrics.inside_whole_state():
+                    return wrapped(metric_obj, *args)
+                with metrics.whole_state(metric_obj.variables):
+                    return wrapped(metric_obj, *args)
+
+        return functools.wraps(wrapped)(decorated)
+
+    return result_wrapper

@@ -1,0 +1,237 @@
+"""Keras `fit` and `evaluate`: each rank computes its slice of every batch, and logs are those of all the data.
+
+The pipeline is sliced ahead of the step and carries the step's numbers beside the rows (`pipeline.Batch`); the training
+step unpacks them. Keras' own training step leaves its gradients to the optimizer, which reduces them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from matex_tf import fitting, metrics, output, pipeline, steps, world
+from matex_tf.patches import replace, when_imported
+
+
+def install() -> None:
+    when_imported("keras.src.backend.tensorflow.trainer", _keras3)
+    when_imported("keras.src.trainers.epoch_iterator",
+                  lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator))
+    when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
+    when_imported("keras.src.callbacks.callback_list",
+                  lambda module: replace(module.CallbackList, "on_epoch_end", _epoch_end))
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.engine.training", _keras2)
+        when_imported(f"{package}.src.engine.data_adapter",
+                      _keras2_data)
+        when_imported(f"{package}.src.callbacks", _keras2_callbacks)
+
+
+def _keras3(module: Any) -> None:
+    trainer = module.TensorFlowTrainer
+    replace(trainer, "fit", _run("fit"))
+    replace(trainer, "evaluate", _run("evaluate"))
+    replace(trainer, "predict", _run("predict"))
+    replace(trainer, "make_train_function", _make_function("train"))
+    replace(trainer, "make_test_function", _make_function("test"))
+    from keras.src.trainers.trainer import Trainer
+
+    replace(Trainer, "get_metrics_result", _metrics_result)
+
+
+def _keras2(module: Any) -> None:
+    if not hasattr(module, "Model"):
+        return
+    replace(module.Model, "fit", _run("fit"))
+    replace(module.Model, "evaluate", _run("evaluate"))
+    replace(module.Model, "predict", _run("predict"))
+    replace(module.Model, "make_train_function", _make_function("train"))
+    replace(module.Model, "make_test_function", _make_function("test"))
+    replace(module.Model, "get_metrics_result", _metrics_result)
+
+
+def _keras2_data(module: Any) -> None:
+    replace(module.DataHandler, "__init__", _handler)
+    replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
+
+
+def _keras2_callbacks(module: Any) -> None:
+    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
+        replace(module.CallbackList, "on_epoch_end", _epoch_end)
+
+
+def _run(kind: str) -> Any:
+    def make(original: Any) -> Any:
+        def method(self, *args, **kwargs):
+            if not world.is_active():
+                return original(self, *args, **kwargs)
+            with fitting.run(kind, self):
+                return original(self, *args, **kwargs)
+
+        return method
+
+    return make
+
+
+def _epoch_iterator(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        call = fitting.current()
+        if call is None or not call.slices:
+            return original(self, *args, **kwargs)
+        stage = call.next_stage()
+        given = signature.bind(self, *args, **kwargs).arguments
+        are_arrays = not _is_source(given.get("x"))
+        batch_size = given.get("batch_size")
+        if are_arrays:
+            given["batch_size"] = stage.batch_of_arrays(batch_size)
+        given.pop("self")
+        original(self, **given)
+        adapter = self.data_adapter
+        if are_arrays and hasattr(adapter, "_inputs"):
+            stage.look_at(adapter._inputs, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+        self.data_adapter = _Distributed(adapter, stage, are_arrays)
+        self._num_batches = self.data_adapter.num_batches
+
+    return __init__
+
+
+def _is_source(x: Any) -> bool:
+    """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
+    return hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
+
+
+class _Distributed:
+    """A data adapter of Keras whose dataset is shared out."""
+
+    def __init__(self, adapter: Any, stage: fitting.Stage, are_arrays: bool):
+        self._adapter = adapter
+        self._stage = stage
+        self._are_arrays = are_arrays
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._stage.batches(self._adapter.num_batches, self._are_arrays)
+
+    def get_tf_dataset(self) -> Any:
+        return self._stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
+
+
+def _handler(original: Any) -> Any:
+    """Keras 2's counterpart of the epoch iterator."""
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        call = fitting.current()
+        if call is None or not call.slices:
+            return original(self, *args, **kwargs)
+        stage = call.next_stage()
+        given = signature.bind(self, *args, **kwargs).arguments
+        are_arrays = not _is_source(given.get("x"))
+        batch_size = given.get("batch_size")
+        if are_arrays:
+            given["batch_size"] = stage.batch_of_arrays(batch_size)
+            arrays = tuple(part for part in (given.get("x"), given.get("y"), given.get("sample_weight"))
+                           if part is not None)
+            stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+        given.pop("self")
+        # The adapter is made inside, and asked for its dataset and size there.
+        self._matex_stage = (stage, are_arrays)
+        original(self, **given)
+
+    return __init__
+
+
+def _handler_dataset(original: Any) -> Any:
+    def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
+        found = getattr(self, "_matex_stage", None)
+        if found is not None:
+            stage, are_arrays = found
+            plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size
+            self._adapter.get_dataset = lambda: stage.distribute(plain_dataset(), are_arrays)
+            self._adapter.get_size = lambda: stage.batches(plain_size(), are_arrays)
+        return original(self, *args, **kwargs)
+
+    return _configure_dataset_and_inferred_steps
+
+
+def _make_function(which: str) -> Any:
+    def make(original: Any) -> Any:
+        def make_function(self, *args, **kwargs):
+            if not world.is_active():
+                return original(self, *args, **kwargs)
+            step = f"{which}_step"
+            if step not in vars(self):
+                # On the instance, because subclasses have training steps of their own.
+                vars(self)[step] = _unpack(getattr(self, step))
+            if which == "train" and getattr(self, "jit_compile", False) is True:
+                output.note("XLA (jit_compile=True) is turned off under several ranks; the results are the same")
+                self.jit_compile = False
+            before = getattr(self, f"{which}_function", None)
+            result = original(self, *args, **kwargs)
+            made = getattr(self, f"{which}_function")
+            if which == "train" and made is not before:
+                self.train_function = _train_step(self, made)
+            return result
+
+        return make_function
+
+    return make
+
+
+def _unpack(step: Any) -> Any:
+    def with_numbers(data):
+        if not isinstance(data, pipeline.Batch):
+            return step(data)
+        steps.set_values(data.numbers)
+        return step(data.data)
+
+    return with_numbers
+
+
+def _train_step(model: Any, function: Any) -> Any:
+    def train_function(iterator):
+        run = fitting.current()
+        if run is None or run.model is not model:
+            return function(iterator)
+        run.before_step()
+        logs = function(iterator)
+        run.after_step()
+        return logs
+
+    return train_function
+
+
+def _build(original: Any) -> Any:
+    def _symbolic_build(self, *args, **kwargs):
+        args = [part.data if isinstance(part, pipeline.Batch) else part for part in args]
+        kwargs = {key: part.data if isinstance(part, pipeline.Batch) else part for key, part in kwargs.items()}
+        return original(self, *args, **kwargs)
+
+    return _symbolic_build
+
+
+def _metrics_result(original: Any) -> Any:
+    def get_metrics_result(self):
+        if not world.is_active() or metrics.inside_whole_state():
+            return original(self)
+        with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
+            return original(self)
+
+    return get_metrics_result
+
+
+def _epoch_end(original: Any) -> Any:
+    def on_epoch_end(self, epoch, logs=None):
+        run = fitting.current()
+        if run is not None and run.kind == "fit":
+            run.end_epoch(epoch)
+        return original(self, epoch, logs)
+
+    return on_epoch_end
+
+

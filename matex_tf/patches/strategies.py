@@ -1,0 +1,39 @@
+"""`tf.distribute`: two libraries that both share out the batch would reduce twice, so a strategy is an error."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from matex_tf import world
+from matex_tf.patches import replace
+
+_OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
+
+
+def install() -> None:
+    from tensorflow.python.distribute import distribute_lib
+
+    replace(distribute_lib.StrategyBase, "__init__", _refuse)
+
+
+def caller_line() -> str:
+    """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
+    for frame in reversed(traceback.extract_stack()):
+        inside = ("/tensorflow/", "/keras/", "/tf_keras/", "/matex_tf/", "<frozen", "runpy.py", "/wrapt/", "importlib")
+        if not any(part in frame.filename for part in inside):
+            return f"{frame.filename}, line {frame.lineno}: {frame.line or ''}".rstrip(": ")
+    return "the script"
+
+
+def _refuse(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        name = type(self).__name__
+        if name not in _OWN and world.is_active():
+            raise world.RankError(
+                f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shares out the batches "
+                f"itself. Remove this line and the `with strategy.scope():` around the model: {caller_line()}"
+            )
+        return original(self, *args, **kwargs)
+
+    return __init__

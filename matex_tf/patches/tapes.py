@@ -1,0 +1,62 @@
+"""`tf.GradientTape.gradient`: in a loop of the script's own, gradients are reduced here, where they are born.
+
+So whatever the script does with them before the optimizer, such as clipping, it does with those of the global batch.
+Gradients with respect to tensors that are not variables are left alone, and so are all while an outer tape records.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from matex_tf import births
+from matex_tf.patches import replace
+
+_active = threading.local()
+
+# Gradients that TensorFlow takes for its own purposes are parts of a larger one.
+_INTERNAL = ("tensorflow.python.ops.", "tensorflow.python.training.", "tensorflow.python.keras.")
+# Keras' own training step hands its gradients to the optimizer, which reduces them once for each real update.
+_KERAS = ("keras.", "tf_keras.")
+
+
+def install() -> None:
+    from tensorflow.python.eager import backprop
+
+    replace(backprop.GradientTape, "_push_tape", _push)
+    replace(backprop.GradientTape, "_pop_tape", _pop)
+    replace(backprop.GradientTape, "gradient", _gradient)
+
+
+def _stack() -> list:
+    if not hasattr(_active, "stack"):
+        _active.stack = []
+    return _active.stack
+
+
+def _push(original: Any) -> Any:
+    def _push_tape(self):
+        original(self)
+        _stack().append(self)
+
+    return _push_tape
+
+
+def _pop(original: Any) -> Any:
+    def _pop_tape(self):
+        original(self)
+        _stack()[:] = [tape for tape in _stack() if tape is not self]
+
+    return _pop_tape
+
+
+def _gradient(original: Any) -> Any:
+    def gradient(self, target, sources, *args, **kwargs):
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        result = original(self, target, sources, *args, **kwargs)
+        if caller.startswith(_INTERNAL) or any(tape is not self for tape in _stack()):
+            return result
+        return births.reduce_structure(result, sources, target, owed=caller.startswith(_KERAS))
+
+    return gradient

@@ -1,0 +1,182 @@
+"""This rank's slices of the batches of a `tf.data` pipeline.
+
+`Batch` is an element of a pipeline that was sliced ahead of the training step: the rows of this rank and the four numbers
+of `steps` that go with them.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Callable, Sequence
+
+from matex_tf import sharding, steps, world
+
+Batch = collections.namedtuple("Batch", ["data", "numbers"])
+
+
+def take_rows(element: Any, start: Any, stop: Any, count: Any = None) -> Any:
+    """Rows `start` to `stop` of every component of `element` that has rows; `count` is how many rows a batch has."""
+    import tensorflow as tf
+
+    def cut(part: Any) -> Any:
+        shape = getattr(part, "shape", None)
+        if shape is None or shape.rank == 0:
+            return part
+        if isinstance(count, int) and isinstance(part, tf.Tensor) and shape.rank and shape[0] not in (None, count):
+            return part  # not a component of rows, such as a table that a map added
+        return sharding.slice_rows(part, start, stop)
+
+    return tf.nest.map_structure(cut, element)
+
+
+def my_slice(element: Any) -> tuple[Any, Any]:
+    """This rank's rows of a batch in a graph, and the numbers of the step (float64, shape [4])."""
+    me = world.current()
+    count = sharding.batch_rows(element)
+    start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+    return take_rows(element, start, stop), steps.slice_tensor(has_rows, start, stop, count)
+
+
+def sliced(dataset: Any, on_first: Callable[[Any], None]) -> Any:
+    """A dataset of `Batch`: this rank's rows of each batch of `dataset`.
+
+    `on_first` is called, in a thread of the pipeline, with the first whole batch of each iteration (eager tensors).
+    """
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+
+    def show(*parts: Any) -> bool:
+        on_first(tf.nest.pack_sequence_as(spec, parts, expand_composites=True))
+        return True
+
+    def cut(index: Any, element: Any) -> Batch:
+        parts = tf.nest.flatten(element, expand_composites=True)
+        shown = tf.cond(index == 0, lambda: tf.py_function(show, parts, tf.bool), lambda: tf.constant(True))
+        with tf.control_dependencies([shown]):
+            return Batch(*my_slice(tf.nest.map_structure(tf.identity, element)))
+
+    return exempt(dataset.enumerate().map(cut, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
+
+
+def whole(dataset: Any) -> Any:
+    """A dataset of `Batch` that every rank computes whole."""
+    import tensorflow as tf
+
+    numbers = steps.whole_values()
+
+    def keep(*element: Any) -> Batch:
+        return Batch(element if len(element) > 1 else element[0], tf.constant(numbers, tf.float64))
+
+    return exempt(dataset.map(keep, num_parallel_calls=1))
+
+
+def grouped(dataset: Any) -> Any:
+    """A dataset of `Batch` for weak scaling: of each group of as many batches as there are ranks, this rank's own.
+
+    In the last group some ranks may have no batch of their own; they get the group's first with weight 0.
+    """
+    import tensorflow as tf
+
+    me = world.current()
+
+    def count(element: Any) -> Any:
+        return sharding.batch_rows(element)
+
+    def pack(*element: Any) -> Any:
+        return element if len(element) > 1 else element[0]
+
+    real = dataset.map(lambda *element: (pack(*element), True))
+    padding = dataset.take(1).map(lambda *element: (pack(*element), False)).repeat(me.size - 1)
+
+    def step(state: Any, item: Any) -> Any:
+        position, rows_of_group, numbers_of_mine, mine = state
+        element, is_real = item
+        rows = tf.where(is_real, tf.cast(count(element), tf.int64), tf.constant(0, tf.int64))
+        first = position == 0
+        rows_of_group = tf.where(first, rows, rows_of_group + rows)
+        take = tf.logical_or(first, tf.logical_and(is_real, position == me.rank))
+        own = rows * tf.cast(position == me.rank, tf.int64)
+        numbers_of_mine = tf.where(first, own, numbers_of_mine + own)
+        mine = tf.cond(take, lambda: element, lambda: mine)
+        last = position == me.size - 1
+        output = (mine, numbers_of_mine, rows_of_group, last)
+        return (tf.where(last, tf.constant(0, tf.int64), position + 1), rows_of_group, numbers_of_mine, mine), output
+
+    spec = dataset.element_spec
+    start = tf.nest.map_structure(_empty, spec)
+    zero = tf.constant(0, tf.int64)
+    groups = real.concatenate(padding).scan((zero, zero, zero, start), step)
+    groups = groups.filter(lambda mine, own, rows, last: tf.logical_and(last, rows > 0))
+
+    def batch(mine: Any, own: Any, rows: Any, last: Any) -> Batch:
+        has_rows = own > 0
+        first_row = take_rows(mine, zero, tf.constant(1, tf.int64))
+        data = tf.cond(has_rows, lambda: mine, lambda: first_row)
+        return Batch(data, steps.slice_tensor(has_rows, zero, own, rows))
+
+    result = groups.map(batch, num_parallel_calls=1)
+    total = int(dataset.cardinality())
+    if total >= 0:
+        result = result.apply(tf.data.experimental.assert_cardinality(-(-total // me.size)))
+    elif total == tf.data.INFINITE_CARDINALITY:
+        result = result.apply(tf.data.experimental.assert_cardinality(total))
+    return exempt(result.prefetch(tf.data.AUTOTUNE))
+
+
+def _empty(spec: Any) -> Any:
+    """A value of a dataset's component without rows, to begin with."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec):
+        raise TypeError(f"MATEX_SCALING=weak groups batches of dense tensors only; this dataset has a {spec}")
+    shape = [0 if size is None else size for size in spec.shape]
+    return tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
+
+
+def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -> Any:
+    """A dataset of `Batch` over this rank's own rows.
+
+    Args:
+        inputs: a structure of arrays, all of this rank's `counts[rank]` rows.
+        counts: the rows of each rank.
+        batch_size: rows over all ranks in each step; the last step takes what is left.
+        shuffle: whether this rank's rows come in a new order in each iteration.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    me = world.current()
+    number = -(-sum(counts) // batch_size)
+    taken = np.array([sharding.share_step_rows(counts, step, batch_size) for step in range(number)]).reshape(-1, me.size)
+    mine, totals = taken[:, me.rank].astype(np.int64), taken.sum(axis=1).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(mine)[:-1]]).astype(np.int64)
+    plan = tf.data.Dataset.from_tensor_slices((starts, mine, totals))
+    tensors = tf.nest.map_structure(lambda array: tf.convert_to_tensor(np.asarray(array)), inputs)
+
+    def order(_: Any) -> Any:
+        rows = tf.range(counts[me.rank], dtype=tf.int64)
+        return tf.random.shuffle(rows) if shuffle else rows
+
+    def steps_of(rows: Any) -> Any:
+        return plan.map(lambda start, own, total: (rows[start:start + tf.maximum(own, 1)], own, total))
+
+    def gather(rows: Any, own: Any, total: Any) -> Batch:
+        # Past the last row of a rank without rows there is none to compute with weight 0; take its first.
+        rows = tf.cond(tf.size(rows) > 0, lambda: rows, lambda: tf.zeros([1], tf.int64))
+        data = tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
+        return Batch(data, steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
+
+    dataset = tf.data.Dataset.range(1).map(order).flat_map(steps_of).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+    return exempt(dataset.prefetch(tf.data.AUTOTUNE))
+
+
+def exempt(dataset: Any) -> Any:
+    """Mark a dataset as one whose batches are not to be sliced (again) where it is iterated."""
+    dataset._matex_exempt = True
+    return dataset
+
+
+def is_exempt(dataset: Any) -> bool:
+    return getattr(dataset, "_matex_exempt", False)

@@ -1,0 +1,109 @@
+"""Whether a loss in a graph is a mean or a sum over the rows of the batch, read from the graph itself.
+
+The walk goes from the loss towards the data through what keeps the meaning of a scalar (sums of terms, factors,
+casts) to the reductions. A sum that is divided by a count taken from the data's shape is a mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_THROUGH = {"Identity", "Cast", "AddV2", "Add", "AddN", "Sub", "Mul", "Neg", "Reshape", "Squeeze", "StopGradient",
+            "CheckNumerics", "ExpandDims", "Pack", "EnsureShape", "PreventGradient", "IdentityN", "Sqrt"}
+_DIVIDE = {"RealDiv", "DivNoNan", "Div", "TruncateDiv"}
+_COUNTS = {"Shape", "Size", "ShapeN"}
+_VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
+_STEPS = 2000
+
+
+def kind(loss: Any) -> str:
+    """"mean", "sum" or "unknown": how the scalar tensor `loss` of a graph depends on the number of rows."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    pending = [loss]
+    while pending and len(seen) < _STEPS:
+        tensor = pending.pop()
+        op = getattr(tensor, "op", None)
+        if op is None or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if op.type in ("Mean", "Sum"):
+            if not _depends_on_data(op.inputs[0]):
+                continue  # a penalty on the weights alone is the same on every rank
+            if _keeps_rows(op) or tensor.shape.rank != 0:
+                pending.append(op.inputs[0])
+            elif op.type == "Sum" and _has_no_rows(op.inputs[0]):
+                pending.append(op.inputs[0])
+            else:
+                found.add("mean" if op.type == "Mean" else "sum")
+        elif op.type in _DIVIDE:
+            if _is_count(op.inputs[1]) or _divides_by_own_size(op):
+                found.add("mean")
+            else:
+                pending.append(op.inputs[0])
+        elif op.type == "L2Loss":
+            if _depends_on_data(op.inputs[0]):
+                found.add("sum")
+        elif op.type in _THROUGH:
+            pending.extend(op.inputs)
+    return found.pop() if len(found) == 1 else "unknown"
+
+
+def _has_no_rows(tensor: Any) -> bool:
+    return tensor.shape.rank == 0
+
+
+def _keeps_rows(op: Any) -> bool:
+    """Whether a reduction leaves the first dimension, that of the rows."""
+    import tensorflow as tf
+
+    axes = tf.get_static_value(op.inputs[1])
+    if axes is None or op.inputs[0].shape.rank is None:
+        return False
+    rank = op.inputs[0].shape.rank
+    return all(int(axis) % max(rank, 1) != 0 for axis in axes.reshape(-1))
+
+
+def _is_count(tensor: Any) -> bool:
+    return _reaches(tensor, _COUNTS, _VARIABLE | {"Placeholder", "Arg"})
+
+
+def _divides_by_own_size(op: Any) -> bool:
+    """Whether a division takes a sum's own number of elements, known when traced, as its divisor.
+
+    A script that divides by its batch size divides a slice's sum by another number than the slice's.
+    """
+    import tensorflow as tf
+
+    divisor = tf.get_static_value(op.inputs[1])
+    if divisor is None or divisor.size != 1:
+        return False
+    tensor = op.inputs[0]
+    for _ in range(10):
+        if tensor.op.type == "Sum":
+            return tensor.op.inputs[0].shape.num_elements() == float(divisor.reshape(()))
+        if tensor.op.type not in _THROUGH or not tensor.op.inputs:
+            return False
+        tensor = tensor.op.inputs[0]
+    return False
+
+
+def _depends_on_data(tensor: Any) -> bool:
+    return _reaches(tensor, {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"},
+                    _VARIABLE)
+
+
+def _reaches(tensor: Any, wanted: set[str], stop: set[str]) -> bool:
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending and len(seen) < _STEPS:
+        current = pending.pop()
+        op = getattr(current, "op", None)
+        if op is None or id(op) in seen:
+            continue
+        seen.add(id(op))
+        if op.type in wanted and current.dtype.name not in ("resource", "variant"):
+            return True
+        if op.type not in stop:
+            pending.extend(op.inputs)
+    return False

@@ -1,0 +1,70 @@
+"""Attaching the runtime to this process: once, at import, and only under a launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from matex_tf import output, placement, seeding, settings, world
+
+_attached = False
+
+
+def attach() -> None:
+    """Join the world, place this rank's threads and patch TensorFlow. Does nothing when alone or the second time."""
+    global _attached
+    if _attached:
+        return
+    _attached = True
+    settings.current()
+    if not world.is_active():
+        return
+    me = world.current()
+    output.attach()
+    if "tensorflow" in sys.modules:
+        _refuse_if_too_late()
+    if settings.current().placement == "auto":
+        placement.apply(me.local_rank, me.local_size)
+    if me.rank > 0:
+        # Its C++ notes would repeat those of the first rank.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    from matex_tf import ops, patches
+
+    ops.library()
+    _agree_on_settings()
+    seeding.agree()
+    patches.install()
+
+
+def _agree_on_settings() -> None:
+    mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
+    everyone = world.control.allgather(mine, "comparing the settings")
+    for rank, theirs in enumerate(everyone):
+        for name in sorted(set(theirs) | set(everyone[0])):
+            if theirs.get(name) != everyone[0].get(name):
+                hosts = world.current().hosts
+                raise world.RankError(
+                    f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
+                    f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
+                    f"with `mpirun -x {name} ...`."
+                )
+
+
+def _refuse_if_too_late() -> None:
+    """TensorFlow that has run has made its threads and may have traced functions without us."""
+    from tensorflow.python.eager import context
+
+    started = context.context()._context_handle is not None
+    from tensorflow.python.framework import ops as framework_ops
+
+    if not started and not framework_ops.get_default_graph().get_operations():
+        return
+    line = next((f"{frame.filename}, line {frame.lineno}" for frame in reversed(traceback.extract_stack())
+                 if frame.line and "matex_tf" in frame.line and "import" in frame.line
+                 and os.path.basename(os.path.dirname(frame.filename)) != "matex_tf"), "the script")
+    raise world.RankError(
+        "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
+        f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "
+        "tensors, variables, models or datasets."
+    )

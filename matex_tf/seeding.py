@@ -1,0 +1,48 @@
+"""The same random numbers on all ranks where the script draws them for everybody.
+
+Initial weights and the order of the data must agree on all ranks. A script that seeds itself has that already and is
+left alone. One that does not gets rank 0's state of Python's, NumPy's and TensorFlow's generators, which is as random as
+its own would have been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+
+from matex_tf import world
+
+
+def agree() -> None:
+    """Give every rank the generator states of rank 0, where they differ."""
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
+    entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
+    everyone = world.communicator("control").allgather((digest, seed))
+    if len(set(digest for digest, _ in everyone)) > 1:
+        python_state, numpy_state = world.communicator("control").bcast((python_state, numpy_state))
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+    entropy = world.communicator("control").bcast(entropy)
+    if all(seed is None for _, seed in everyone):
+        context.set_global_seed(entropy % (1 << 31))
+    _share_entropy(entropy)
+
+
+def _share_entropy(entropy: int) -> None:
+    """`np.random.default_rng()` without a seed takes the operating system's entropy; ranks take rank 0's."""
+    plain = np.random.default_rng
+    root = np.random.SeedSequence(entropy)
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return plain(root.spawn(1)[0] if seed is None else seed)
+
+    default_rng.__doc__ = plain.__doc__
+    np.random.default_rng = default_rng

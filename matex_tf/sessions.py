@@ -1,0 +1,244 @@
+"""Training runs of a `tf.compat.v1` session: which they are, what is fed to each rank and what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping
+
+import numpy as np
+
+from matex_tf import comparison, graphs, losses, ops, output, settings, sharding, steps, variables, world
+
+_state = threading.local()
+
+
+@dataclass
+class Plan:
+    """What a set of fetches means: the reductions and variables it needs, and what to fetch in place of each."""
+
+    fetches: Any
+    reductions: list[Any]
+    variables: list[Any]
+    runs: int = 0
+    prepared: "weakref.WeakSet" = field(default_factory=weakref.WeakSet)
+
+
+def inside() -> bool:
+    """Whether this thread is within a run of our own."""
+    return getattr(_state, "inside", False)
+
+
+@contextlib.contextmanager
+def _plain_runs() -> Iterator[None]:
+    _state.inside = True
+    try:
+        yield
+    finally:
+        _state.inside = False
+
+
+def plan(graph: Any, fetches: Any) -> Plan | None:
+    """The plan of a training run; None for a run that needs no gradient."""
+    plans = vars(graph).setdefault("_matex_plans", {})
+    leaves = [_element(graph, leaf) for leaf in _leaves(fetches)]
+    key = (_shape_of(fetches), tuple(id(leaf) for leaf in leaves))
+    if key not in plans:
+        plans[key] = (_make_plan(graph, fetches, leaves), leaves)
+    return plans[key][0]
+
+
+def _leaves(fetches: Any) -> list[Any]:
+    if isinstance(fetches, Mapping):
+        return [leaf for key in fetches for leaf in _leaves(fetches[key])]
+    if isinstance(fetches, (list, tuple)):
+        return [leaf for part in fetches for leaf in _leaves(part)]
+    return [] if fetches is None else [fetches]
+
+
+def _shape_of(fetches: Any) -> Any:
+    if isinstance(fetches, Mapping):
+        return tuple((key, _shape_of(fetches[key])) for key in fetches)
+    if isinstance(fetches, (list, tuple)):
+        return (type(fetches).__name__, *(_shape_of(part) for part in fetches))
+    return "."
+
+
+def _rebuild(fetches: Any, replace: Any) -> Any:
+    if isinstance(fetches, Mapping):
+        return type(fetches)((key, _rebuild(fetches[key], replace)) for key in fetches)
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*[_rebuild(part, replace) for part in fetches])
+    if isinstance(fetches, (list, tuple)):
+        return type(fetches)(_rebuild(part, replace) for part in fetches)
+    return None if fetches is None else replace(fetches)
+
+
+def _element(graph: Any, leaf: Any) -> Any:
+    try:
+        return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
+    except (TypeError, ValueError, KeyError):
+        return leaf  # sparse tensors and the like; the session knows them
+
+
+def _closure(leaves: list[Any]) -> list[Any]:
+    seen: dict[int, Any] = {}
+    pending = [getattr(leaf, "op", leaf) for leaf in leaves]
+    while pending:
+        op = pending.pop()
+        if id(op) in seen or not hasattr(op, "control_inputs"):
+            continue
+        seen[id(op)] = op
+        pending.extend(tensor.op for tensor in op.inputs)
+        pending.extend(op.control_inputs)
+    return list(seen.values())
+
+
+def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
+    needed = _closure(leaves)
+    reductions = sorted(graphs.reductions(needed), key=lambda op: op._id)
+    if not reductions:
+        return None
+    handles = {op for op in needed if op.type in ("VarHandleOp", "VariableV2", "Variable")}
+    with graph.as_default():
+        import tensorflow as tf
+
+        known = {variable.op: variable for variable in [
+            *tf.compat.v1.global_variables(), *tf.compat.v1.local_variables(), *tf.compat.v1.trainable_variables()]}
+    used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
+    replaced = _global_fetches(graph, leaves, reductions)
+    new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
+    return Plan(new, reductions, used)
+
+
+def _global_fetches(graph: Any, leaves: list[Any], reductions: list[Any]) -> dict[int, Any]:
+    """What to fetch for each tensor that a slice gives a rank's own value of."""
+    import tensorflow as tf
+
+    replaced: dict[int, Any] = {}
+    scalars, rows = [], []
+    for leaf in leaves:
+        if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Placeholder", "Const"):
+            continue
+        if losses.global_value(leaf) is not None:
+            replaced[id(leaf)] = losses.global_value(leaf)
+        elif leaf.dtype.is_floating and leaf.shape.rank == 0 and _depends_on_feeds(leaf):
+            scalars.append(leaf)
+        elif leaf.shape.rank and leaf.shape[0] is None and _depends_on_feeds(leaf):
+            rows.append(leaf)
+    if not scalars and not rows:
+        return replaced
+    finalized = graph.finalized
+    graph._unsafe_unfinalize()
+    with graph.as_default(), tf.control_dependencies(reductions):
+        numbers = steps.placeholder()
+        if scalars:
+            totals = ops.reduce_gradients(scalars, [tensor.name for tensor in scalars], numbers[0], "a fetch")
+            replaced.update({id(tensor): total for tensor, total in zip(scalars, totals)})
+        previous = [totals[0].op] if scalars else []
+        for tensor in rows:
+            with tf.control_dependencies(previous):
+                count = tf.shape(tensor)[0] * tf.cast(numbers[2], tf.int32)
+                replaced[id(tensor)] = ops.allgather(tensor[:count])
+            previous = [replaced[id(tensor)].op]
+    if finalized:
+        graph.finalize()
+    return replaced
+
+
+def _depends_on_feeds(tensor: Any) -> bool:
+    return any(op.type in ("Placeholder", "IteratorGetNext") for op in _closure([tensor]))
+
+
+@contextlib.contextmanager
+def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]]:
+    """Around a training run: agree on what must be agreed, and give the fetches and feeds of this rank."""
+    with session.graph.as_default():
+        numbers = _placeholder(session.graph)
+    if session not in plan.prepared:
+        plan.prepared.add(session)
+        _agree(session, plan, "comparing the variables before the first training run", error=False)
+    elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
+        _agree(session, plan, f"after {plan.runs} training runs", error=True)
+    mine, values = _slice_feeds(feeds, first=plan.runs == 0)
+    plan.runs += 1
+    mine[numbers] = values
+    turns = [op.get_attr("turn") for op in plan.reductions if op.type == graphs.REDUCTION]
+    if len(turns) > 1:
+        ops.expect(turns)
+    _state.inside = True
+    try:
+        yield plan.fetches, mine
+    finally:
+        _state.inside = False
+        if len(turns) > 1:
+            ops.expect([])
+
+
+def _placeholder(graph: Any) -> Any:
+    finalized = graph.finalized
+    graph._unsafe_unfinalize()
+    try:
+        return steps.placeholder()
+    finally:
+        if finalized:
+            graph.finalize()
+
+
+def _agree(session: Any, plan: Plan, what: str, error: bool) -> None:
+    with _plain_runs():
+        values = [np.asarray(value) for value in session.run(plan.variables)]
+        names = [variable.name for variable in plan.variables]
+        for index in variables.differing(names, values, what):
+            if error:
+                raise world.RankError(f"the weights have drifted apart: '{names[index]}' is not the same on all ranks "
+                                      f"({what})")
+            value = world.control.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
+            initializer = plan.variables[index].initializer
+            session.run(initializer, {initializer.inputs[1]: value})
+
+
+def _slice_feeds(feeds: dict, first: bool) -> tuple[dict, list[float]]:
+    """This rank's feeds and the numbers of the step."""
+    import tensorflow as tf
+
+    mine = dict(feeds)
+    open_rows, fixed = {}, False
+    for key, value in feeds.items():
+        if not isinstance(key, tf.Tensor) or not hasattr(value, "__len__"):
+            continue
+        value = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if value.ndim == 0:
+            continue
+        if key.shape.rank is None or key.shape[0] is None:
+            open_rows[key] = value
+        else:
+            fixed = fixed or value.shape[0] > 1 and key.shape.rank > 1
+    lengths = {len(value) for value in open_rows.values()}
+    if any(sharding.is_share(value) for value in open_rows.values()):
+        announced = steps.announced()
+        if announced is None:
+            rows = max(lengths)
+            counts = world.control.allgather(rows, "the rows that each rank feeds")
+            announced = steps.slice_values(rows, sum(counts))
+        return mine, announced
+    if len(lengths) != 1 or fixed:
+        if open_rows or fixed:
+            output.note(
+                "a training run is fed arrays of different lengths, or into placeholders of a fixed first dimension, so "
+                "it is not known which hold rows: every rank computes the whole batch; right, but not faster"
+            )
+        return mine, steps.whole_values()
+    count = lengths.pop()
+    if first:
+        total = 0
+        for value in open_rows.values():
+            total = comparison.digest(value, total)
+        comparison.compare_batch((count, total), "the arrays fed to the first training run")
+    me = world.current()
+    start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+    for key, value in open_rows.items():
+        mine[key] = value[start:stop]
+    return mine, steps.slice_values(stop - start if has_rows else 0, count)

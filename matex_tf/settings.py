@@ -1,0 +1,150 @@
+"""Every MATEX_* setting, in one typed table.
+
+The reference page `docs/settings.md` is made from this table (`python -m matex_tf.settings`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
+
+PREFIX = "MATEX_"
+
+
+def _boolean(text: str) -> bool:
+    value = text.strip().lower()
+    if value in ("1", "true", "yes", "on"):
+        return True
+    if value in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("one of 1, 0, true, false, yes, no, on, off")
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return value
+
+    return parse
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ValueError("a whole number, 0 or more")
+    return value
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ValueError("a whole number, 1 or more")
+    return value
+
+
+def _text(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: its name without the prefix, how it is read, its default and what it does."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    values: str
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+TABLE = (
+    Setting("disable", _boolean, False, "0, 1",
+            "1: the script runs as if the library were not there; under mpirun each rank then runs it alone."),
+    Setting("scaling", _choice("strong", "weak"), "strong", "strong, weak",
+            "strong: the script's batch is the global batch and each rank computes its slice; the result is that of "
+            "the script alone. weak: the script's batch is each rank's own, the global batch is the number of ranks "
+            "times that, and an epoch takes that many times fewer steps; learning rates are left as they are."),
+    Setting("chunk_bytes", _positive, 1 << 20, "bytes",
+            "Gradients are reduced in pieces of this size; MPI allocates memory anew for much larger ones."),
+    Setting("fuse_bytes", _count, 256 << 10, "bytes",
+            "Gradients smaller than this are copied together and reduced as one; larger ones are reduced in place."),
+    Setting("drift_steps", _count, 1000, "steps",
+            "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never."),
+    Setting("cache_dir", _text, "", "folder",
+            "Where the compiled ops are kept; empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache)."),
+    Setting("log_dir", _text, "", "folder",
+            "Each rank's own output is written to rank-N.log in this folder; empty: only rank 0 prints, "
+            "errors of every rank still reach the terminal."),
+    Setting("placement", _choice("auto", "spread", "off"), "auto", "auto, spread, off",
+            "auto: the cores (and GPUs) of a node are spread over its ranks before TensorFlow starts its threads, "
+            "unless the user set threads or binding himself. spread: the same, also where the launcher was told how to "
+            "bind (`matex run` sets it). off: left as the launcher set them."),
+    Setting("quiet", _boolean, False, "0, 1",
+            "1: the library prints none of its own notes on standard error (errors are still raised)."),
+)
+
+_BY_NAME = {setting.name: setting for setting in TABLE}
+
+
+class SettingError(ValueError):
+    """A MATEX_* variable has a value that it cannot have, or there is no such variable."""
+
+
+class Settings:
+    """The values in force: one attribute for each row of `TABLE`, read from `environment` when made."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        known = {setting.variable for setting in TABLE}
+        for variable in environment:
+            if variable.startswith(PREFIX) and variable not in known:
+                raise SettingError(
+                    f"{variable} is set, but there is no such setting. The settings are: " + ", ".join(sorted(known))
+                )
+        for setting in TABLE:
+            value = setting.default
+            if setting.variable in environment:
+                given = environment[setting.variable]
+                try:
+                    value = setting.parse(given)
+                except ValueError as expected:
+                    raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
+            setattr(self, setting.name, value)
+
+
+_current: Settings | None = None
+
+
+def current() -> Settings:
+    """The settings of this process, read from its environment at the first call."""
+    global _current
+    if _current is None:
+        _current = Settings(os.environ)
+    return _current
+
+
+def reference() -> str:
+    """The settings as a page of Markdown."""
+    lines = ["# Settings", "", "Environment variables, read once when the library is imported. "
+             "Ranks must agree on them.", "", "| variable | values | default | meaning |", "|---|---|---|---|"]
+    for setting in TABLE:
+        default = {True: "1", False: "0", "": "(empty)"}.get(setting.default, str(setting.default))
+        lines.append(f"| `{setting.variable}` | {setting.values} | {default} | {setting.meaning} |")
+    lines += ["", "This page is written by `python -m matex_tf.settings`.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

