@@ -142,9 +142,9 @@ def read(path: str) -> str:
         return ""
 
 
-def initial_environment() -> dict[str, str]:
-    """The environment this process was started with: the launcher's variables may be gone since."""
-    pairs = (entry.partition("=") for entry in read("/proc/self/environ").split("\0") if "=" in entry)
+def environment_of(process: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it is not ours to look at."""
+    pairs = (entry.partition("=") for entry in read(f"/proc/{process}/environ").split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
 
 
@@ -236,7 +236,8 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
-    environment = {**initial_environment(), **os.environ}
+    # mpirun keeps its own variables from the ranks, and the library takes the task's away once it has read them.
+    environment = {**environment_of(launcher[0] if launcher else 0), **environment_of(os.getpid()), **os.environ}
     reason = set_by_user(environment, mode)
     if reason is None and launcher is not None and mode != "spread":
         reason = bound_by_launcher(launcher[1], launcher[2], environment)
