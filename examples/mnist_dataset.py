@@ -1,7 +1,9 @@
 """Keras fit on a tf.data pipeline: shuffled anew in each epoch, batched, prefetched.
 
-python examples/mnist_dataset.py
-mpirun -n 2 python -m matex_tf examples/mnist_dataset.py
+Alone, and on two ranks:
+
+    python examples/mnist_dataset.py
+    mpirun -n 2 python -m matex_tf examples/mnist_dataset.py
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """The plainest loop: eager TensorFlow, variables and layers by hand, no tf.function.
 
-python examples/mnist_eager.py
-mpirun -n 2 python -m matex_tf examples/mnist_eager.py
+Alone, and on two ranks:
+
+    python examples/mnist_eager.py
+    mpirun -n 2 python -m matex_tf examples/mnist_eager.py
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """The line `import matex_tf`, and the reader that gives each rank only its share of the files.
 
-python examples/mnist_import.py
-mpirun -n 2 python examples/mnist_import.py
+Alone, and on two ranks:
+
+    python examples/mnist_import.py
+    mpirun -n 2 python examples/mnist_import.py
 """
 
 import argparse

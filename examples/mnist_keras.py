@@ -1,7 +1,9 @@
 """A small convolutional network on handwritten digits: plain Keras on arrays that the script loads itself.
 
-python examples/mnist_keras.py                             alone
-mpirun -n 2 python -m matex_tf examples/mnist_keras.py     the same script on two ranks
+Alone, and on two ranks:
+
+    python examples/mnist_keras.py
+    mpirun -n 2 python -m matex_tf examples/mnist_keras.py
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """A training loop of one's own: tf.GradientTape in a tf.function, over a tf.data pipeline.
 
-python examples/mnist_loop.py
-mpirun -n 2 python -m matex_tf examples/mnist_loop.py
+Alone, and on two ranks:
+
+    python examples/mnist_loop.py
+    mpirun -n 2 python -m matex_tf examples/mnist_loop.py
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """TensorFlow 1 style: placeholders, a Session, feed_dict, and arrays shuffled and cut into batches by hand.
 
-python examples/mnist_v1.py
-mpirun -n 2 python -m matex_tf examples/mnist_v1.py
+Alone, and on two ranks:
+
+    python examples/mnist_v1.py
+    mpirun -n 2 python -m matex_tf examples/mnist_v1.py
 """
 
 import argparse
