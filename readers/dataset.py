@@ -49,7 +49,7 @@ class DataSet:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
         self._format: Format = self._together(
-            lambda: self._open(format, path, options), f"opening {self._name}", Format.describe
+            lambda: self._open(format, path, options), f"opening {self._name}", lambda opened: opened.describe()
         )
         self._held: dict[tuple[str, str], np.ndarray] = {}
         self._taken = 0

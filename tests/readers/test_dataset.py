@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matex_tf.readers import DataSet, Format, ReaderError, register
 
+from matex_tf.readers import DataSet, Format, ReaderError, register
 from matex_tf.sharding import is_share, share_step_rows
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"

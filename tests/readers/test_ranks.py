@@ -1,0 +1,88 @@
+"""DataSet under mpirun: each rank reads its share, and what fails on one rank is raised on all."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import launch
+
+SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
+
+# Each rank opens the folder of its own number where there is one. `agreed` shows every rank's outcome on rank 0.
+SCRIPT = """
+import os, sys
+import numpy as np
+import matex_tf
+from matex_tf import sharding, world
+from matex_tf.readers import DataSet
+
+common, folders = sys.argv[1], sys.argv[2:]
+rank, size = matex_tf.rank(), matex_tf.size()
+
+def outcome(folder):
+    try:
+        data = DataSet("MNIST", folder)
+        return "read " + str([len(getattr(data, name)) for name in ("training_labels", "testing_data")])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+data = DataSet("MNIST", common)
+expected = sharding.rows_of(4000, rank, size)
+assert (data.local_slice.start, data.local_slice.stop) == expected
+whole = np.load(os.path.join(common, "mnist.npz"))
+assert np.array_equal(data.training_data, whole["x_train"][slice(*expected)])
+assert np.array_equal(data.testing_labels, whole["y_test"][slice(*sharding.rows_of(1000, rank, size))])
+labels = [data.next_train_batch(1501)[1] for _ in range(3)]
+assert np.array_equal(np.concatenate(labels), data.training_labels)
+assert sum(world.control.allgather(len(labels[0]), "rows")) == 1501
+
+for folder in folders:
+    mine = f"{folder}-{rank}"
+    for rank_, text in enumerate(world.control.allgather(outcome(mine if os.path.isdir(mine) else folder), "outcomes")):
+        print(f"{os.path.basename(folder)} on rank {rank_}: {text}")
+print("done")
+"""
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders that are wrong on rank 1 alone: a missing file, a header cut short, data cut short, other data."""
+    made = []
+    for name in ("missing", "header", "data", "other"):
+        good, bad = tmp_path / name, tmp_path / f"{name}-1"
+        for folder in (good, bad):
+            folder.mkdir()
+            for file in SAMPLE.glob("*.gz"):
+                shutil.copy(file, folder)
+        made.append(good)
+        images, labels = bad / "train-images-idx3-ubyte.gz", bad / "train-labels-idx1-ubyte.gz"
+        if name == "missing":
+            images.unlink()
+        elif name == "header":
+            images.write_bytes(images.read_bytes()[:12])
+        elif name == "data":
+            labels.write_bytes(labels.read_bytes()[:300])
+        else:
+            for field in ("images-idx3", "labels-idx1"):
+                shutil.copy(bad / f"t10k-{field}-ubyte.gz", bad / f"train-{field}-ubyte.gz")
+    return made
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_an_error_on_one_rank_is_raised_on_all(folders, size):
+    output = launch.run(size, SCRIPT, SAMPLE, *folders).check().stdout
+    assert "done" in output
+    lines = output.splitlines()
+    for name, rank_one, others in (
+        ("missing", "FileNotFoundError", "failed on rank 1"),
+        ("header", "ReaderError", "failed on rank 1"),
+        ("data", "ReaderError", "failed on rank 1"),
+        ("other", "ReaderError", "the ranks see different files"),
+    ):
+        found = [line for line in lines if line.startswith(f"{name} on rank")]
+        assert len(found) == size
+        for rank, line in enumerate(found):
+            assert line.startswith(f"{name} on rank {rank}: {rank_one if rank == 1 else 'ReaderError'}")
+            assert "train" in line
+            assert rank == 1 and name != "other" or others in line
