@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf import settings, world
 
-from . import build
+from . import build, interface
 
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
@@ -58,7 +58,7 @@ def _load(path: Path) -> Library:
 
     try:
         ops = tf.load_op_library(str(path))
-        c = _declare(ctypes.CDLL(str(path)))
+        c = interface.load(path)
     except (OSError, tf.errors.OpError) as error:
         raise build.BuildError(
             f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
@@ -67,26 +67,6 @@ def _load(path: Path) -> Library:
 
     derivatives.register()
     return Library(path, ops, c)
-
-
-def _declare(c: ctypes.CDLL) -> ctypes.CDLL:
-    i32, i64, u64, text, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p
-    signatures = {
-        "matex_last_error": (text, []),
-        "matex_mpi_version": (text, []),
-        "matex_start": (i32, [i32, i32, i32, i32, text, i64, i64]),
-        "matex_rendezvous": (i32, [i32, u64, text]),
-        "matex_count": (i64, [i32]),
-        "matex_hash": (u64, [pointer, i64, u64]),
-        "matex_expect": (None, [ctypes.POINTER(i64), i32]),
-        "matex_reduce": (i32, [i32, ctypes.POINTER(text), ctypes.POINTER(i32), ctypes.POINTER(i32),
-                               ctypes.POINTER(i64), ctypes.POINTER(pointer), ctypes.POINTER(pointer),
-                               ctypes.c_double, text]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(c, name)
-        function.restype, function.argtypes = result, arguments
-    return c
 
 
 def _start(c: ctypes.CDLL) -> None:
@@ -99,7 +79,7 @@ def _start(c: ctypes.CDLL) -> None:
     failed = c.matex_start(sequence, gradients, here.rank, here.size, here.host.encode(), chosen.chunk_bytes,
                            chosen.fuse_bytes)
     if failed:
-        raise world.RankError(f"the engine cannot start: {_last_error(c)}.")
+        raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")
 
 
 def _check_mpi(c: ctypes.CDLL) -> None:
@@ -126,10 +106,6 @@ def mapped_mpi_libraries() -> list[str]:
     return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})
 
 
-def _last_error(c: ctypes.CDLL) -> str:
-    return c.matex_last_error().decode(errors="replace")
-
-
 def rendezvous(kind: int, key: int, what: str) -> None:
     """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
 
@@ -145,7 +121,7 @@ def rendezvous(kind: int, key: int, what: str) -> None:
         return
     c = library().c
     if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode()):
-        raise MismatchError(_last_error(c))
+        raise MismatchError(interface.last_error(c))
 
 
 def count(kind: int) -> int:

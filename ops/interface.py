@@ -1,0 +1,37 @@
+"""The C interface of the engine (src/engine/abi.cc): its functions with their types."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+_FUNCTIONS = {
+    "matex_last_error": (c_char_p, []),
+    "matex_mpi_version": (c_char_p, []),
+    "matex_start": (c_int, [c_int, c_int, c_int, c_int, c_char_p, c_int64, c_int64]),
+    "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
+    "matex_count": (c_int64, [c_int]),
+    "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
+    "matex_expect": (None, [POINTER(c_int64), c_int]),
+    "matex_reduce": (c_int, [c_int, POINTER(c_char_p), POINTER(c_int), POINTER(c_int), POINTER(c_int64),
+                             POINTER(c_void_p), POINTER(c_void_p), c_double, c_char_p]),
+}
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, its functions with their types. Calls into it let other Python threads run.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    c = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(c, name)
+        function.restype, function.argtypes = result, arguments
+    return c
+
+
+def last_error(c: ctypes.CDLL) -> str:
+    """What went wrong in this thread's last call that failed."""
+    return c.matex_last_error().decode(errors="replace")

@@ -1,0 +1,96 @@
+"""An engine without TensorFlow for each test: a fresh copy of the library, on communicators of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_tf.ops import build, compiler, interface
+
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+"""By the engine's numbers of them."""
+
+
+class Engine:
+    """The C interface on NumPy arrays. `reduce` and `meet` return the error's text, "" if there is none."""
+
+    def __init__(self, path: Path, chunk_bytes: int, fuse_bytes: int):
+        self.c = interface.load(path)
+        self.communicators = [MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()]
+        self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        handles = [communicator.py2f() for communicator in self.communicators]
+        host = f"host{self.rank}".encode()
+        assert self.c.matex_start(*handles, self.rank, self.size, host, chunk_bytes, fuse_bytes) == 0, self.error()
+
+    def error(self) -> str:
+        return interface.last_error(self.c)
+
+    def meet(self, kind: int, key: int, what: str) -> str:
+        return self.error() if self.c.matex_rendezvous(kind, key, what.encode()) else ""
+
+    def reduce(self, arrays: Sequence[np.ndarray], names: Sequence[str], weight: float, place: str = "a test",
+               in_place: bool = False) -> tuple[list[np.ndarray], str]:
+        count = len(arrays)
+        arrays = [np.array(array) for array in arrays]
+        outputs = arrays if in_place else [np.empty_like(array) for array in arrays]
+        shapes = [dimension for array in arrays for dimension in array.shape]
+
+        def pointers(these: Sequence[np.ndarray]) -> ctypes.Array:
+            return (ctypes.c_void_p * count)(*(array.ctypes.data for array in these))
+
+        failed = self.c.matex_reduce(
+            count,
+            (ctypes.c_char_p * count)(*(name.encode() for name in names)),
+            (ctypes.c_int * count)(*([np.dtype(dtype) for dtype in DTYPES].index(array.dtype) for array in arrays)),
+            (ctypes.c_int * count)(*(array.ndim for array in arrays)),
+            (ctypes.c_int64 * len(shapes))(*shapes),
+            pointers(arrays), pointers(outputs), weight, place.encode(),
+        )
+        return outputs, self.error() if failed else ""
+
+
+@pytest.fixture(scope="session")
+def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine alone, compiled by rank 0: that it compiles shows that nothing in it knows TensorFlow."""
+    path, problem = None, None
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        path = tmp_path_factory.mktemp("engine") / "engine.so"
+        files = [str(file) for file in build.sources() if file.parent.name == "engine"]
+        command = [compiler.find().path, "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror",
+                   f"-I{build.SOURCE}", *files, "-o", str(path)]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        problem = answer.stderr if answer.returncode else None
+    path, problem = MPI.COMM_WORLD.bcast((path, problem))
+    assert problem is None, problem
+    return path
+
+
+@pytest.fixture
+def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines; called alike on all ranks."""
+    made: list[Engine] = []
+
+    def make(chunk_bytes: int = 1 << 20, fuse_bytes: int = 256 << 10) -> Engine:
+        # The loader knows a library by its file: a copy has a sequence, and a poison, of its own.
+        copy = tmp_path / f"engine{len(made)}.so"
+        shutil.copy(engine_file, copy)
+        made.append(Engine(copy, chunk_bytes, fuse_bytes))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        for communicator in engine.communicators:
+            communicator.Free()
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine()

@@ -1,0 +1,120 @@
+"""The engine alone, without TensorFlow: sums over ranks through a layout, in pieces, and the same on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
+BFLOAT16 = ml_dtypes.bfloat16
+
+SHAPES = ((3, 5), (), (0,), (1,), (64, 33), (2, 0, 7), (17,), (300, 211), (70001,))
+TOLERANCE = {"float32": 1e-6, "float64": 1e-15, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def gradients(rank: int, dtypes: tuple) -> list[np.ndarray]:
+    """What rank `rank` puts in: every rank can compute every other's."""
+    random = np.random.default_rng(rank)
+    return [np.asarray(random.standard_normal(shape)).astype(dtypes[i % len(dtypes)])
+            for i, shape in enumerate(SHAPES)]
+
+
+def weight(rank: int) -> float:
+    return (rank + 1) / (SIZE * (SIZE + 1) / 2)
+
+
+def expected(dtypes: tuple) -> list[np.ndarray]:
+    """The weighted sum over ranks in float64."""
+    everyone = [gradients(rank, dtypes) for rank in range(SIZE)]
+    return [sum(weight(rank) * everyone[rank][i].astype(np.float64) for rank in range(SIZE))
+            for i in range(len(SHAPES))]
+
+
+def assert_same_everywhere(arrays: list[np.ndarray]) -> None:
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+    assert len(set(WORLD.allgather(digest))) == 1
+
+
+NAMES = [f"variable {i}" for i in range(len(SHAPES))]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("chunk_bytes", "fuse_bytes"), [
+    (1 << 20, 256 << 10), (1 << 20, 0), (64, 1 << 30), (1000, 500), (4096, 4096), (1 << 30, 1 << 30)])
+@pytest.mark.parametrize("dtypes", [
+    (np.float32,), (np.float64,), (np.float16,), (BFLOAT16,), (np.float32, np.float64, np.float16, BFLOAT16)])
+def test_weighted_sum(make_engine, dtypes, chunk_bytes, fuse_bytes, in_place):
+    outputs, error = make_engine(chunk_bytes, fuse_bytes).reduce(
+        gradients(RANK, dtypes), NAMES, weight(RANK), in_place=in_place)
+    assert error == ""
+    for output, wanted in zip(outputs, expected(dtypes)):
+        assert output.shape == wanted.shape
+        scale = max(1.0, np.abs(wanted).max(initial=0))
+        difference = np.abs(output.astype(np.float64) - wanted).max(initial=0)
+        assert difference <= TOLERANCE[output.dtype.name] * scale
+    assert_same_everywhere(outputs)
+
+
+def test_weight_of_zero_selects_zeros(engine):
+    """A rank without rows may hold NaN and infinity; the others' sum is untouched by them."""
+    mine = np.full(1000, np.nan if RANK % 2 else np.inf, np.float32) if RANK else np.arange(1000, dtype=np.float32)
+    (output,), error = engine.reduce([mine], ["x"], 1.0 if RANK == 0 else 0.0)
+    assert error == ""
+    np.testing.assert_array_equal(output, np.arange(1000, dtype=np.float32))
+
+
+def test_no_gradients(engine):
+    assert engine.reduce([], [], 1.0) == ([], "")
+    assert engine.c.matex_count(1) == 1
+
+
+def test_counts_by_kind(engine):
+    for _ in range(3):
+        engine.reduce([np.zeros(2, np.float32)], ["x"], 1.0)
+    engine.meet(6, 1, "a message")
+    assert [engine.c.matex_count(kind) for kind in (1, 2, 6, 7)] == [3, 0, 1, 0]
+
+
+def half_values() -> np.ndarray:
+    """All float16 numbers: normal, subnormal, zeros, infinities and NaN."""
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+@pytest.mark.parametrize("factor", [0.5, 0.3, 3.0])
+def test_sixteen_bit_floats_round_as_numpy_does(engine, dtype, factor):
+    """One rank's product, rounded to nearest even, for every value there is."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    (output,), error = engine.reduce([values], ["x"], factor if RANK == 0 else 0.0)
+    assert error == ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = (values.astype(np.float32) * np.float32(factor)).astype(dtype)
+    np.testing.assert_array_equal(np.isnan(output.astype(np.float32)), np.isnan(wanted.astype(np.float32)))
+    keep = ~np.isnan(wanted.astype(np.float32))
+    np.testing.assert_array_equal(output[keep].astype(np.float32), wanted[keep].astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_sums_of_sixteen_bit_floats_are_rounded_once(engine, dtype):
+    """Two ranks' sum is that of float32, rounded; the ranks beyond them add zeros."""
+    random = np.random.default_rng(7)
+    pair = [random.standard_normal(50_000).astype(dtype) for _ in range(2)]
+    mine = pair[RANK] if RANK < 2 else np.zeros_like(pair[0])
+    (output,), _ = engine.reduce([mine], ["x"], 1.0)
+    wanted = pair[0].astype(np.float32) + (pair[1].astype(np.float32) if SIZE > 1 else 0)
+    np.testing.assert_array_equal(output, wanted.astype(dtype))
+
+
+def test_hash_is_xxh64(engine):
+    """Known values of XXH64, seed 0."""
+    known = {b"": 0xEF46DB3751D8E999, b"a": 0xD24EC4F1A98C6E5B, b"abc": 0x44BC2CF5AD770999,
+             b"Nobody inspects the spammish repetition": 0xFBCEA83C8A378BF1}
+    for text, value in known.items():
+        assert engine.c.matex_hash(text, len(text), 0) == value

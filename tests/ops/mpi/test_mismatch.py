@@ -1,0 +1,115 @@
+"""Ranks that differ: an error on every rank that names the variable or the places, at once and from then on."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+ODD = SIZE - 1
+"""The rank that differs from all others."""
+
+KERNEL = np.zeros((3, 4), np.float32)
+BIAS = np.zeros(4, np.float32)
+
+
+def check(engine, error: str, *parts: str) -> None:
+    """With several ranks: the same error everywhere, with these parts, and every later call repeats it at once."""
+    if SIZE == 1:
+        assert error == ""
+        return
+    assert len(set(MPI.COMM_WORLD.allgather(error))) == 1
+    for part in parts:
+        assert part in error, error
+    start = time.monotonic()
+    assert engine.meet(6, 0, "a later message") == error
+    assert engine.reduce([BIAS], ["bias"], 1.0)[1] == error
+    assert engine.meet(7, 0, "the end") == error
+    assert time.monotonic() - start < 1
+
+
+def test_shape(engine):
+    mine = np.zeros((3, 5), np.float32) if RANK == ODD else KERNEL
+    _, error = engine.reduce([BIAS, mine], ["bias", "kernel"], 1.0, "the update in fit")
+    check(engine, error, "the update in fit", "gradient 2", "variable 'kernel'", "float32 [3, 4] on rank 0 (host0)",
+          f"float32 [3, 5] on rank {ODD} (host{ODD})")
+
+
+def test_dtype(engine):
+    _, error = engine.reduce([KERNEL.astype(np.float64 if RANK == ODD else np.float32)], ["kernel"], 1.0)
+    check(engine, error, "'kernel'", "float32 [3, 4] on rank 0", f"float64 [3, 4] on rank {ODD}")
+
+
+def test_name(engine):
+    _, error = engine.reduce([BIAS, KERNEL], ["bias", "other" if RANK == ODD else "kernel"], 1.0)
+    check(engine, error, "gradient 2", "'kernel', float32 [3, 4], on rank 0 (host0)",
+          f"'other', float32 [3, 4], on rank {ODD} (host{ODD})")
+
+
+def test_missing(engine):
+    tensors, names = ([BIAS], ["bias"]) if RANK == ODD else ([BIAS, KERNEL], ["bias", "kernel"])
+    _, error = engine.reduce(tensors, names, 1.0)
+    check(engine, error, "rank 0 (host0) has a gradient of variable 'kernel'", f"which rank {ODD} (host{ODD}) has not",
+          "2 and 1 gradients")
+
+
+def test_none_at_all(engine):
+    _, error = engine.reduce([] if RANK == ODD else [BIAS], [] if RANK == ODD else ["bias"], 1.0)
+    check(engine, error, "variable 'bias', float32 [4]", f"rank {ODD} (host{ODD}) has not")
+
+
+def test_settings(make_engine):
+    engine = make_engine(chunk_bytes=1 << (19 if RANK == ODD else 20))
+    _, error = engine.reduce([BIAS], ["bias"], 1.0)
+    check(engine, error, "rank 0 (host0) has MATEX_CHUNK_BYTES=1048576", "MATEX_CHUNK_BYTES=524288")
+
+
+def test_places(engine):
+    """One is at a message, the others at an update: the error names both places and the collective's number."""
+    engine.meet(6, 0, "one together")
+    if RANK == ODD:
+        error = engine.meet(6, 0, "the weights at the start")
+    else:
+        _, error = engine.reduce([BIAS], ["bias"], 1.0, "the update in fit")
+    check(engine, error, "different places", "at the update in fit", f"rank {ODD} (host{ODD}) is at the weights at the "
+          "start", "collective number 1")
+
+
+def test_keys(engine):
+    error = engine.meet(6, RANK == ODD, "message of the odd rank" if RANK == ODD else "message")
+    check(engine, error, "different places", "at message", f"rank {ODD} (host{ODD}) is at message of the odd rank")
+
+
+def test_end(engine):
+    """One rank ends its script while the others train on."""
+    if RANK == ODD:
+        error = engine.meet(7, 0, "the end of its script")
+    else:
+        _, error = engine.reduce([BIAS], ["bias"], 1.0, "the update in fit")
+    check(engine, error, f"rank {ODD} (host{ODD}) has ended its script", "at the update in fit")
+
+
+def test_ranks_at_the_same_place_are_named_together(engine):
+    error = engine.meet(6, min(RANK, 1), f"place {min(RANK, 1)}")
+    check(engine, error, "rank 0 (host0) is at place 0")
+    if SIZE == 4:
+        assert "rank 1 (host1), rank 2 (host2), rank 3 (host3) are at place 1" in error
+
+
+def test_equal_places_go_on(engine):
+    for number in range(50):
+        assert engine.meet(6, number, f"message {RANK}") == ""
+        assert engine.reduce([KERNEL], ["kernel"], 1.0, f"place {RANK}")[1] == ""
+
+
+def test_keys_use_all_bits(engine):
+    """The check compares by a maximum: keys with the sign bit set, and their complements, are no exception."""
+    for key in (0, 1, 1 << 63, (1 << 64) - 1, 1 << 62, (1 << 63) - 1):
+        assert engine.meet(6, key, "message") == ""
+    error = engine.meet(6, (1 << 64) - 1 if RANK == ODD else 0, "message")
+    check(engine, error, "different places")
