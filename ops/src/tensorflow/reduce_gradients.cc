@@ -77,7 +77,7 @@ class ReduceGradientsKernel : public Collective {
 };
 
 REGISTER_OP("MatexReduceGradients")
-    .Attr("T: list({float, double, half, bfloat16})")
+    .Attr("T: list({float, double, half, bfloat16}) >= 0")
     .Attr("names: list(string)")
     .Attr("place: string = ''")
     .Attr("turn: int = -1")

@@ -1,0 +1,158 @@
+"""The op that reduces all gradients of an update, wherever TensorFlow runs it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf import ops, world
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = world.current().rank, world.current().size
+KIND = 1
+NAMES = ["conv", "bias", "half", "brain", "empty", "double"]
+DTYPES = ["float32", "float32", "float16", "bfloat16", "float32", "float64"]
+SHAPES = [(600, 700), (5,), (), (33, 3), (0, 4), (1000,)]
+
+
+def gradients(rank: int) -> list[tf.Tensor]:
+    random = np.random.default_rng(rank)
+    return [tf.cast(tf.constant(random.standard_normal(shape)), dtype) for shape, dtype in zip(SHAPES, DTYPES)]
+
+
+def weight(rank: int) -> float:
+    return (rank + 1) / (SIZE * (SIZE + 1) / 2)
+
+
+def check(results: list) -> None:
+    wanted = [sum(weight(rank) * gradients(rank)[i].numpy().astype(np.float64) for rank in range(SIZE))
+              for i in range(len(NAMES))]
+    for result, one, dtype in zip(results, wanted, DTYPES):
+        result = np.asarray(result)
+        assert result.shape == one.shape and tf.as_dtype(result.dtype).name == dtype
+        tolerance = {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-5}.get(dtype, 1e-14)
+        np.testing.assert_allclose(result.astype(np.float64), one, rtol=tolerance, atol=tolerance)
+    digest = hashlib.sha256(b"".join(np.asarray(result).tobytes() for result in results)).digest()
+    same = ops.allgather(tf.constant(np.frombuffer(digest, np.uint8)[None]))
+    assert len(np.unique(same, axis=0)) == 1, "bit for bit the same on all ranks"
+
+
+def reduce(tensors, weight, place="a test"):
+    return ops.reduce_gradients(tensors, NAMES, weight, place)
+
+
+def test_eager():
+    before = ops.count(KIND)
+    check(reduce(gradients(RANK), weight(RANK)))
+    assert ops.count(KIND) == before + (SIZE > 1)
+
+
+def test_inputs_are_left_alone():
+    """The op may work in its input's memory only where nobody else reads it."""
+    mine = gradients(RANK)
+    reduce(mine, weight(RANK))
+    for left, one in zip(mine, gradients(RANK)):
+        np.testing.assert_array_equal(left.numpy().astype(float), one.numpy().astype(float))
+
+
+def test_function():
+    function = tf.function(lambda tensors, weight: reduce(tensors, weight))
+    before = ops.count(KIND)
+    for _ in range(3):
+        check(function(gradients(RANK), tf.constant(weight(RANK), tf.float64)))
+    assert ops.count(KIND) == before + 3 * (SIZE > 1)
+
+
+def test_ranks_that_trace_at_different_times():
+    """A layout is agreed by content: one rank's new trace is no news to the others (rule 6)."""
+
+    @tf.function
+    def step(rows):
+        mine = tf.reduce_sum(rows, axis=0)
+        return ops.reduce_gradients([mine], ["x"], 1.0, "a step")[0]
+
+    for turn in range(6):
+        rows = 1 + (turn * (RANK + 1)) % 3
+        np.testing.assert_allclose(step(tf.ones([rows, 4])),
+                                   np.full(4, sum(1 + (turn * (rank + 1)) % 3 for rank in range(SIZE))))
+
+
+def test_shapes_known_only_when_run():
+    function = tf.function(lambda x: ops.reduce_gradients([x], ["x"], 1.0)[0],
+                           input_signature=[tf.TensorSpec(None)])
+    for shape in ((3,), (2, 2), (), (3,)):
+        np.testing.assert_array_equal(function(tf.ones(shape)), np.full(shape, SIZE))
+
+
+def test_weight_of_zero_selects_zeros():
+    mine = tf.fill([100], np.nan if RANK else 2.0)
+    for function in (ops.reduce_gradients, tf.function(ops.reduce_gradients)):
+        (result,) = function([mine], ["x"], tf.constant(float(RANK == 0), tf.float64))
+        np.testing.assert_array_equal(result, np.full(100, 2.0))
+
+
+def test_branches():
+    @tf.function
+    def step(flag, x):
+        return tf.cond(flag, lambda: ops.reduce_gradients([x], ["x"], 1.0)[0], lambda: x)
+
+    before = ops.count(KIND)
+    assert step(tf.constant(True), tf.constant(1.0)).numpy() == SIZE
+    assert step(tf.constant(False), tf.constant(1.0)).numpy() == 1
+    assert ops.count(KIND) == before + (SIZE > 1)
+
+
+def test_no_gradients():
+    assert ops.reduce_gradients([], [], 1.0) == []
+
+
+def test_v1_graph():
+    values = [one.numpy() for one in gradients(RANK)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        inputs = [tf.compat.v1.placeholder(dtype) for dtype in DTYPES]
+        outputs = reduce(inputs, tf.constant(weight(RANK), tf.float64))
+        results = [session.run(outputs, dict(zip(inputs, values))) for _ in range(3)]
+    for result in results:
+        check(result)
+
+
+def test_v1_graph_keeps_the_announced_order():
+    """Independent ops of a graph become ready in any order, a different one on each rank; their turns put it right."""
+    with tf.Graph().as_default() as graph:
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+        session = tf.compat.v1.Session(config=config)
+        random = np.random.default_rng(RANK)
+        outputs = []
+        for i in range(12):
+            work = tf.ones([int(random.integers(10, 300))] * 2) * tf.random.uniform([])
+            ready = tf.reduce_sum(tf.matmul(work, work)) * 0.0
+            outputs.append(ops.reduce_gradients([ready + float(i)], [f"x{i}"], 1.0, f"update {i}")[0])
+        turns = [op.get_attr("turn") for op in graph.get_operations() if op.type in ops.OP_TYPES]
+        assert turns == sorted(set(turns))
+        for _ in range(20):
+            ops.expect(turns)
+            np.testing.assert_allclose(session.run(outputs), [SIZE * i for i in range(12)])
+        session.close()
+
+
+def test_v1_run_that_fails_leaves_nothing_waiting():
+    """An op whose turn does not come, because the run failed before, is cancelled with it, on every rank."""
+    if SIZE == 1:
+        return
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        with tf.control_dependencies([tf.debugging.assert_greater(x, 0.0)]):
+            first = ops.reduce_gradients([x], ["first"], 1.0)[0]
+        second = ops.reduce_gradients([tf.constant(1.0)], ["second"], 1.0)[0]
+        turns = [op.get_attr("turn") for op in graph.get_operations() if op.type in ops.OP_TYPES]
+        for _ in range(5):
+            ops.expect(turns)
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run([first, second], {x: -1.0})
+            ops.expect(turns)
+            assert session.run([first, second], {x: 1.0}) == [SIZE, SIZE]
+        ops.expect([])
