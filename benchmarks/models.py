@@ -1,0 +1,91 @@
+"""The models whose steps are timed: many small gradients, few large ones, and two in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to time: what is said of it, its input shape and batch, how many steps a round has, how it is built."""
+
+    title: str
+    shape: tuple[int, ...]
+    batch: int
+    steps: int
+    build: Callable[[Any, tuple[int, ...]], Any]
+
+
+def mlp(keras: Any, shape: tuple[int, ...]) -> Any:
+    """42 layers of 256 units: 84 gradients, 2.7 million parameters."""
+    hidden = [keras.layers.Dense(256, activation="relu") for _ in range(41)]
+    return keras.Sequential([keras.Input(shape), *hidden, keras.layers.Dense(10)])
+
+
+def cnn(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Two convolutions and a dense layer: 1.2 million parameters."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def resnet20(keras: Any, shape: tuple[int, ...]) -> Any:
+    """He et al. 2016, section 4.2, n = 3: 0.27 million parameters."""
+    layers = keras.layers
+
+    def normalised(x: Any, filters: int, strides: int = 1, size: int = 3) -> Any:
+        x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    inputs = keras.Input(shape)
+    x = layers.ReLU()(normalised(inputs, 16))
+    for filters in (16, 32, 64):
+        for block in range(3):
+            strides = 2 if filters > 16 and block == 0 else 1
+            y = layers.ReLU()(normalised(x, filters, strides))
+            y = normalised(y, filters)
+            shortcut = x if strides == 1 else normalised(x, filters, strides, size=1)
+            x = layers.ReLU()(layers.Add()([y, shortcut]))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
+    """The layers of Krizhevsky et al. 2012 in one tower: 60 million parameters, most in three large gradients."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(96, 11, 4, activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(256, 5, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Flatten(),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+CASES = {
+    "mlp": Case("MLP of 84 small gradients", (256,), 256, 40, mlp),
+    "cnn": Case("small CNN", (28, 28, 1), 64, 20, cnn),
+    "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20),
+    "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
+}

@@ -1,0 +1,139 @@
+"""Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
+
+    python benchmarks/step.py [--models mlp cnn resnet20 alexnet] [--ranks 2] [--rounds 5]
+
+One thread and one core for each process, and every process computes the same number of rows in each setting: the
+batch of the script on ranks is larger by their number. All processes of a model are alive at once and take turns,
+round by round, so that what the machine does besides falls on all; figures are medians. "copies/alone" is what
+sharing memory and caches costs without any library, "ranks/copies" is what the library costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from models import CASES
+
+from matex_tf import cli, placement
+
+SETTINGS = ("alone", "copies", "ranks")
+WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
+PATIENCE = 300  # seconds for the start, and for each round
+
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "MATEX_QUIET": "1"}
+HEADER = (
+    f"{'model':26} {'params':>8} {'batch':>6} {'alone':>9} {'copies':>9} {'ranks':>9} {'copies/alone':>13}"
+    f" {'ranks/copies':>13}   least - most of a round"
+)
+
+
+class Workers:
+    """The processes of one model: started together, told to run a round, and ended."""
+
+    def __init__(self, name: str, cpus: Sequence[int], folder: str):
+        self.children: list[subprocess.Popen] = []
+        self.channels: dict[str, list] = {setting: [] for setting in SETTINGS}
+        address = os.path.join(folder, name)
+        on_ranks = cli.command_line(cli.Run(len(cpus), [WORKER, name, "ranks", address, "--ranks", str(len(cpus))]))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            listener.settimeout(PATIENCE)
+            self._start([sys.executable, WORKER, name, "alone", address], cpus[:1])
+            for cpu in cpus:
+                self._start([sys.executable, WORKER, name, "copies", address], [cpu])
+            self._start(on_ranks, cpus)
+            for _ in range(1 + 2 * len(cpus)):
+                connection, _ = listener.accept()
+                connection.settimeout(PATIENCE)
+                channel = connection.makefile("rw")
+                self.channels[json.loads(channel.readline())].append(channel)
+        for setting in SETTINGS:
+            self._answers(setting)
+
+    def _start(self, command: Sequence[str], cpus: Sequence[int]) -> None:
+        bound = ["taskset", "-c", placement.format_cpu_list(cpus), *command]
+        self.children.append(subprocess.Popen(bound, env=ENVIRONMENT, stdin=subprocess.DEVNULL))
+
+    def _answers(self, setting: str) -> list:
+        return [json.loads(channel.readline()) for channel in self.channels[setting]]
+
+    def _tell(self, setting: str, steps: int) -> None:
+        for channel in self.channels[setting]:
+            print(steps, file=channel, flush=True)
+
+    def round(self, setting: str, steps: int) -> float:
+        """The milliseconds of a step: the median over the steps of each process, the mean over the processes."""
+        self._tell(setting, steps)
+        medians = [1000 * median(answer) for answer in self._answers(setting)]
+        return sum(medians) / len(medians)
+
+    def end(self) -> int:
+        """Lets all processes end by themselves; gives the number of parameters of their model."""
+        for setting in SETTINGS:
+            self._tell(setting, 0)
+        parameters = {answer for setting in SETTINGS for answer in self._answers(setting)}
+        for child in self.children:
+            child.wait(60)
+        return parameters.pop()
+
+    def kill(self) -> None:
+        """Ends those that are still there, mpirun by the signal on which it ends its ranks."""
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+
+
+def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[float]]) -> str:
+    """A line of the table from the milliseconds a step of each setting in each round."""
+    alone, copies, ranks = (median(rounds[setting]) for setting in SETTINGS)
+    shared = median(b / a for a, b in zip(rounds["alone"], rounds["copies"]))
+    costs = [b / a for a, b in zip(rounds["copies"], rounds["ranks"])]
+    return (
+        f"{title:26} {parameters / 1e6:6.2f} M {batch:6} {alone:9.1f} {copies:9.1f} {ranks:9.1f} {shared:13.2f}"
+        f" {median(costs):13.2f}   {min(costs):.2f} - {max(costs):.2f}"
+    )
+
+
+def measure(name: str, rounds: int, cpus: Sequence[int], folder: str) -> str:
+    """Times one model; gives its line of the table."""
+    case = CASES[name]
+    workers = Workers(name, cpus, folder)
+    try:
+        milliseconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+        for _ in range(rounds):
+            for setting in SETTINGS:
+                milliseconds[setting].append(workers.round(setting, case.steps))
+        return row(case.title, workers.end(), case.batch, milliseconds)
+    finally:
+        workers.kill()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES), metavar="MODEL")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    cores = placement.cores()
+    if len(cores) < arguments.ranks:
+        parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")
+    cpus = [core[0] for core in cores[: arguments.ranks]]
+    print(f"milliseconds a step; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
+    with tempfile.TemporaryDirectory(prefix="step") as folder:
+        for name in arguments.models:
+            print(measure(name, arguments.rounds, cpus, folder), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
