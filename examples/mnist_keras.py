@@ -76,7 +76,7 @@ def main():
     x_train, y_train, x_test, y_test = load(options.data, options.rows)
     model = build()
     model.compile(
-        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        optimizer=keras.optimizers.Adam(1e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

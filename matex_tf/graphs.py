@@ -13,7 +13,7 @@ def keep(value: Any) -> None:
 
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        vars(graph).setdefault("_matex_kept", []).append(value)
+        graph._matex_kept = [*getattr(graph, "_matex_kept", []), value]
         graph = getattr(graph, "outer_graph", None)
 
 

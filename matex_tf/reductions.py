@@ -73,19 +73,32 @@ def _divides_by_own_size(op: Any) -> bool:
 
     A script that divides by its batch size divides a slice's sum by another number than the slice's.
     """
-    import tensorflow as tf
-
-    divisor = tf.get_static_value(op.inputs[1])
-    if divisor is None or divisor.size != 1:
+    divisor = _constant(op.inputs[1])
+    if divisor is None:
         return False
     tensor = op.inputs[0]
     for _ in range(10):
         if tensor.op.type == "Sum":
-            return tensor.op.inputs[0].shape.num_elements() == float(divisor.reshape(()))
+            return tensor.op.inputs[0].shape.num_elements() == divisor
         if tensor.op.type not in _THROUGH or not tensor.op.inputs:
             return False
         tensor = tensor.op.inputs[0]
     return False
+
+
+def _constant(tensor: Any) -> float | None:
+    """The value of a scalar that is known when traced, or None."""
+    import tensorflow as tf
+
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return float(value.reshape(())) if value.size == 1 else None
+    if tensor.op.type in ("Cast", "Identity"):
+        return _constant(tensor.op.inputs[0])
+    if tensor.op.type == "Prod":
+        factors = tf.get_static_value(tensor.op.inputs[0])
+        return None if factors is None else float(factors.prod())
+    return None
 
 
 def _depends_on_data(tensor: Any) -> bool:

@@ -24,8 +24,7 @@ def attach() -> None:
     output.attach()
     if "tensorflow" in sys.modules:
         _refuse_if_too_late()
-    if settings.current().placement == "auto":
-        placement.apply(me.local_rank, me.local_size)
+    placement.apply(me.local_rank, me.local_size)
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

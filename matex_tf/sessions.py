@@ -42,7 +42,9 @@ def _plain_runs() -> Iterator[None]:
 
 def plan(graph: Any, fetches: Any) -> Plan | None:
     """The plan of a training run; None for a run that needs no gradient."""
-    plans = vars(graph).setdefault("_matex_plans", {})
+    if not hasattr(graph, "_matex_plans"):
+        graph._matex_plans = {}
+    plans = graph._matex_plans
     leaves = [_element(graph, leaf) for leaf in _leaves(fetches)]
     key = (_shape_of(fetches), tuple(id(leaf) for leaf in leaves))
     if key not in plans:
@@ -126,7 +128,7 @@ def _global_fetches(graph: Any, leaves: list[Any], reductions: list[Any]) -> dic
             replaced[id(leaf)] = losses.global_value(leaf)
         elif leaf.dtype.is_floating and leaf.shape.rank == 0 and _depends_on_feeds(leaf):
             scalars.append(leaf)
-        elif leaf.shape.rank and leaf.shape[0] is None and _depends_on_feeds(leaf):
+        elif leaf.shape.rank and leaf.shape.as_list()[0] is None and _depends_on_feeds(leaf):
             rows.append(leaf)
     if not scalars and not rows:
         return replaced
@@ -212,7 +214,7 @@ def _slice_feeds(feeds: dict, first: bool) -> tuple[dict, list[float]]:
         value = value if isinstance(value, np.ndarray) else np.asarray(value)
         if value.ndim == 0:
             continue
-        if key.shape.rank is None or key.shape[0] is None:
+        if key.shape.rank is None or key.shape.as_list()[0] is None:
             open_rows[key] = value
         else:
             fixed = fixed or value.shape[0] > 1 and key.shape.rank > 1
