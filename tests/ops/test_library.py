@@ -1,0 +1,161 @@
+"""The library in a process: one MPI, GPU kernels in host memory, and a world of one that needs none of it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import launch
+from matex_tf import ops, world
+from matex_tf.ops import build
+
+ALONE = """
+import sys
+import numpy as np
+import tensorflow as tf
+from matex_tf import ops, world
+
+assert not world.is_active()
+assert ops.allreduce(tf.constant([1, 2])).numpy().tolist() == [1, 2]
+assert ops.allgather(tf.constant(3.0)).numpy().tolist() == [3.0]
+assert ops.broadcast(tf.constant("text" != "")).numpy()
+ops.barrier()
+ops.expect([1, 2])
+ops.rendezvous(6, 1, "nothing")
+assert tf.function(lambda x: ops.allreduce(x, "max"))(tf.constant(2.0)).numpy() == 2.0
+reduced = ops.reduce_gradients([tf.ones(2), tf.fill([], float("nan"))], ["a", "b"], 0.5)
+assert reduced[0].numpy().tolist() == [0.5, 0.5]
+assert ops.reduce_gradients([tf.fill([], float("nan"))], ["b"], 0.0)[0].numpy() == 0
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    session.run([ops.allreduce(tf.constant(1.0)), ops.barrier()])
+assert ops.count(1) == 0
+assert "mpi4py" not in sys.modules
+import matex_tf.ops.library
+assert sys.modules["matex_tf.ops.library"]._library is None
+
+# Asked for by name, it is there all the same: GPU kernels take host memory, hashes are of content.
+library = ops.library()
+from tensorflow.python.framework import kernels
+for name in ops.OP_TYPES:
+    found = kernels.get_registered_kernels_for_op(name).kernel
+    devices = {kernel.device_type: set(kernel.host_memory_arg) for kernel in found}
+    assert set(devices) == {"CPU", "GPU"}, name
+    print(name, sorted(devices["GPU"]))
+assert "mpi4py" not in sys.modules
+
+array = np.arange(30_000_000, dtype=np.float64).reshape(3000, 10_000)
+value = ops.content_hash(array)
+assert 0 <= value < 1 << 64 and value == ops.content_hash(array.copy())
+assert value == ops.content_hash(np.asfortranarray(array)), "by content, not by layout in memory"
+assert ops.content_hash(array[::2]) == ops.content_hash(array[::2].copy())
+others = [ops.content_hash(array, 1), ops.content_hash(array.reshape(-1)), ops.content_hash(array.view(np.int64))]
+changed = array.copy()
+changed[2999, 9999] += 1
+others.append(ops.content_hash(changed))
+others += [ops.content_hash(np.zeros(0)), ops.content_hash(np.zeros((0, 3))), ops.content_hash(np.float32(0))]
+assert len({value, *others}) == 8
+assert ops.content_hash(np.array(["a", "b"])) != ops.content_hash(np.array(["a", "c"]))
+try:
+    ops.content_hash(np.array([object()]))
+except TypeError as error:
+    print(error)
+print("alone: ok")
+"""
+
+HOST_MEMORY = {
+    "MatexAllreduce": ["x", "y"],
+    "MatexBroadcast": ["x", "y"],
+    "MatexAllgather": ["rows", "x", "y"],
+    "MatexBarrier": [],
+    "MatexReduceGradients": ["gradients", "reduced", "weight"],
+}
+
+UNEQUAL = """
+import sys
+import tensorflow as tf
+from matex_tf import ops, world
+
+rank = world.current().rank
+
+def step():
+    return ops.reduce_gradients([tf.ones([3]), tf.ones([4 + rank])], ["kernel", "bias"], 1.0, "the update of a test")
+
+def caught(function):
+    try:
+        function()
+    except (tf.errors.FailedPreconditionError, ops.MismatchError) as error:
+        assert "'bias'" in str(error) and "float32 [4] on rank 0" in str(error), error
+        assert "float32 [5] on rank 1" in str(error) and "the update of a test" in str(error), error
+        assert f"rank {rank} of 2 on " in str(error), error
+        return
+    raise AssertionError("no error")
+
+def in_session():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        session.run(step())
+
+def in_monitored_session():
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        reduced = step()
+        with tf.compat.v1.train.MonitoredSession() as session:
+            session.run(reduced)
+
+for function in (step, tf.function(step), in_session, in_monitored_session, ops.barrier,
+                 lambda: ops.rendezvous(6, 0, "a message"), lambda: ops.allreduce(1.0)):
+    caught(function)
+assert ops.count(1) == 0
+with open(sys.argv[1] + f"/rank{rank}", "w") as file:
+    file.write("caught")
+"""
+
+
+def test_alone():
+    result = launch.run_alone(ALONE).check()
+    for name, arguments in HOST_MEMORY.items():
+        assert f"{name} {arguments}" in result.stdout
+    assert "expected an array of numbers" in result.stdout
+    assert "alone: ok" in result.stdout
+
+
+def test_ranks_that_differ_fail_however_tensorflow_runs_the_op(tmp_path):
+    """No way of running hangs or tries for ever, and the launch ends with an exit code that is not 0."""
+    result = launch.run(2, UNEQUAL, str(tmp_path), module=False)
+    assert {file.name for file in tmp_path.iterdir()} == {"rank0", "rank1"}, result.output[-4000:]
+    assert result.returncode != 0
+
+
+def test_two_mpi_libraries(monkeypatch):
+    library = sys.modules["matex_tf.ops.library"]
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(
+        MPI=SimpleNamespace(Get_library_version=lambda: "Open MPI v5\0")))
+    same = SimpleNamespace(matex_mpi_version=lambda: b"Open MPI v5")
+    other = SimpleNamespace(matex_mpi_version=lambda: b"MPICH 4")
+    monkeypatch.setattr(library, "mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
+    library._check_mpi(same)
+    with pytest.raises(world.RankError, match="'Open MPI v5', the ops are linked to 'MPICH 4'"):
+        library._check_mpi(other)
+    monkeypatch.setattr(library, "mapped_mpi_libraries", lambda: ["/a/libmpi.so.40", "/b/libmpi.so.12"])
+    with pytest.raises(world.RankError, match="/a/libmpi.so.40, /b/libmpi.so.12"):
+        library._check_mpi(same)
+
+
+def test_mpi_libraries_are_told_from_their_companions():
+    pattern = sys.modules["matex_tf.ops.library"]._MPI_LIBRARY
+    assert all(pattern.match(name) for name in (
+        "libmpi.so.40.30.4", "libmpich.so.12", "libmpi.so", "libmpi_ibm.so.3", "libmpi_cray.so.12"))
+    assert not any(pattern.match(name) for name in (
+        "libmpi_cxx.so.40", "libmpi_mpifh.so.40", "libmpicxx.so.12", "libmpifort.so.12", "libmpijava.so"))
+
+
+def test_library_that_cannot_be_loaded(tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    with pytest.raises(build.BuildError, match="broken.so cannot be loaded.*Delete that file"):
+        sys.modules["matex_tf.ops.library"]._load(broken)
+
+
+def test_public_names():
+    assert set(ops.__all__) <= set(dir(ops))
