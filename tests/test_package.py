@@ -1,0 +1,67 @@
+"""The package: what a wheel carries, and that ordinary and editable installs find every room of the source."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import launch
+from matex_tf.version import __version__
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"matex_tf": ROOT / "matex_tf", "matex_tf.ops": ROOT / "ops", "matex_tf.readers": ROOT / "readers"}
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE")
+WHERE = "from matex_tf import cli, ops, readers; print(ops.__file__, readers.__file__, cli.__file__)"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built from a copy of the checkout, so that nothing is left in it."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in FILES:
+        shutil.copy(ROOT / name, copy)
+    for folder in ROOMS.values():
+        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "out", "."]
+    launch.execute(command, launch.environment(), 200, cwd=copy).check()
+    (found,) = (copy / "out").glob("*.whl")
+    return found
+
+
+def test_the_wheel_is_pure_python_and_of_this_version(wheel):
+    assert wheel.name == f"matex_tf-{__version__}-py3-none-any.whl"
+
+
+def test_the_wheel_carries_every_module_and_every_source(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for room, folder in ROOMS.items():
+        for path in [*folder.rglob("*.py"), *folder.rglob("*.cc"), *folder.rglob("*.h")]:
+            inside = f"{room.replace('.', '/')}/{path.relative_to(folder)}"
+            assert inside in names, inside
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests/", "ops/", "readers/", "scripts/")) for name in names)
+
+
+def test_an_ordinary_install_finds_every_room(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    environment = launch.environment({"PYTHONPATH": str(tmp_path / "site")})
+    result = launch.execute([sys.executable, "-c", WHERE], environment, 120, cwd=tmp_path).check()
+    assert all(path.startswith(str(tmp_path / "site" / "matex_tf")) for path in result.stdout.split()), result.stdout
+
+
+def test_the_install_under_test_is_this_checkout(tmp_path):
+    result = launch.execute([sys.executable, "-c", WHERE], launch.environment(), 120, cwd=tmp_path).check()
+    expected = [ROOT / "ops" / "__init__.py", ROOT / "readers" / "__init__.py", ROOT / "matex_tf" / "cli.py"]
+    assert [Path(path).resolve() for path in result.stdout.split()] == [path.resolve() for path in expected]
+
+
+def test_the_version_is_written_in_one_place():
+    text = "".join((ROOT / name).read_text() for name in ("pyproject.toml", "setup.py"))
+    assert __version__ not in text
+    command = str(Path(sys.executable).with_name("matex"))
+    result = launch.execute([command, "--version"], launch.environment(), 60).check()
+    assert result.stdout.split() == ["matex_tf", __version__]
