@@ -7,10 +7,13 @@ of `steps` that go with them.
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, Sequence
+import contextlib
+import threading
+from typing import Any, Callable, Iterator, Sequence
 
 from matex_tf import sharding, steps, world
 
+_passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
 
 
@@ -180,3 +183,35 @@ def exempt(dataset: Any) -> Any:
 
 def is_exempt(dataset: Any) -> bool:
     return getattr(dataset, "_matex_exempt", False)
+
+
+@contextlib.contextmanager
+def passed(datasets: Sequence[Any]) -> Iterator[None]:
+    """Within it `datasets` are arguments of the function that is called.
+
+    In the function's graph a dataset is a bare handle; what it is made of is known only of the argument.
+    """
+    stack = _passed.__dict__.setdefault("stack", [])
+    stack.append(datasets)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def argument_behind(dataset: Any) -> Any:
+    """The argument that `dataset`, a bare handle in a function's graph, stands for; any other dataset is its own."""
+    if type(dataset).__name__ != "_VariantDataset":
+        return dataset
+    for datasets in reversed(getattr(_passed, "stack", [])):
+        for candidate in datasets:
+            if candidate.element_spec == dataset.element_spec:
+                return candidate
+    return dataset
+
+
+def yields_batches_to_slice(dataset: Any) -> bool:
+    """Whether a training loop over `dataset` is to work on slices of its batches, or on batches of a share."""
+    if not world.is_active() or is_exempt(dataset):
+        return False
+    return sharding.is_share(dataset) or sharding.is_batched(dataset) is True

@@ -24,18 +24,12 @@ def install() -> None:
     _replace_autograph_loop(control_flow, dataset_autograph, dataset_ops)
 
 
-def _trains_by_slices(dataset: Any) -> bool:
-    if pipeline.is_exempt(dataset) or not world.is_active():
-        return False
-    return sharding.is_share(dataset) or sharding.is_batched(dataset) is True
-
-
 def _iterate(original: Any) -> Any:
     def __iter__(self):
         import tensorflow as tf
 
         iterator = original(self)
-        if tf.executing_eagerly() and _trains_by_slices(self):
+        if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
             loop = loops.Loop(shares=sharding.is_share(self))
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
@@ -98,7 +92,8 @@ def _replace_autograph_loop(control_flow: Any, dataset_autograph: Any, dataset_o
 
 def _loop_in_function(original: Any) -> Any:
     def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
-        if not _trains_by_slices(ds) or sharding.is_share(ds):
+        known = pipeline.argument_behind(ds)
+        if not pipeline.yields_batches_to_slice(known) or sharding.is_share(known):
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
         import tensorflow as tf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import losses, output, variables
+from matex_tf import losses, output, pipeline, variables
 from matex_tf.patches import replace
 
 
@@ -47,7 +47,8 @@ def _call(original: Any) -> Any:
             # XLA has no kernel for our collectives; which functions hold one is known only once they are traced.
             self._jit_compile = False
             output.note("XLA (jit_compile=True) is turned off under several ranks; the results are the same")
-        result = original(self, *args, **kwargs)
+        with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, tf.data.Dataset)]):
+            result = original(self, *args, **kwargs)
         if variables.waiting() and tf.executing_eagerly():
             variables.settle()
         return result

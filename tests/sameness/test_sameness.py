@@ -1,0 +1,75 @@
+"""Equal to the sequential run: losses, figures and weights of every style of script under 1 to 4 ranks (rule 15)."""
+
+from pathlib import Path
+
+import launch
+import numpy as np
+import pytest
+
+CASES = Path(__file__).with_name("cases.py")
+
+
+def close(got, want):
+    """Within 1e-10 of the larger of the tensor's maximum and 1e-3."""
+    scale = max(np.abs(want).max(initial=0.0), 1e-3)
+    return np.abs(got - want).max(initial=0.0) <= 1e-10 * scale
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    launch.run_alone(CASES, folder, timeout=280).check()
+    return dict(np.load(folder / "rank-0.npz"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_style_gives_the_sequential_result(alone, ranks, tmp_path):
+    launch.run(ranks, CASES, tmp_path, timeout=800).check()
+    results = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
+    problems = []
+    for name, want in alone.items():
+        parts = [result[name] for result in results]
+        if name.endswith("|rows"):
+            problems += [f"{name}: {problem}" for problem in wrong_rows(name, want, parts)]
+            continue
+        if not close(parts[0], want):
+            problems.append(f"{name}: off by {np.abs(parts[0] - want).max()} of {np.abs(want).max()}")
+        for rank, part in enumerate(parts):
+            if "|weight" in name and part.tobytes() != parts[0].tobytes():
+                problems.append(f"{name}: rank {rank} and rank 0 differ")
+            if "|seen" in name and "eager" not in name and not close(part, parts[0]):
+                problems.append(f"{name}: rank {rank} saw other figures than rank 0")
+    assert not problems, "\n".join(problems)
+
+
+def wrong_rows(name, alone, parts):
+    """What is wrong with the rows that each rank computed in training, step by step.
+
+    Replicas that all compute everything would give the sequential result, too.
+    """
+    ranks = len(parts)
+    if any(len(part) != len(alone) for part in parts):
+        yield f"steps {[len(part) for part in parts]} instead of {len(alone)}"
+        return
+    steps_of_epoch = len(alone) // 5
+    for step, count in enumerate(alone):
+        computed = [int(part[step]) for part in parts]
+        share = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+        # A rank without rows computes one with weight 0. An eager loop looks at its first batch whole.
+        sliced = [max(rows, 1) for rows in share]
+        whole_first = name.startswith(("loop function", "loop eager", "loop apply")) and step % steps_of_epoch == 0
+        if computed != ([count] * ranks if whole_first else sliced):
+            yield f"step {step} of {count} rows was computed as {computed}"
+            return
+
+
+def test_the_comparison_notices_a_difference():
+    want = np.array([1.0, 1e-6])
+    assert close(want, want)
+    assert not close(want * (1 + 1e-9), want)
+    assert close(np.array([1.0, 1e-6 + 1e-12]), want)
+    assert not list(wrong_rows("fit", np.array([5] * 5), [np.array([3] * 5), np.array([2] * 5)]))
+    assert list(wrong_rows("fit", np.array([5] * 5), [np.array([5] * 5), np.array([5] * 5)]))
+
+
