@@ -45,13 +45,12 @@ Collective::Collective(OpKernelConstruction* construction) : AsyncOpKernel(const
   OP_REQUIRES_OK(construction, construction->GetAttr("turn", &turn_));
 }
 
-void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
-  if (turn_ >= 0) return WaitForTurn(context, std::move(done));
-  Run(context);
-  done();
+void Collective::Compute(OpKernelContext* context) {
+  if (turn_ < 0) return Run(context);
+  AsyncOpKernel::Compute(context);
 }
 
-void Collective::WaitForTurn(OpKernelContext* context, DoneCallback done) {
+void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   CancellationManager* const cancellation = context->cancellation_manager();
   const CancellationToken token =
       cancellation == nullptr ? CancellationManager::kInvalidToken : cancellation->get_cancellation_token();

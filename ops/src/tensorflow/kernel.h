@@ -27,21 +27,22 @@ void* DataOf(const tensorflow::Tensor& tensor);
 // Not Aborted: v1's MonitoredSession takes that for a lost worker, makes a new session and tries for ever.
 TfStatus StatusOf(const Error& error);
 
-// A kernel that does one collective in the thread that reaches it. Asynchronous only so that in a v1 graph it can wait
-// for its turn without holding a thread (engine/turnstile.h); attribute `turn` is -1 elsewhere.
+// A kernel that does one collective in the thread that reaches it. In a v1 graph, where attribute `turn` is not -1, it
+// is asynchronous, so that it can wait for its turn without holding a thread (engine/turnstile.h). Elsewhere it is not:
+// what follows an asynchronous kernel is handed to another thread, which costs more than a small collective.
 class Collective : public tensorflow::AsyncOpKernel {
  public:
   explicit Collective(tensorflow::OpKernelConstruction* construction);
+  void Compute(tensorflow::OpKernelContext* context) final;
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final;
+  tensorflow::AsyncOpKernel* AsAsync() final { return turn_ < 0 ? nullptr : this; }
 
  protected:
   // Does the collective, or puts what went wrong into the context.
   virtual void Run(tensorflow::OpKernelContext* context) = 0;
 
  private:
-  void WaitForTurn(tensorflow::OpKernelContext* context, DoneCallback done);
-
-  tensorflow::int64 turn_;
+  tensorflow::int64 turn_ = -1;
 };
 
 }  // namespace matex
