@@ -1,4 +1,4 @@
-"""Runs pytest serially, then the in-process collective tests under mpirun with 1 to 4 ranks, and sums up.
+"""Runs ruff and pytest, then the in-process collective tests under mpirun with 1 to 4 ranks, and sums up.
 
 Started by scripts/test with the Python of the environment. Exit code 1 if anything fails or no test ran.
 """
@@ -23,7 +23,7 @@ import launch  # noqa: E402 (the tests' own launcher)
 COLLECTIVE = TESTS / "ops" / "mpi"
 RANKS = (1, 2, 3, 4)
 NOTHING_COLLECTED = 5
-SERIAL_LIMIT, COLLECTIVE_LIMIT = 2100, 300  # seconds
+SERIAL_LIMIT, COLLECTIVE_LIMIT = 2100, 600  # seconds
 
 
 @dataclass
@@ -87,21 +87,28 @@ def run(command: Sequence[str], report: Path, limit: float) -> Counts:
     return counts
 
 
+def lint() -> Counts:
+    """ruff over the whole checkout, as one test."""
+    code = subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", str(ROOT)]).returncode
+    return Counts(passed=int(code == 0), failed=int(code != 0))
+
+
 def main(arguments: Sequence[str]) -> int:
     """All runs; prints one closing line like pytest's."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     started = time.monotonic()
     options, serial, collective = split_arguments(arguments)
-    total = Counts()
+    color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
+    total = lint() if not arguments else Counts()
     with tempfile.TemporaryDirectory() as folder:
         if serial:
             report = Path(folder, "serial.xml")
-            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", *options, *serial]
+            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=5", *options, *serial]
             total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
         for ranks in RANKS if collective else ():
             print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)
             report = Path(folder, f"ranks{ranks}.xml")
-            words = [report, "--with-mpi", "--timeout=60", *options, *collective]
+            words = [report, "--with-mpi", "--timeout=120", "-q", color, *options, *collective]
             command = launch.command(ranks, TESTS / "one_voice.py", *words, env=os.environ, module=False)
             total += run(command, report, COLLECTIVE_LIMIT)
     words = [f"{count} {name}" for name, count in vars(total).items() if count]
