@@ -7,9 +7,9 @@ was reduced between two batches the loop trains, and from then on each rank gets
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Callable
 
-from matex_tf import comparison, gradients, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, gradients, output, pipeline, settings, sharding, steps, variables, world
 
 _training: weakref.WeakSet = weakref.WeakSet()
 
@@ -17,9 +17,11 @@ _training: weakref.WeakSet = weakref.WeakSet()
 class Loop:
     """What is known of one iterator: whether its batches train, and what it gave last."""
 
-    def __init__(self, shares: bool):
+    def __init__(self, shares: bool, pull: Callable[[], Any]):
         self.trains = False
         self.shares = shares
+        self.pull = pull
+        self.weak = settings.current().scaling == "weak"
         self.updates_before = -1
         self.first_row: Any = None
         self.done = False
@@ -36,7 +38,7 @@ class Loop:
                 steps.set_metrics_weight(steps.whole_values()[2])
             return element
         _watch_drift()
-        return self._give_slice(element)
+        return self._give_one_of_group(element) if self.weak else self._give_slice(element)
 
     def _give_slice(self, element: Any) -> Any:
         me = world.current()
@@ -45,9 +47,29 @@ class Loop:
         steps.set_values(steps.slice_values(stop - start if has_rows else 0, count))
         return pipeline.take_rows(element, start, stop, count)
 
+    def _give_one_of_group(self, element: Any) -> Any:
+        """Weak scaling: of as many batches as there are ranks, this rank's own; the first with weight 0 if it has none."""
+        import tensorflow as tf
+
+        me = world.current()
+        group = [element]
+        while len(group) < me.size:
+            try:
+                group.append(self.pull())
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+        counts = [int(sharding.batch_rows(batch)) for batch in group]
+        if me.rank < len(group):
+            steps.set_values(steps.slice_values(counts[me.rank], sum(counts)))
+            return group[me.rank]
+        steps.set_values(steps.slice_values(0, sum(counts)))
+        return pipeline.take_rows(element, 0, 1, counts[0])
+
     def _start_training(self, element: Any) -> None:
         self.trains = True
         _training.add(self)
+        if self.weak:
+            output.note("weak scaling: each rank takes whole batches of its own from the loops that train")
         comparison.compare_batch(comparison.batch_digest(element), "the batches of a loop over a tf.data.Dataset")
 
     def _give_share(self, element: Any) -> Any:

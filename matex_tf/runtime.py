@@ -17,7 +17,6 @@ def attach() -> None:
     if _attached:
         return
     _attached = True
-    settings.current()
     if not world.is_active():
         return
     me = world.current()

@@ -235,6 +235,8 @@ def _slice_feeds(feeds: dict, first: bool) -> tuple[dict, list[float]]:
         return mine, steps.whole_values()
     count = lengths.pop()
     if first:
+        if settings.current().scaling == "weak":
+            output.note("arrays that are fed to a session are sliced; weak scaling is for fit and eager loops")
         total = 0
         for value in open_rows.values():
             total = comparison.digest(value, total)

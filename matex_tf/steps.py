@@ -49,9 +49,17 @@ def variable() -> Any:
     if _variable is None:
         import tensorflow as tf
 
-        with tf.init_scope(), tf.device("CPU:0"):
-            _variable = tf.Variable(whole_values(), trainable=False, dtype=tf.float64, name="matex_tf_step")
+        _variable = hidden_variable(whole_values(), tf.float64, "matex_tf_step")
     return _variable
+
+
+def hidden_variable(value: Any, dtype: Any, name: str) -> Any:
+    """A variable outside of any function that no creator of variables sees, `tf.function`'s own included."""
+    import tensorflow as tf
+    from tensorflow.python.ops import resource_variable_ops
+
+    with tf.init_scope(), tf.device("CPU:0"):
+        return resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
 
 
 def in_session_graph() -> bool:

@@ -118,7 +118,7 @@ def communicator(name: str) -> Any:
 
 def _start() -> World:
     task = find_task(os.environ)
-    if settings.current().disable or task is None or task.size == 1:
+    if task is None or task.size == 1 or settings.current().disable:
         return World()
     _yield_when_crowded()
     try:

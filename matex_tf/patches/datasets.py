@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from matex_tf import graphs, loops, pipeline, sharding, steps, variables, world
+from matex_tf import graphs, loops, output, pipeline, settings, sharding, steps, variables, world
 from matex_tf.patches import replace
 
 
@@ -30,7 +30,8 @@ def _iterate(original: Any) -> Any:
 
         iterator = original(self)
         if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
-            loop = loops.Loop(shares=sharding.is_share(self))
+            own = weakref.ref(iterator)
+            loop = loops.Loop(sharding.is_share(self), pull=lambda: own()._next_internal())
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator
@@ -97,9 +98,10 @@ def _loop_in_function(original: Any) -> Any:
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
         import tensorflow as tf
 
-        with tf.init_scope(), tf.device("CPU:0"):
-            # Read when the loop runs, written once its body is traced.
-            trains = tf.Variable(False, trainable=False, name="matex_tf_loop_trains")
+        if settings.current().scaling == "weak":
+            output.note("a loop inside a tf.function shares out each batch; weak scaling is for fit and eager loops")
+        # Read when the loop runs, written once its body is traced.
+        trains = steps.hidden_variable(False, tf.bool, "matex_tf_loop_trains")
         graphs.keep(trains)
         reduces = []
 
