@@ -44,7 +44,7 @@ def load(path, rows):
 
 def build():
     def convolution(filters):
-        return layers.Conv2D(filters, 3, padding="same", activation="relu")
+        return layers.Conv2D(filters, 3, padding="same", activation="elu")
 
     return keras.Sequential(
         [
@@ -52,13 +52,13 @@ def build():
             convolution(16),
             convolution(16),
             convolution(16),
-            layers.MaxPooling2D(),
+            layers.AveragePooling2D(2),
             convolution(32),
             convolution(32),
             convolution(32),
-            layers.MaxPooling2D(),
+            layers.AveragePooling2D(2),
             layers.Flatten(),
-            layers.Dense(128, activation="relu"),
+            layers.Dense(128, activation="elu"),
             layers.Dense(10),
         ]
     )
