@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import sys
 import time
 import traceback
@@ -84,4 +85,10 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     sys.stdout.flush()
     _terminal.write(describe(kind, error, trace))
     _terminal.flush()
-    world.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    world.abort(130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error)))
+
+
+def _exit_code_in(message: str) -> int:
+    """The exit code of the rank that left the others, where that is what the error says; else 1."""
+    found = re.search(world.LEFT_WITH + r" (\d+)", message)
+    return int(found.group(1)) if found else 1

@@ -17,8 +17,13 @@ def attach() -> None:
     if _attached:
         return
     _attached = True
-    if not world.is_active():
-        return
+    task = world.find_task(os.environ)
+    try:
+        if not world.is_active():
+            return
+    except (world.RankError, settings.SettingError) as error:
+        # Each task of the launcher comes here alone; one message is enough.
+        raise SystemExit(f"matex_tf: {error}" if task is None or task.rank == 0 else 1) from None
     me = world.current()
     output.attach()
     if "tensorflow" in sys.modules:

@@ -210,6 +210,7 @@ class _Control:
 
 KIND_CONTROL = 6
 KIND_EXIT = 7
+LEFT_WITH = "with exit code"
 control = _Control()
 
 _exit_code = 0
@@ -244,7 +245,7 @@ def _leave(world: World) -> None:
         return
     from matex_tf import ops
 
-    ended = "the end of its script" if _exit_code == 0 else f"the end of its script, with exit code {_exit_code}"
+    ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
     try:
         ops.rendezvous(KIND_EXIT, 0, ended)
     except ops.MismatchError as error:

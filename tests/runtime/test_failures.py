@@ -1,0 +1,142 @@
+"""What goes wrong is said once, with rank and host, ends every rank and gives an exit code that is not 0."""
+
+import time
+
+import launch
+import pytest
+
+MODEL = """
+import sys
+import numpy as np
+import tensorflow as tf
+import matex_tf
+import keras
+rank = matex_tf.rank()
+units = 5 + (rank if "models" in sys.argv else 0)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.01)
+x, y = np.ones((80, 4), "float32"), np.ones((80, 1), "float32")
+"""
+LOOP = MODEL + """
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+if "function" in sys.argv:
+    step = tf.function(step)
+mean = keras.metrics.Mean()
+for index, (a, b) in enumerate(tf.data.Dataset.from_tensor_slices((x, y)).batch(8)):
+    step(a, b)
+    if "break" in sys.argv and rank == 1 and index == 3:
+        break
+mean.update_state(1.0)
+print(mean.result())
+"""
+FIT = MODEL + """
+if "leave" in sys.argv and rank == 1:
+    sys.exit(int(sys.argv[2]))
+model.compile(optimizer, "mse")
+if "rows" in sys.argv:
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8 + rank)
+    model.fit(data, verbose=0)
+model.fit(x, y, verbose=0)
+"""
+
+
+def failed(ranks, script, *arguments, code=1, **options):
+    started = time.monotonic()
+    result = launch.run(ranks, script, *arguments, timeout=100, **options)
+    assert result.returncode == code, result.output[-4000:]
+    return result, time.monotonic() - started
+
+
+def test_an_exception_on_one_rank_ends_all_and_is_told_once():
+    script = """
+        import time
+        import tensorflow
+        import matex_tf
+        matex_tf.barrier()
+        print("started", time.time(), flush=True)
+        if matex_tf.rank() == 1:
+            raise ValueError("a reason of my own")
+        time.sleep(60)
+    """
+    result, _ = failed(3, "\n".join(line[8:] for line in script.splitlines()))
+    ended = time.time()
+    assert ended - float(result.stdout.split()[1]) < 5
+    assert result.output.count("ValueError: a reason of my own") == 1
+    assert "rank 1 of 3 on " in result.stderr
+
+
+def test_the_same_exception_on_all_ranks_is_told_once():
+    result, _ = failed(3, "import tensorflow\nraise ValueError('everywhere')\n")
+    assert result.output.count("ValueError: everywhere") == 1
+    assert "rank 0 of 3 on " in result.stderr
+
+
+def test_exit_codes():
+    script = "import sys\nimport tensorflow\nprint('once')\nsys.exit(3)\n"
+    result, _ = failed(2, script, code=3)
+    assert result.stdout.count("once") == 1
+    result, _ = failed(2, FIT, "leave", 3, code=3)
+    assert "rank 1" in result.output and "with exit code 3" in result.output
+
+
+def test_a_rank_that_ends_early_is_named():
+    result, _ = failed(2, FIT, "leave", 0)
+    assert "has ended its script" in result.output and "rank 1 (" in result.output
+
+
+@pytest.mark.parametrize("script, arguments", [(FIT, ["models"]), (LOOP, ["models"]), (LOOP, ["models", "function"])])
+def test_models_that_differ_are_named(script, arguments):
+    result, _ = failed(3, script, *arguments)
+    assert "kernel" in result.output
+    # Gradients are compared last layer first, variables first layer first.
+    first, other = ("[4, 5]", "[4, 6]") if script is FIT else ("[5, 1]", "[6, 1]")
+    assert first in result.output and other in result.output
+    assert "rank 0 (" in result.output and "rank 1 (" in result.output
+
+
+def test_ranks_at_different_places_are_named():
+    result, _ = failed(2, LOOP, "break")
+    assert "tape.gradient" in result.output and "metrics" in result.output
+
+
+def test_batches_of_other_sizes_are_an_error():
+    result, _ = failed(2, FIT, "rows")
+    assert "different numbers of rows" in result.output
+    assert "8 on rank 0" in result.output and "9 on rank 1" in result.output
+
+
+def test_a_strategy_is_refused():
+    result, _ = failed(2, "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy()\n")
+    assert "MirroredStrategy" in result.output and "line 2: strategy =" in result.output
+
+
+def test_an_import_that_comes_too_late_says_which_line_to_move():
+    result, _ = failed(2, "import tensorflow as tf\nx = tf.constant(1.0)\nimport matex_tf\n", module=False)
+    assert "line 3" in result.output and "Move the line `import matex_tf`" in result.output
+
+
+@pytest.mark.parametrize("variables, names", [
+    ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "MPICH"),
+    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "Open MPI's mpirun"),
+    ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "Slurm"),
+])
+def test_a_launcher_of_another_mpi_is_an_error(variables, names):
+    result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables)
+    assert result.returncode == 1 and "trained" not in result.stdout
+    assert names in result.stderr and "sees only this one" in result.stderr and "matex run" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_allocation_is_no_launcher():
+    variables = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}
+    result = launch.run_alone("import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n",
+                              env=variables)
+    assert result.check().stdout == "1 False\n"
+
+
+def test_a_wrong_setting_is_told_once():
+    result, _ = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"})
+    assert result.output.count("expected one of strong, weak") == 1 and "Traceback" not in result.output
