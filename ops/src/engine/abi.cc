@@ -3,6 +3,8 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +44,9 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int rank, int size, co
 }
 
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
+  if (kind <= 0 || kind >= matex::kKinds) {
+    return matex::Result(matex::Error("there is no kind " + std::to_string(kind) + " of collective."));
+  }
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text};
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
@@ -49,7 +54,9 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   return matex::Result(error ? error : matex::Finish(call, error));
 }
 
-MATEX_EXPORT int64_t matex_count(int kind) { return matex::CountOf(static_cast<matex::Kind>(kind)); }
+MATEX_EXPORT int64_t matex_count(int kind) {
+  return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
+}
 
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
   return matex::Hash(data, static_cast<size_t>(bytes), seed);
@@ -61,8 +68,8 @@ MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
 
 // Reduces plain buffers through a layout; `dimensions` holds the shapes one after another, `ranks` their lengths.
 MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* ranks,
-                              const int64_t* dimensions, const void* const* inputs, void* const* outputs,
-                              double weight, const char* place) {
+                              const int64_t* dimensions, const void* const* inputs, void* const* outputs, double weight,
+                              const char* place) {
   std::vector<matex::Entry> entries;
   for (int i = 0; i < count; ++i) {
     entries.push_back({names[i], static_cast<matex::Type>(types[i]), {dimensions, dimensions + ranks[i]}});

@@ -1,4 +1,4 @@
-// float16 and bfloat16 to and from float32, rounding to nearest, ties to even.
+// float16 and bfloat16 to and from float32, rounding to nearest, ties to even: one value, and runs of them.
 #pragma once
 
 #include <cstdint>
@@ -57,5 +57,17 @@ struct Float16 {
     return {static_cast<uint16_t>(half | sign)};
   }
 };
+
+// By the processor's own instructions where it has them (F16C, of all x86-64 made since 2013).
+void Load(const Float16* from, float* to, int count);
+void Store(const float* from, Float16* to, int count);
+
+inline void Load(const Bfloat16* from, float* to, int count) {
+  for (int i = 0; i < count; ++i) to[i] = Bfloat16::Load(from[i]);
+}
+
+inline void Store(const float* from, Bfloat16* to, int count) {
+  for (int i = 0; i < count; ++i) to[i] = Bfloat16::Store(from[i]);
+}
 
 }  // namespace matex

@@ -154,8 +154,8 @@ std::string Explain(const std::vector<Report>& reports) {
   const std::string number = "; it is collective number " + std::to_string(reports[0].number) + ". ";
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     if (reports[rank].kind != Kind::kExit) continue;
-    return Named(rank, reports) + " has ended its script (" + reports[rank].what + ") while others go on: " +
-           Places(reports) + number + advice;
+    return Named(rank, reports) + " has ended its script (" + reports[rank].what +
+           ") while others go on: " + Places(reports) + number + advice;
   }
   return "ranks are at different places in the program: " + Places(reports) + number + advice;
 }

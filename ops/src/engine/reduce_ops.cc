@@ -9,16 +9,27 @@
 namespace matex {
 namespace {
 
-// How an element of each type is computed with: 16-bit floats in float32, all others as themselves.
+// 16-bit floats are computed with in float32, a block at a time.
+constexpr int kBlock = 512;
+
 template <typename T>
-struct Element {
-  static T Load(T value) { return value; }
-  static T Store(T value) { return value; }
-};
-template <>
-struct Element<Float16> : Float16 {};
-template <>
-struct Element<Bfloat16> : Bfloat16 {};
+constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+
+// Applies `rule`, which works on runs of numbers, from `from` to `to`.
+template <typename T, typename Rule>
+void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
+  if constexpr (kIsHalf<T>) {
+    float block[kBlock];
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(from + i, block, taken);
+      rule(block, block, taken);
+      Store(block, to + i, taken);
+    }
+  } else {
+    rule(from, to, count);
+  }
+}
 
 struct Sum {
   template <typename T>
@@ -44,8 +55,17 @@ template <typename T, typename Rule>
 void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
   const T* a = static_cast<const T*>(in);
   T* b = static_cast<T*>(inout);
-  for (int i = 0; i < *count; ++i) {
-    b[i] = Element<T>::Store(Rule::Combine(Element<T>::Load(a[i]), Element<T>::Load(b[i])));
+  if constexpr (kIsHalf<T>) {
+    float left[kBlock], right[kBlock];
+    for (int i = 0; i < *count; i += kBlock) {
+      const int taken = std::min(kBlock, *count - i);
+      Load(a + i, left, taken);
+      Load(b + i, right, taken);
+      for (int k = 0; k < taken; ++k) right[k] = Rule::Combine(left[k], right[k]);
+      Store(right, b + i, taken);
+    }
+  } else {
+    for (int i = 0; i < *count; ++i) b[i] = Rule::Combine(a[i], b[i]);
   }
 }
 
@@ -68,19 +88,21 @@ MPI_Op OwnOp(Reduction reduction) {
 
 template <typename T>
 void ScaleAs(const void* from, void* to, int64_t count, double weight) {
-  using Wide = decltype(Element<T>::Load(T()));
-  const T* a = static_cast<const T*>(from);
-  T* b = static_cast<T*>(to);
-  const Wide factor = static_cast<Wide>(weight);
-  for (int64_t i = 0; i < count; ++i) b[i] = Element<T>::Store(Element<T>::Load(a[i]) * factor);
+  InBlocks(static_cast<const T*>(from), static_cast<T*>(to), count, [weight](auto* a, auto* b, int64_t n) {
+    using Wide = std::remove_reference_t<decltype(*b)>;
+    const Wide factor = static_cast<Wide>(weight);
+    for (int64_t i = 0; i < n; ++i) b[i] = a[i] * factor;
+  });
 }
 
 template <typename T>
 void DivideAs(void* data, int64_t count, int divisor) {
-  using Wide = decltype(Element<T>::Load(T()));
-  T* a = static_cast<T*>(data);
-  const Wide by = static_cast<Wide>(divisor);
-  for (int64_t i = 0; i < count; ++i) a[i] = Element<T>::Store(static_cast<Wide>(Element<T>::Load(a[i]) / by));
+  T* const values = static_cast<T*>(data);
+  InBlocks(static_cast<const T*>(values), values, count, [divisor](auto* a, auto* b, int64_t n) {
+    using Wide = std::remove_reference_t<decltype(*b)>;
+    const Wide by = static_cast<Wide>(divisor);
+    for (int64_t i = 0; i < n; ++i) b[i] = static_cast<Wide>(a[i] / by);
+  });
 }
 
 }  // namespace

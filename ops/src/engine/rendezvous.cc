@@ -45,8 +45,8 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   if (Error error = MpiError(code, "MPI_Allgather", mine.what)) return error;
   for (int rank = 1; rank < world.size; ++rank) starts[rank] = starts[rank - 1] + lengths[rank - 1];
   std::string all(starts.back() + lengths.back(), '\0');
-  code = MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR,
-                        world.sequence);
+  code =
+      MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, world.sequence);
   if (Error error = MpiError(code, "MPI_Allgatherv", mine.what)) return error;
   std::vector<Report> reports;
   for (int rank = 0; rank < world.size; ++rank) reports.push_back(Decode(all.substr(starts[rank], lengths[rank])));

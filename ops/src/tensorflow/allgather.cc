@@ -68,8 +68,8 @@ REGISTER_OP("MatexAllgather")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("x").HostMemory("y").HostMemory("rows"), AllgatherKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("x").HostMemory("y").HostMemory("rows"),
+                        AllgatherKernel);
 
 }  // namespace
 }  // namespace matex

@@ -113,3 +113,10 @@ def test_keys_use_all_bits(engine):
         assert engine.meet(6, key, "message") == ""
     error = engine.meet(6, (1 << 64) - 1 if RANK == ODD else 0, "message")
     check(engine, error, "different places")
+
+
+def test_unknown_kind(engine):
+    for kind in (-1, 0, 8):
+        assert f"no kind {kind}" in engine.meet(kind, 0, "message")
+        assert engine.c.matex_count(kind) == 0
+    assert engine.meet(6, 0, "message") == ""
