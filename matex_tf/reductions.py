@@ -69,7 +69,7 @@ def _is_count(tensor: Any) -> bool:
 
 
 def _divides_by_own_size(op: Any) -> bool:
-    """Whether a division takes a sum's own number of elements, known when traced, as its divisor.
+    """Whether a division takes a sum's own number of elements or rows, known when traced, as its divisor.
 
     A script that divides by its batch size divides a slice's sum by another number than the slice's.
     """
@@ -78,9 +78,10 @@ def _divides_by_own_size(op: Any) -> bool:
         return False
     tensor = op.inputs[0]
     for _ in range(10):
-        if tensor.op.type == "Sum":
-            return tensor.op.inputs[0].shape.num_elements() == divisor
-        if tensor.op.type not in _THROUGH or not tensor.op.inputs:
+        if tensor.op.type == "Sum" and tensor.op.inputs[0].shape.rank != 0:
+            shape = tensor.op.inputs[0].shape
+            return divisor in (shape.num_elements(), shape.as_list()[0] if shape.rank else None)
+        if tensor.op.type not in _THROUGH | {"Sum"} or not tensor.op.inputs:
             return False
         tensor = tensor.op.inputs[0]
     return False
@@ -95,6 +96,9 @@ def _constant(tensor: Any) -> float | None:
         return float(value.reshape(())) if value.size == 1 else None
     if tensor.op.type in ("Cast", "Identity"):
         return _constant(tensor.op.inputs[0])
+    if tensor.op.type == "StridedSlice":
+        values = [tf.get_static_value(part) for part in tensor.op.inputs[:2]]
+        return None if any(value is None for value in values) else float(values[0][int(values[1][0])])
     if tensor.op.type == "Prod":
         factors = tf.get_static_value(tensor.op.inputs[0])
         return None if factors is None else float(factors.prod())
