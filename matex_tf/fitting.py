@@ -56,12 +56,18 @@ class Stage:
         self.counts: list[int] | None = None
         self.inputs: Any = None
         self.batch_size = 0
+        self.own_batches: list[int] | None = None
         self.shuffle = False
         self.first: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         return "the training data of fit" if self.trains else "the data of evaluate"
+
+    @property
+    def compares(self) -> bool:
+        """Whether ranks are to see the same batches."""
+        return self.counts is None and self.own_batches is None and not self.weak
 
     def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
         """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
@@ -78,6 +84,19 @@ class Stage:
         self.batch_size = batch_size * world.current().size if self.weak else batch_size
         self.inputs, self.shuffle = inputs, bool(shuffle)
 
+    def look_at_source(self, source: Any) -> None:
+        """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
+        if not hasattr(source, "element_spec") or not sharding.is_share(source) or hasattr(source, "_matex_whole"):
+            return
+        number = int(source.cardinality())
+        self.own_batches = world.control.allgather(number, f"counting the batches of {self.name}")
+        if -2 in self.own_batches:
+            raise world.RankError(
+                f"{self.name} is a tf.data.Dataset over each rank's share whose number of batches is not known (a step "
+                "such as filter hides it), so that ranks could end at different steps. Tell it with "
+                "`dataset.apply(tf.data.experimental.assert_cardinality(n))`, or pass the share's arrays to fit."
+            )
+
     def batch_of_arrays(self, batch_size: int | None) -> int | None:
         """The batch size with which Keras is to batch arrays."""
         return (batch_size or 32) * world.current().size if self.weak else batch_size
@@ -86,15 +105,16 @@ class Stage:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `pipeline.Batch`."""
         if self.counts is not None:
             return pipeline.shares(self.inputs, self.counts, self.batch_size, self.shuffle)
-        if self.weak and not are_arrays:
+        if self.weak and not are_arrays and self.own_batches is None:
             return pipeline.grouped(dataset)
-        whole = getattr(dataset, "_matex_whole", None)
-        if whole is None and sharding.is_share(dataset):
-            raise world.RankError(
-                f"{self.name} is a tf.data.Dataset made from this rank's share. Pass the share's arrays to fit itself, "
-                "or batch the whole data and pass matex_tf.shard(dataset)."
-            )
-        return pipeline.sliced(dataset if whole is None else whole, self._keep_first)
+        if self.own_batches is not None:
+            return pipeline.own_batches(dataset, self._most_batches())
+        return pipeline.sliced(getattr(dataset, "_matex_whole", dataset), self._keep_first)
+
+    def _most_batches(self) -> int | None:
+        """The number of batches of the rank that has most; None where they do not end."""
+        assert self.own_batches is not None
+        return None if min(self.own_batches) < 0 else max(self.own_batches)
 
     def _keep_first(self, element: Any) -> None:
         self.first = comparison.batch_digest(element)
@@ -103,6 +123,8 @@ class Stage:
         """How many steps an epoch has where Keras counted `number` batches on this rank."""
         if self.counts is not None:
             return -(-sum(self.counts) // self.batch_size)
+        if self.own_batches is not None:
+            return self._most_batches()
         if self.weak and not are_arrays and number is not None:
             return -(-number // world.current().size)
         return number
@@ -150,7 +172,7 @@ class Run:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
             variables.synchronize(self._variables())
-        if self.step == 1 and self.training is not None and self.training.counts is None and not self.training.weak:
+        if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
             comparison.compare_batch(first, "the first batch of an epoch of fit")
 

@@ -1,7 +1,8 @@
 """This rank's slices of the batches of a `tf.data` pipeline.
 
 `Batch` is an element of a pipeline that was sliced ahead of the training step: the rows of this rank and the four numbers
-of `steps` that go with them.
+of `steps` that go with them. `OwnBatch` is one of a pipeline over a rank's own share: how many rows the other ranks have in
+the same step is only known in the step.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import threading
 from typing import Any, Callable, Iterator, Sequence
 
-from matex_tf import sharding, steps, world
+from matex_tf import ops, sharding, steps, world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
+OwnBatch = collections.namedtuple("OwnBatch", ["data", "rows"])
 
 
 def take_rows(element: Any, start: Any, stop: Any, count: Any = None) -> Any:
@@ -173,6 +175,38 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -
     dataset = tf.data.Dataset.range(1).map(order).flat_map(steps_of).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
     return exempt(dataset.prefetch(tf.data.AUTOTUNE))
+
+
+def own_batches(dataset: Any, number: int | None) -> Any:
+    """A dataset of `OwnBatch` over a rank's own batches, `number` of them; None for one that does not end.
+
+    A rank that has fewer batches goes on with its first row, which counts 0.
+    """
+    import tensorflow as tf
+
+    def own(*element: Any) -> OwnBatch:
+        data = element if len(element) > 1 else element[0]
+        return OwnBatch(data, sharding.batch_rows(data))
+
+    def nothing(*element: Any) -> OwnBatch:
+        data = element if len(element) > 1 else element[0]
+        return OwnBatch(take_rows(data, tf.constant(0), tf.constant(1)), tf.constant(0, tf.int64))
+
+    result = dataset.map(own, num_parallel_calls=1)
+    if number is not None:
+        padding = dataset.take(1).map(nothing).repeat()
+        result = result.concatenate(padding).take(number)
+    return exempt(result.prefetch(tf.data.AUTOTUNE))
+
+
+def numbers_of(batch: Any) -> Any:
+    """The numbers of the step that computes `batch`, a `Batch` or an `OwnBatch` (then collective)."""
+    import tensorflow as tf
+
+    if isinstance(batch, Batch):
+        return batch.numbers
+    total = ops.allreduce(batch.rows, op="sum", name="the rows of each rank's batch")
+    return steps.slice_tensor(batch.rows > 0, tf.constant(0, tf.int64), batch.rows, total)
 
 
 def exempt(dataset: Any) -> Any:

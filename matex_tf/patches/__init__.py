@@ -16,7 +16,11 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
     original = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
     own = not isinstance(owner, type) or name in vars(owner)
-    setattr(owner, name, functools.wraps(original)(make(original)))
+    if isinstance(original, staticmethod):
+        function = original.__func__
+        setattr(owner, name, staticmethod(functools.wraps(function)(make(function))))
+    else:
+        setattr(owner, name, functools.wraps(original)(make(original)))
     _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
+
 from matex_tf import graphs, loops, output, pipeline, settings, sharding, steps, variables, world
 from matex_tf.patches import replace
 
@@ -21,6 +23,7 @@ def install() -> None:
     replace(iterator_ops.OwnedIterator, "__next__", _next)
     replace(iterator_ops.OwnedIterator, "get_next", _get_next)
     replace(dataset_ops.DatasetV2, "batch", _batch)
+    replace(dataset_ops.DatasetV2, "from_tensor_slices", _from_tensor_slices)
     _replace_autograph_loop(control_flow, dataset_autograph, dataset_ops)
 
 
@@ -70,16 +73,25 @@ def _get_next(original: Any) -> Any:
     return get_next
 
 
-def _batch(original: Any) -> Any:
-    def batch(self, batch_size, *args, **kwargs):
+def _from_tensor_slices(original: Any) -> Any:
+    def from_tensor_slices(tensors, *args, **kwargs):
         import tensorflow as tf
 
+        dataset = original(tensors, *args, **kwargs)
+        if any(sharding.is_share(part) for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)):
+            sharding.mark_share(dataset)
+        return dataset
+
+    return from_tensor_slices
+
+
+def _batch(original: Any) -> Any:
+    def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.
-        if world.is_active() and isinstance(batch_size, int) and sharding.is_share(self):
+        if world.is_active() and settings.current().scaling == "strong" and sharding.is_share(self):
             me = world.current()
-            start, stop = sharding.rows_of(batch_size, me.rank, me.size)
-            if tf.executing_eagerly() or not isinstance(self, tf.compat.v1.data.Dataset):
-                batch_size = max(stop - start, 1)
+            start, stop = sharding.rows_of(int(batch_size), me.rank, me.size)
+            batch_size = max(stop - start, 1)
         return original(self, batch_size, *args, **kwargs)
 
     return batch

@@ -91,6 +91,7 @@ def _epoch_iterator(original: Any) -> Any:
         adapter = self.data_adapter
         if are_arrays and hasattr(adapter, "_inputs"):
             stage.look_at(adapter._inputs, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+        stage.look_at_source(given.get("x"))
         self.data_adapter = _Distributed(adapter, stage, are_arrays)
         self._num_batches = self.data_adapter.num_batches
 
@@ -138,6 +139,7 @@ def _handler(original: Any) -> Any:
             arrays = tuple(part for part in (given.get("x"), given.get("y"), given.get("sample_weight"))
                            if part is not None)
             stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+        stage.look_at_source(given.get("x"))
         given.pop("self")
         # The adapter is made inside, and asked for its dataset and size there.
         self._matex_stage = (stage, are_arrays)
@@ -185,9 +187,9 @@ def _make_function(which: str) -> Any:
 
 def _unpack(step: Any) -> Any:
     def with_numbers(data):
-        if not isinstance(data, pipeline.Batch):
+        if not isinstance(data, (pipeline.Batch, pipeline.OwnBatch)):
             return step(data)
-        steps.set_values(data.numbers)
+        steps.set_values(pipeline.numbers_of(data))
         return step(data.data)
 
     return with_numbers
@@ -208,8 +210,9 @@ def _train_step(model: Any, function: Any) -> Any:
 
 def _build(original: Any) -> Any:
     def _symbolic_build(self, *args, **kwargs):
-        args = [part.data if isinstance(part, pipeline.Batch) else part for part in args]
-        kwargs = {key: part.data if isinstance(part, pipeline.Batch) else part for key, part in kwargs.items()}
+        ours = (pipeline.Batch, pipeline.OwnBatch)
+        args = [part.data if isinstance(part, ours) else part for part in args]
+        kwargs = {key: part.data if isinstance(part, ours) else part for key, part in kwargs.items()}
         return original(self, *args, **kwargs)
 
     return _symbolic_build
