@@ -42,7 +42,6 @@ def remember(local: Sequence[Any], total: Sequence[Any]) -> None:
 def global_value(tensor: Any) -> Any:
     """The global value of a loss, or None where `tensor` is not one, or belongs to another graph."""
     value = getattr(tensor, _ATTRIBUTE, None)
-    if value is None:
-        return None
-    same = getattr(value, "graph", None) is getattr(tensor, "graph", None) if not hasattr(value, "numpy") else True
-    return value if same else None
+    if value is None or hasattr(value, "numpy"):
+        return value
+    return value if value.graph is getattr(tensor, "graph", None) else None

@@ -220,28 +220,29 @@ def is_exempt(dataset: Any) -> bool:
 
 
 @contextlib.contextmanager
-def passed(datasets: Sequence[Any]) -> Iterator[None]:
-    """Within it `datasets` are arguments of the function that is called.
+def passed(sources: Sequence[Any]) -> Iterator[None]:
+    """Within it `sources`, datasets and iterators, are arguments of the function that is called.
 
-    In the function's graph a dataset is a bare handle; what it is made of is known only of the argument.
+    In the function's graph each is a bare handle; what it is made of is known only of the argument.
     """
     stack = _passed.__dict__.setdefault("stack", [])
-    stack.append(datasets)
+    stack.append(sources)
     try:
         yield
     finally:
         stack.pop()
 
 
-def argument_behind(dataset: Any) -> Any:
-    """The argument that `dataset`, a bare handle in a function's graph, stands for; any other dataset is its own."""
-    if type(dataset).__name__ != "_VariantDataset":
-        return dataset
-    for datasets in reversed(getattr(_passed, "stack", [])):
-        for candidate in datasets:
-            if candidate.element_spec == dataset.element_spec:
+def argument_behind(source: Any) -> Any:
+    """The argument that `source`, a bare handle in a function's graph, stands for; any other is its own."""
+    if type(source).__name__ != "_VariantDataset" and getattr(source, "_dataset", None) is not None:
+        return source
+    for sources in reversed(getattr(_passed, "stack", [])):
+        for candidate in sources:
+            if hasattr(candidate, "cardinality") == hasattr(source, "cardinality") and (
+                    candidate.element_spec == source.element_spec):
                 return candidate
-    return dataset
+    return source
 
 
 def yields_batches_to_slice(dataset: Any) -> bool:

@@ -33,10 +33,10 @@ def when_imported(module: str, patch: Callable[[Any], None]) -> None:
 
 def install() -> None:
     """Install every patch of the runtime."""
-    from matex_tf.patches import (datasets, eager_values, functions, keras_losses, keras_metrics, keras_optimizers, keras_training,
+    from matex_tf.patches import (datasets, eager_values, function_loops, functions, keras_losses, keras_metrics, keras_optimizers, keras_training,
                                   session, strategies, tapes)
 
-    for part in (tapes, functions, eager_values, datasets, session, strategies, keras_losses, keras_metrics, keras_optimizers,
+    for part in (tapes, functions, function_loops, eager_values, datasets, session, strategies, keras_losses, keras_metrics, keras_optimizers,
                  keras_training):
         part.install()
 

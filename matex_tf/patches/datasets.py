@@ -1,7 +1,6 @@
 """Iteration over a `tf.data.Dataset`: what a training loop gets of each batch is this rank's slice.
 
-In eager code an iterator carries a `Loop`, which decides. A loop inside a `tf.function` is decided when it is traced: its
-batches are slices if its body reduces a gradient.
+In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loops`.
 """
 
 from __future__ import annotations
@@ -11,20 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import graphs, loops, output, pipeline, settings, sharding, steps, variables, world
-from matex_tf.patches import replace
+from matex_tf import loops, pipeline, settings, sharding, world
+from matex_tf.patches import function_loops, replace
 
 
 def install() -> None:
-    from tensorflow.python.autograph.operators import control_flow
-    from tensorflow.python.data.ops import dataset_autograph, dataset_ops, iterator_ops
+    from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
     replace(dataset_ops.DatasetV2, "__iter__", _iterate)
     replace(iterator_ops.OwnedIterator, "__next__", _next)
     replace(iterator_ops.OwnedIterator, "get_next", _get_next)
     replace(dataset_ops.DatasetV2, "batch", _batch)
     replace(dataset_ops.DatasetV2, "from_tensor_slices", _from_tensor_slices)
-    _replace_autograph_loop(control_flow, dataset_autograph, dataset_ops)
 
 
 def _iterate(original: Any) -> Any:
@@ -46,8 +43,10 @@ def _next(original: Any) -> Any:
     def __next__(self):
         import tensorflow as tf
 
+        if not tf.executing_eagerly():
+            return function_loops.next_element(self, original(self))
         loop = getattr(self, "_matex_loop", None)
-        if loop is None or not tf.executing_eagerly():
+        if loop is None:
             return original(self)
         try:
             element = original(self)
@@ -65,10 +64,10 @@ def _get_next(original: Any) -> Any:
     def get_next(self):
         import tensorflow as tf
 
+        if not tf.executing_eagerly():
+            return function_loops.next_element(self, original(self))
         loop = getattr(self, "_matex_loop", None)
-        if loop is None or not tf.executing_eagerly():
-            return original(self)
-        return loop.give(original(self))
+        return original(self) if loop is None else loop.give(original(self))
 
     return get_next
 
@@ -95,60 +94,3 @@ def _batch(original: Any) -> Any:
         return original(self, batch_size, *args, **kwargs)
 
     return batch
-
-
-def _replace_autograph_loop(control_flow: Any, dataset_autograph: Any, dataset_ops: Any) -> None:
-    replace(dataset_autograph, "_tf_ag_dataset_for_stmt", _loop_in_function)
-    registry = control_flow.for_loop_registry._registry
-    registry[dataset_ops.DatasetV2] = dataset_autograph._tf_ag_dataset_for_stmt
-
-
-def _loop_in_function(original: Any) -> Any:
-    def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
-        known = pipeline.argument_behind(ds)
-        if not pipeline.yields_batches_to_slice(known) or sharding.is_share(known):
-            return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
-        import tensorflow as tf
-
-        if settings.current().scaling == "weak":
-            output.note("a loop inside a tf.function shares out each batch; weak scaling is for fit and eager loops")
-        # Read when the loop runs, written once its body is traced.
-        trains = steps.hidden_variable(False, tf.bool, "matex_tf_loop_trains")
-        graphs.keep(trains)
-        reduces = []
-
-        def body_on_slice(element):
-            mine = _slice_if(trains.read_value(), element)
-            body(mine)
-            reduces.append(graphs.reduces(tf.compat.v1.get_default_graph()))
-
-        begun = tf.py_function(_begin, [trains.read_value()], tf.bool)
-        with tf.control_dependencies([begun]):
-            original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
-        steps.variable().assign(steps.whole_values())
-        if any(reduces):
-            with tf.init_scope():
-                trains.assign(True)
-
-    return _tf_ag_dataset_for_stmt
-
-
-def _slice_if(slicing: Any, element: Any) -> Any:
-    """In a graph: this rank's rows of a batch where the scalar bool `slicing` is true, else all of them."""
-    import tensorflow as tf
-
-    me = world.current()
-    count = sharding.batch_rows(element)
-    start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-    numbers = tf.where(slicing, steps.slice_tensor(has_rows, start, stop, count),
-                       tf.constant(steps.whole_values(), tf.float64))
-    start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, count)
-    with tf.control_dependencies([steps.variable().assign(numbers)]):
-        return pipeline.take_rows(element, start, stop)
-
-
-def _begin(trains: Any) -> bool:
-    """Before a training loop in a function runs: the variables it trains are the same on all ranks."""
-    if bool(trains):
-        variables.settle()
-    return True

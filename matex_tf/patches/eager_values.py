@@ -1,18 +1,24 @@
-"""Eager tensors: the value that a script reads of a loss that a tape has differentiated is the global one."""
+"""Eager tensors: what a script reads of a loss that a tape has differentiated, or sums up of it, is the global value."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf import losses
-from matex_tf.patches import replace
+from matex_tf.patches import replace, tapes
+
+
+_OPERATORS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__")
 
 
 def install() -> None:
+    import tensorflow as tf
     from tensorflow.python.framework import ops
 
     base = next(kind for kind in ops.EagerTensor.__mro__ if "_numpy" in vars(kind))
     replace(base, "_numpy", _numpy)
+    for name in _OPERATORS:
+        replace(tf.Tensor, name, _operator)
     for kind in ops.EagerTensor.__mro__:
         if "__array__" in vars(kind) and kind is not object and kind.__module__.startswith("tensorflow"):
             replace(kind, "__array__", _array)
@@ -33,3 +39,14 @@ def _array(original: Any) -> Any:
         return original(self if value is None else value, *args, **kwargs)
 
     return read
+
+
+def _operator(original: Any) -> Any:
+    def operate(self, other):
+        # A script that adds up its losses outside of a tape means those of the whole batches.
+        mine, theirs = losses.global_value(self), losses.global_value(other)
+        if (mine is not None or theirs is not None) and not tapes.recording():
+            return original(self if mine is None else mine, other if theirs is None else theirs)
+        return original(self, other)
+
+    return operate

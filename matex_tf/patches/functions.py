@@ -47,7 +47,8 @@ def _call(original: Any) -> Any:
             # XLA has no kernel for our collectives; which functions hold one is known only once they are traced.
             self._jit_compile = False
             output.note("XLA (jit_compile=True) is turned off under several ranks; the results are the same")
-        with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, tf.data.Dataset)]):
+        sources = (tf.data.Dataset, tf.data.Iterator)
+        with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
             result = original(self, *args, **kwargs)
         if variables.waiting() and tf.executing_eagerly():
             variables.settle()

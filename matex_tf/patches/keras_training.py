@@ -78,8 +78,12 @@ def _epoch_iterator(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         call = fitting.current()
-        if call is None or not call.slices:
+        if call is None:
             return original(self, *args, **kwargs)
+        if not call.slices:
+            original(self, *args, **kwargs)
+            self.data_adapter = _Whole(self.data_adapter)
+            return None
         stage = call.next_stage()
         given = signature.bind(self, *args, **kwargs).arguments
         are_arrays = not _is_source(given.get("x"))
@@ -103,16 +107,26 @@ def _is_source(x: Any) -> bool:
     return hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
 
 
-class _Distributed:
-    """A data adapter of Keras whose dataset is shared out."""
+class _Whole:
+    """A data adapter of Keras whose batches every rank computes whole."""
 
-    def __init__(self, adapter: Any, stage: fitting.Stage, are_arrays: bool):
+    def __init__(self, adapter: Any):
         self._adapter = adapter
-        self._stage = stage
-        self._are_arrays = are_arrays
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
+
+    def get_tf_dataset(self) -> Any:
+        return pipeline.exempt(self._adapter.get_tf_dataset())
+
+
+class _Distributed(_Whole):
+    """A data adapter of Keras whose dataset is shared out."""
+
+    def __init__(self, adapter: Any, stage: fitting.Stage, are_arrays: bool):
+        super().__init__(adapter)
+        self._stage = stage
+        self._are_arrays = are_arrays
 
     @property
     def num_batches(self) -> int | None:
@@ -151,6 +165,9 @@ def _handler(original: Any) -> Any:
 def _handler_dataset(original: Any) -> Any:
     def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
         found = getattr(self, "_matex_stage", None)
+        if found is None and fitting.current() is not None:
+            whole = self._adapter.get_dataset
+            self._adapter.get_dataset = lambda: pipeline.exempt(whole())
         if found is not None:
             stage, are_arrays = found
             plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size

@@ -35,6 +35,11 @@ def _stack() -> list:
     return _active.stack
 
 
+def recording() -> bool:
+    """Whether a tape records in this thread."""
+    return bool(_stack())
+
+
 def _push(original: Any) -> Any:
     def _push_tape(self):
         original(self)

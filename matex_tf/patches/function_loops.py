@@ -1,0 +1,153 @@
+"""Loops and `next` inside a `tf.function`: what they yield are slices if the function reduces a gradient.
+
+That is known once the function is traced, so the decision is a variable that its graph reads: `WHOLE` while it is traced,
+`BEGINNING` once it is known to train, `TRAINING` after the ranks have compared variables and batches in its first step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf import comparison, graphs, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf.patches import replace
+
+WHOLE, BEGINNING, TRAINING = 0, 1, 2
+
+
+def install() -> None:
+    from tensorflow.python.autograph.operators import control_flow
+    from tensorflow.python.data.ops import dataset_autograph, dataset_ops, iterator_ops
+    from tensorflow.python.framework import func_graph
+
+    registry = control_flow.for_loop_registry._registry
+    replace(dataset_autograph, "_tf_ag_dataset_for_stmt", _over_dataset)
+    registry[dataset_ops.DatasetV2] = dataset_autograph._tf_ag_dataset_for_stmt
+    replace(control_flow, "_tf_iterator_for_stmt", _over_iterator)
+    registry[iterator_ops.OwnedIterator] = control_flow._tf_iterator_for_stmt
+    replace(func_graph, "func_graph_from_py_func", _trace)
+
+
+def next_element(iterator: Any, element: Any) -> Any:
+    """What `next(iterator)` is in a graph, where the pipeline gives `element`."""
+    if not world.is_active() or isinstance(element, (pipeline.Batch, pipeline.OwnBatch)):
+        return element
+    known = pipeline.argument_behind(iterator)
+    loop = getattr(known, "_matex_loop", None)
+    if loop is None or loop.shares:
+        return _all_of(element)
+    import tensorflow as tf
+
+    return _slice_if(_decision(tf.compat.v1.get_default_graph()), element)
+
+
+def _all_of(element: Any) -> Any:
+    """The batch as it is, which every rank computes whole."""
+    import tensorflow as tf
+
+    with tf.control_dependencies([steps.variable().assign(steps.whole_values())]):
+        return tf.nest.map_structure(tf.identity, element)
+
+
+def _decision(graph: Any) -> Any:
+    """The variable that says whether what `graph` iterates is sliced; written when its trace ends."""
+    found = getattr(graph, "_matex_decision", None)
+    if found is None:
+        found = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
+        graph._matex_decision = found
+        graphs.keep(found)
+    return found
+
+
+def _decide(graph: Any, found: Any) -> None:
+    import tensorflow as tf
+
+    if graphs.reduces(graph):
+        with tf.init_scope():
+            found.assign(BEGINNING)
+
+
+def _trace(original: Any) -> Any:
+    def func_graph_from_py_func(*args, **kwargs):
+        graph = original(*args, **kwargs)
+        found = getattr(graph, "_matex_decision", None)
+        if found is not None:
+            _decide(graph, found)
+        return graph
+
+    return func_graph_from_py_func
+
+
+def _over_dataset(original: Any) -> Any:
+    def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
+        known = pipeline.argument_behind(ds)
+        if not pipeline.yields_batches_to_slice(known) or sharding.is_share(known):
+            return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
+        import tensorflow as tf
+
+        _say_weak()
+        decision = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
+        graphs.keep(decision)
+
+        def body_on_slice(element):
+            body(_slice_if(decision, element))
+            _decide(tf.compat.v1.get_default_graph(), decision)
+
+        # Every run of the loop compares its first batch anew.
+        with tf.control_dependencies([decision.assign(tf.minimum(decision.read_value(), BEGINNING))]):
+            original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
+        steps.variable().assign(steps.whole_values())
+
+    return _tf_ag_dataset_for_stmt
+
+
+def _over_iterator(original: Any) -> Any:
+    def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
+        known = pipeline.argument_behind(iter_)
+        loop = getattr(known, "_matex_loop", None)
+        if loop is None or loop.shares:
+            return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
+        import tensorflow as tf
+
+        _say_weak()
+        decision = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
+        graphs.keep(decision)
+
+        def body_on_slice(element):
+            body(_slice_if(decision, element))
+            _decide(tf.compat.v1.get_default_graph(), decision)
+
+        return original(iter_, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
+
+    return _tf_iterator_for_stmt
+
+
+def _say_weak() -> None:
+    if settings.current().scaling == "weak":
+        output.note("a loop inside a tf.function shares out each batch; weak scaling is for fit and eager loops")
+
+
+def _slice_if(decision: Any, element: Any) -> Any:
+    """In a graph: this rank's rows of a batch where `decision` is not WHOLE, else all of them."""
+    import tensorflow as tf
+
+    me = world.current()
+    count = sharding.batch_rows(element)
+    parts = tf.nest.flatten(element, expand_composites=True)
+
+    def begin(*values: Any) -> bool:
+        variables.settle()
+        whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
+        comparison.compare_batch(comparison.batch_digest(whole), "the first batch of a loop in a tf.function")
+        decision.assign(TRAINING)
+        return True
+
+    known = decision.read_value()
+    ready = tf.cond(tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool),
+                    lambda: tf.constant(True))
+    slicing = known > WHOLE
+    start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+    numbers = tf.where(slicing, steps.slice_tensor(has_rows, start, stop, count),
+                       tf.constant(steps.whole_values(), tf.float64))
+    start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, count)
+    with tf.control_dependencies([ready]), tf.control_dependencies([steps.variable().assign(numbers)]):
+        return pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
