@@ -9,8 +9,19 @@ from __future__ import annotations
 from matex_tf import runtime
 from matex_tf.version import __version__
 
-__all__ = ["__version__", "allgather", "allreduce", "barrier", "broadcast", "is_active", "local_rank", "local_size",
-           "rank", "shard", "size"]
+__all__ = [
+    "__version__",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "is_active",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shard",
+    "size",
+]
 
 runtime.attach()
 

@@ -28,8 +28,13 @@ def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False)
         return result
     flat = _flatten_like(result, len(flat_sources))
     target_scalars = losses.reducible(target)
-    reduced, totals = gradients.reduce([flat[index] for index in chosen], variables_of, target_scalars,
-                                       weight=losses.weight(target), place="tape.gradient")
+    reduced, totals = gradients.reduce(
+        [flat[index] for index in chosen],
+        variables_of,
+        target_scalars,
+        weight=losses.weight(target),
+        place="tape.gradient",
+    )
     losses.remember(target_scalars, totals)
     if not steps.in_session_graph():
         variables.expect(variables_of)

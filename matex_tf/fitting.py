@@ -1,10 +1,11 @@
-"""One call of Keras' `fit`, `evaluate` or `predict` under several ranks: how its data is shared out, what ranks agree on."""
+"""One call of Keras' `fit`, `evaluate` or `predict`: how its data is shared out and what the ranks agree on."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,14 @@ from matex_tf import comparison, output, pipeline, settings, sharding, steps, va
 _state = threading.local()
 
 
-def current() -> "Run | None":
+def current() -> Run | None:
     """The innermost call that is under way in this thread."""
     stack = getattr(_state, "stack", None)
     return stack[-1] if stack else None
 
 
 @contextlib.contextmanager
-def run(kind: str, model: Any) -> Iterator["Run"]:
+def run(kind: str, model: Any) -> Iterator[Run]:
     """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""
     stack = _state.__dict__.setdefault("stack", [])
     this = Run(kind, model)
@@ -36,8 +37,10 @@ def run(kind: str, model: Any) -> Iterator["Run"]:
 def _has_fixed_batch(model: Any) -> bool:
     inputs = getattr(model, "inputs", None) or []
     fixed = any(tensor.shape is not None and len(tensor.shape) and tensor.shape[0] is not None for tensor in inputs)
-    return fixed or any(getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
-                        for layer in getattr(model, "layers", []))
+    return fixed or any(
+        getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
+        for layer in getattr(model, "layers", [])
+    )
 
 
 def _leaves(inputs: Any) -> list[Any]:
@@ -49,7 +52,7 @@ def _leaves(inputs: Any) -> list[Any]:
 class Stage:
     """One source of data within a call: the one that trains, or one that validates."""
 
-    def __init__(self, call: "Run", trains: bool):
+    def __init__(self, call: Run, trains: bool):
         self.call = call
         self.trains = trains
         self.weak = trains and settings.current().scaling == "weak"
@@ -183,7 +186,8 @@ class Run:
 
     def _built(self) -> bool:
         return bool(getattr(self.model, "built", False)) and all(
-            getattr(layer, "built", True) for layer in self.model.layers)
+            getattr(layer, "built", True) for layer in self.model.layers
+        )
 
     def _variables(self) -> list[Any]:
         optimizer = getattr(self.model, "optimizer", None)

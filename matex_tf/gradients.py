@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from matex_tf import ops, steps
 
@@ -84,14 +85,20 @@ def weigh(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
 
     weight = steps.numbers()[0] if weight is None else weight
     return [
-        None if gradient is None
+        None
+        if gradient is None
         else tf.where(weight > 0, gradient * tf.cast(weight, gradient.dtype), tf.zeros_like(gradient))
         for gradient in map(_dense, gradients)
     ]
 
 
-def reduce(gradients: Sequence[Any], variables: Sequence[Any], scalars: Sequence[Any] = (), weight: Any = None,
-           place: str = "a gradient update") -> tuple[list[Any], list[Any]]:
+def reduce(
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    scalars: Sequence[Any] = (),
+    weight: Any = None,
+    place: str = "a gradient update",
+) -> tuple[list[Any], list[Any]]:
     """The gradients of the global batch: the sum over ranks of each rank's, times its weight.
 
     Args:
@@ -123,4 +130,4 @@ def reduce(gradients: Sequence[Any], variables: Sequence[Any], scalars: Sequence
     result = list(gradients)
     for index, output in zip(order, outputs):
         result[index] = output
-    return result, list(outputs[len(order):])
+    return result, list(outputs[len(order) :])

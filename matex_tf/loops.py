@@ -7,7 +7,8 @@ was reduced between two batches the loop trains, and from then on each rank gets
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from matex_tf import comparison, gradients, output, pipeline, settings, sharding, steps, variables, world
 
@@ -48,7 +49,7 @@ class Loop:
         return pipeline.take_rows(element, start, stop, count)
 
     def _give_one_of_group(self, element: Any) -> Any:
-        """Weak scaling: of as many batches as there are ranks, this rank's own; the first with weight 0 if it has none."""
+        """Weak scaling: of as many batches as there are ranks, this rank's own, or the first with weight 0."""
         import tensorflow as tf
 
         me = world.current()

@@ -1,13 +1,14 @@
 """The loss of a script's own loop, made global where it passes through our hands.
 
 A loss that a tape differentiates rides with its gradients; the sum over ranks, weighted as they are, is the loss of the
-global batch. What a `tf.function` returns of it, what a metric is fed of it and what eager code reads of its value is then
-the global one.
+global batch. What a `tf.function` returns of it, what a metric is fed of it and what eager code reads of its value is
+then the global one.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from matex_tf import reductions, steps
 
@@ -18,8 +19,11 @@ def reducible(target: Any) -> list[Any]:
     """The scalar floating-point tensors in `target`, the first argument of `tape.gradient`."""
     import tensorflow as tf
 
-    return [part for part in tf.nest.flatten(target)
-            if isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank == 0]
+    return [
+        part
+        for part in tf.nest.flatten(target)
+        if isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank == 0
+    ]
 
 
 def weight(target: Any) -> Any:

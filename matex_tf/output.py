@@ -8,8 +8,9 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
-from typing import Callable, TextIO
+from typing import TextIO
 
 from matex_tf import settings, world
 
@@ -66,8 +67,10 @@ def describe(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """The traceback as Python prints it, without the frames of the launcher module, headed by rank and host."""
     me = world.current()
     inside = ("<frozen runpy>", os.path.join("matex_tf", "__main__.py"))
-    while trace is not None and (trace.tb_frame.f_code.co_filename.endswith(inside)
-                                 or os.path.basename(trace.tb_frame.f_code.co_filename) == "runpy.py"):
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename.endswith(inside)
+        or os.path.basename(trace.tb_frame.f_code.co_filename) == "runpy.py"
+    ):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(kind, error, trace))
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed:\n{text}"

@@ -1,8 +1,8 @@
 """This rank's slices of the batches of a `tf.data` pipeline.
 
-`Batch` is an element of a pipeline that was sliced ahead of the training step: the rows of this rank and the four numbers
-of `steps` that go with them. `OwnBatch` is one of a pipeline over a rank's own share: how many rows the other ranks have in
-the same step is only known in the step.
+`Batch` is an element of a pipeline that was sliced ahead of the training step: the rows of this rank and the four
+numbers of `steps` that go with them. `OwnBatch` is one of a pipeline over a rank's own share: how many rows the other
+ranks have in the same step is only known in the step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from matex_tf import ops, sharding, steps, world
 
@@ -153,7 +154,9 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -
 
     me = world.current()
     number = -(-sum(counts) // batch_size)
-    taken = np.array([sharding.share_step_rows(counts, step, batch_size) for step in range(number)]).reshape(-1, me.size)
+    taken = np.array([sharding.share_step_rows(counts, step, batch_size) for step in range(number)]).reshape(
+        -1, me.size
+    )
     mine, totals = taken[:, me.rank].astype(np.int64), taken.sum(axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(mine)[:-1]]).astype(np.int64)
     plan = tf.data.Dataset.from_tensor_slices((starts, mine, totals))
@@ -164,7 +167,7 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -
         return tf.random.shuffle(rows) if shuffle else rows
 
     def steps_of(rows: Any) -> Any:
-        return plan.map(lambda start, own, total: (rows[start:start + tf.maximum(own, 1)], own, total))
+        return plan.map(lambda start, own, total: (rows[start : start + tf.maximum(own, 1)], own, total))
 
     def gather(rows: Any, own: Any, total: Any) -> Batch:
         # Past the last row of a rank without rows there is none to compute with weight 0; take its first.
@@ -240,7 +243,8 @@ def argument_behind(source: Any) -> Any:
     for sources in reversed(getattr(_passed, "stack", [])):
         for candidate in sources:
             if hasattr(candidate, "cardinality") == hasattr(source, "cardinality") and (
-                    candidate.element_spec == source.element_spec):
+                candidate.element_spec == source.element_spec
+            ):
                 return candidate
     return source
 

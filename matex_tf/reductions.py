@@ -8,8 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-_THROUGH = {"Identity", "Cast", "AddV2", "Add", "AddN", "Sub", "Mul", "Neg", "Reshape", "Squeeze", "StopGradient",
-            "CheckNumerics", "ExpandDims", "Pack", "EnsureShape", "PreventGradient", "IdentityN", "Sqrt"}
+_THROUGH = {
+    "Identity",
+    "Cast",
+    "AddV2",
+    "Add",
+    "AddN",
+    "Sub",
+    "Mul",
+    "Neg",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+    "CheckNumerics",
+    "ExpandDims",
+    "Pack",
+    "EnsureShape",
+    "PreventGradient",
+    "IdentityN",
+    "Sqrt",
+}
 _DIVIDE = {"RealDiv", "DivNoNan", "Div", "TruncateDiv"}
 _COUNTS = {"Shape", "Size", "ShapeN"}
 _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
@@ -17,7 +35,7 @@ _STEPS = 2000
 
 
 def kind(loss: Any) -> str:
-    """"mean", "sum" or "unknown": how the scalar tensor `loss` of a graph depends on the number of rows."""
+    """ "mean", "sum" or "unknown": how the scalar tensor `loss` of a graph depends on the number of rows."""
     found: set[str] = set()
     seen: set[int] = set()
     pending = [loss]
@@ -30,9 +48,7 @@ def kind(loss: Any) -> str:
         if op.type in ("Mean", "Sum"):
             if not _depends_on_data(op.inputs[0]):
                 continue  # a penalty on the weights alone is the same on every rank
-            if _keeps_rows(op) or tensor.shape.rank != 0:
-                pending.append(op.inputs[0])
-            elif op.type == "Sum" and _has_no_rows(op.inputs[0]):
+            if _keeps_rows(op) or tensor.shape.rank != 0 or op.type == "Sum" and _has_no_rows(op.inputs[0]):
                 pending.append(op.inputs[0])
             else:
                 found.add("mean" if op.type == "Mean" else "sum")
@@ -106,8 +122,9 @@ def _constant(tensor: Any) -> float | None:
 
 
 def _depends_on_data(tensor: Any) -> bool:
-    return _reaches(tensor, {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"},
-                    _VARIABLE)
+    return _reaches(
+        tensor, {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"}, _VARIABLE
+    )
 
 
 def _reaches(tensor: Any, wanted: set[str], stop: set[str]) -> bool:

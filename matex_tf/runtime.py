@@ -63,9 +63,17 @@ def _refuse_if_too_late() -> None:
 
     if not started and not framework_ops.get_default_graph().get_operations():
         return
-    line = next((f"{frame.filename}, line {frame.lineno}" for frame in reversed(traceback.extract_stack())
-                 if frame.line and "matex_tf" in frame.line and "import" in frame.line
-                 and os.path.basename(os.path.dirname(frame.filename)) != "matex_tf"), "the script")
+    line = next(
+        (
+            f"{frame.filename}, line {frame.lineno}"
+            for frame in reversed(traceback.extract_stack())
+            if frame.line
+            and "matex_tf" in frame.line
+            and "import" in frame.line
+            and os.path.basename(os.path.dirname(frame.filename)) != "matex_tf"
+        ),
+        "the script",
+    )
     raise world.RankError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
         f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "

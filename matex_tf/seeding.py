@@ -1,8 +1,8 @@
 """The same random numbers on all ranks where the script draws them for everybody.
 
 Initial weights and the order of the data must agree on all ranks. A script that seeds itself has that already and is
-left alone. One that does not gets rank 0's state of Python's, NumPy's and TensorFlow's generators, which is as random as
-its own would have been.
+left alone. One that does not gets rank 0's state of Python's, NumPy's and TensorFlow's generators, which is as random
+as its own would have been.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def agree() -> None:
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
     everyone = world.communicator("control").allgather((digest, seed))
-    if len(set(digest for digest, _ in everyone)) > 1:
+    if len({digest for digest, _ in everyone}) > 1:
         python_state, numpy_state = world.communicator("control").bcast((python_state, numpy_state))
         random.setstate(python_state)
         np.random.set_state(numpy_state)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Plan:
     reductions: list[Any]
     variables: list[Any]
     runs: int = 0
-    prepared: "weakref.WeakSet" = field(default_factory=weakref.WeakSet)
+    prepared: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
 
 def inside() -> bool:
@@ -107,8 +108,14 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
     with graph.as_default():
         import tensorflow as tf
 
-        known = {variable.op: variable for variable in [
-            *tf.compat.v1.global_variables(), *tf.compat.v1.local_variables(), *tf.compat.v1.trainable_variables()]}
+        known = {
+            variable.op: variable
+            for variable in [
+                *tf.compat.v1.global_variables(),
+                *tf.compat.v1.local_variables(),
+                *tf.compat.v1.trainable_variables(),
+            ]
+        }
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
     replaced = _global_fetches(graph, leaves, reductions)
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
@@ -195,8 +202,9 @@ def _agree(session: Any, plan: Plan, what: str, error: bool) -> None:
         names = [variable.name for variable in plan.variables]
         for index in variables.differing(names, values, what):
             if error:
-                raise world.RankError(f"the weights have drifted apart: '{names[index]}' is not the same on all ranks "
-                                      f"({what})")
+                raise world.RankError(
+                    f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what})"
+                )
             value = world.control.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
             initializer = plan.variables[index].initializer
             session.run(initializer, {initializer.inputs[1]: value})
@@ -229,8 +237,8 @@ def _slice_feeds(feeds: dict, first: bool) -> tuple[dict, list[float]]:
     if len(lengths) != 1 or fixed:
         if open_rows or fixed:
             output.note(
-                "a training run is fed arrays of different lengths, or into placeholders of a fixed first dimension, so "
-                "it is not known which hold rows: every rank computes the whole batch; right, but not faster"
+                "a training run is fed arrays of different lengths, or into placeholders of fixed first dimensions, "
+                "so it is not known which hold rows: every rank computes the whole batch; right, but not faster"
             )
         return mine, steps.whole_values()
     count = lengths.pop()

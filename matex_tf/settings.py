@@ -6,8 +6,9 @@ The reference page `docs/settings.md` is made from this table (`python -m matex_
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Any
 
 PREFIX = "MATEX_"
 
@@ -71,29 +72,74 @@ class Setting:
 
 
 TABLE = (
-    Setting("disable", _boolean, False, "0, 1",
-            "1: the script runs as if the library were not there; under mpirun each rank then runs it alone."),
-    Setting("scaling", _choice("strong", "weak"), "strong", "strong, weak",
-            "strong: the script's batch is the global batch and each rank computes its slice; the result is that of "
-            "the script alone. weak: the script's batch is each rank's own, the global batch is the number of ranks "
-            "times that, and an epoch takes that many times fewer steps; learning rates are left as they are."),
-    Setting("chunk_bytes", _positive, 1 << 20, "bytes",
-            "Gradients are reduced in pieces of this size; MPI allocates memory anew for much larger ones."),
-    Setting("fuse_bytes", _count, 256 << 10, "bytes",
-            "Gradients smaller than this are copied together and reduced as one; larger ones are reduced in place."),
-    Setting("drift_steps", _count, 1000, "steps",
-            "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never."),
-    Setting("cache_dir", _text, "", "folder",
-            "Where the compiled ops are kept; empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache)."),
-    Setting("log_dir", _text, "", "folder",
-            "Each rank's own output is written to rank-N.log in this folder; empty: only rank 0 prints, "
-            "errors of every rank still reach the terminal."),
-    Setting("placement", _choice("auto", "spread", "off"), "auto", "auto, spread, off",
-            "auto: the cores (and GPUs) of a node are spread over its ranks before TensorFlow starts its threads, "
-            "unless the user set threads or binding himself. spread: the same, also where the launcher was told how to "
-            "bind (`matex run` sets it). off: left as the launcher set them."),
-    Setting("quiet", _boolean, False, "0, 1",
-            "1: the library prints none of its own notes on standard error (errors are still raised)."),
+    Setting(
+        "disable",
+        _boolean,
+        False,
+        "0, 1",
+        "1: the script runs as if the library were not there; under mpirun each rank then runs it alone.",
+    ),
+    Setting(
+        "scaling",
+        _choice("strong", "weak"),
+        "strong",
+        "strong, weak",
+        "strong: the script's batch is the global batch and each rank computes its slice; the result is that of "
+        "the script alone. weak: the script's batch is each rank's own, the global batch is the number of ranks "
+        "times that, and an epoch takes that many times fewer steps; learning rates are left as they are.",
+    ),
+    Setting(
+        "chunk_bytes",
+        _positive,
+        1 << 20,
+        "bytes",
+        "Gradients are reduced in pieces of this size; MPI allocates memory anew for much larger ones.",
+    ),
+    Setting(
+        "fuse_bytes",
+        _count,
+        256 << 10,
+        "bytes",
+        "Gradients smaller than this are copied together and reduced as one; larger ones are reduced in place.",
+    ),
+    Setting(
+        "drift_steps",
+        _count,
+        1000,
+        "steps",
+        "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never.",
+    ),
+    Setting(
+        "cache_dir",
+        _text,
+        "",
+        "folder",
+        "Where the compiled ops are kept; empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
+    ),
+    Setting(
+        "log_dir",
+        _text,
+        "",
+        "folder",
+        "Each rank's own output is written to rank-N.log in this folder; empty: only rank 0 prints, "
+        "errors of every rank still reach the terminal.",
+    ),
+    Setting(
+        "placement",
+        _choice("auto", "spread", "off"),
+        "auto",
+        "auto, spread, off",
+        "auto: the cores (and GPUs) of a node are spread over its ranks before TensorFlow starts its threads, "
+        "unless the user set threads or binding himself. spread: the same, also where the launcher was told how to "
+        "bind (`matex run` sets it). off: left as the launcher set them.",
+    ),
+    Setting(
+        "quiet",
+        _boolean,
+        False,
+        "0, 1",
+        "1: the library prints none of its own notes on standard error (errors are still raised).",
+    ),
 )
 
 _BY_NAME = {setting.name: setting for setting in TABLE}
@@ -137,8 +183,14 @@ def current() -> Settings:
 
 def reference() -> str:
     """The settings as a page of Markdown."""
-    lines = ["# Settings", "", "Environment variables, read once when the library is imported. "
-             "Ranks must agree on them.", "", "| variable | values | default | meaning |", "|---|---|---|---|"]
+    lines = [
+        "# Settings",
+        "",
+        "Environment variables, read once when the library is imported. Ranks must agree on them.",
+        "",
+        "| variable | values | default | meaning |",
+        "|---|---|---|---|",
+    ]
     for setting in TABLE:
         default = {True: "1", False: "0", "": "(empty)"}.get(setting.default, str(setting.default))
         lines.append(f"| `{setting.variable}` | {setting.values} | {default} | {setting.meaning} |")

@@ -1,7 +1,7 @@
 """What the current training step works on: a slice of the global batch, or all of it, and what that weighs.
 
-The weights of a step are four numbers in one variable of TensorFlow, so that a traced function reads this step's and not
-those it was traced with:
+The weights of a step are four numbers in one variable of TensorFlow, so that a traced function reads this step's and
+not those it was traced with:
 
     mean    weight of this rank's gradient of a loss that is a mean over rows: rows here / rows of the batch
     sum     the same for a loss that is a sum over rows: 1, or 0 on a rank without rows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,8 @@ def synchronize(variables: Iterable[Any], what: str = "comparing the variables a
 def _remember(variables: Iterable[Any]) -> None:
     for variable in variables:
         inner = gradients.underlying(variable)
-        _agreed[id(inner)] = weakref.ref(inner, lambda _, key=id(inner): _agreed.pop(key, None))
+        key = id(inner)
+        _agreed[key] = weakref.ref(inner, lambda _, key=key: _agreed.pop(key, None))
 
 
 def expect(variables: Sequence[Any]) -> None:

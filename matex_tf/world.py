@@ -11,8 +11,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any
 
 from matex_tf import settings
 
@@ -28,8 +29,22 @@ _LAUNCHERS = (
     ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
-_TASK_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_COMM_", "JSM_NAMESPACE_", "PALS_RANK", "FLUX_TASK_",
-                  "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HYDI_", "MPI_LOCAL")
+_TASK_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "MV2_COMM_",
+    "JSM_NAMESPACE_",
+    "PALS_RANK",
+    "FLUX_TASK_",
+    "SLURM_STEP",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "HYDI_",
+    "MPI_LOCAL",
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
     The variables of an allocation (a batch script that runs `python train.py`) are no sign of a launcher.
     """
+
     def number(name: str) -> int | None:
         text = environment.get(name, "")
         return int(text) if text.isdigit() else None
@@ -162,8 +178,14 @@ def _join(MPI: Any, size: int) -> World:
         )
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     host = socket.gethostname()
-    world = World(rank=everyone.Get_rank(), size=size, local_rank=node.Get_rank(), local_size=node.Get_size(),
-                  host=host, hosts=everyone.allgather(host))
+    world = World(
+        rank=everyone.Get_rank(),
+        size=size,
+        local_rank=node.Get_rank(),
+        local_size=node.Get_size(),
+        host=host,
+        hosts=everyone.allgather(host),
+    )
     node.Free()
     for name in ("sequence", "gradients", "control", "readers"):
         world.communicators[name] = everyone.Dup()

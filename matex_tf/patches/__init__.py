@@ -7,7 +7,8 @@ replaced is replaced through `replace` and can be put back with `undo_all`.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 _undo: list[Callable[[], None]] = []
 
@@ -33,11 +34,33 @@ def when_imported(module: str, patch: Callable[[Any], None]) -> None:
 
 def install() -> None:
     """Install every patch of the runtime."""
-    from matex_tf.patches import (datasets, eager_values, function_loops, functions, keras_losses, keras_metrics, keras_optimizers, keras_training,
-                                  session, strategies, tapes)
+    from matex_tf.patches import (
+        datasets,
+        eager_values,
+        function_loops,
+        functions,
+        keras_losses,
+        keras_metrics,
+        keras_optimizers,
+        keras_training,
+        session,
+        strategies,
+        tapes,
+    )
 
-    for part in (tapes, functions, function_loops, eager_values, datasets, session, strategies, keras_losses, keras_metrics, keras_optimizers,
-                 keras_training):
+    for part in (
+        tapes,
+        functions,
+        function_loops,
+        eager_values,
+        datasets,
+        session,
+        strategies,
+        keras_losses,
+        keras_metrics,
+        keras_optimizers,
+        keras_training,
+    ):
         part.install()
 
 

@@ -1,4 +1,4 @@
-"""Eager tensors: what a script reads of a loss that a tape has differentiated, or sums up of it, is the global value."""
+"""Eager tensors: what a script reads or sums up of a loss that a tape has differentiated is the global value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from matex_tf import losses
 from matex_tf.patches import replace, tapes
-
 
 _OPERATORS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__")
 

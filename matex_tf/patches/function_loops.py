@@ -1,7 +1,8 @@
 """Loops and `next` inside a `tf.function`: what they yield are slices if the function reduces a gradient.
 
-That is known once the function is traced, so the decision is a variable that its graph reads: `WHOLE` while it is traced,
-`BEGINNING` once it is known to train, `TRAINING` after the ranks have compared variables and batches in its first step.
+That is known once the function is traced, so the decision is a variable that its graph reads: `WHOLE` while it is
+traced, `BEGINNING` once it is known to train, `TRAINING` after the ranks have compared variables and batches in its
+first step.
 """
 
 from __future__ import annotations
@@ -142,12 +143,14 @@ def _slice_if(decision: Any, element: Any) -> Any:
         return True
 
     known = decision.read_value()
-    ready = tf.cond(tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool),
-                    lambda: tf.constant(True))
+    ready = tf.cond(
+        tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
+    )
     slicing = known > WHOLE
     start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-    numbers = tf.where(slicing, steps.slice_tensor(has_rows, start, stop, count),
-                       tf.constant(steps.whole_values(), tf.float64))
+    numbers = tf.where(
+        slicing, steps.slice_tensor(has_rows, start, stop, count), tf.constant(steps.whole_values(), tf.float64)
+    )
     start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, count)
     with tf.control_dependencies([ready]), tf.control_dependencies([steps.variable().assign(numbers)]):
         return pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)

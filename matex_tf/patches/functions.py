@@ -27,7 +27,8 @@ def _trace(original: Any) -> Any:
             if all(value is None for value in replaced):
                 return outputs
             return tf.nest.pack_sequence_as(
-                outputs, [value if new is None else new for value, new in zip(flat, replaced)])
+                outputs, [value if new is None else new for value, new in zip(flat, replaced)]
+            )
 
         # Tracing inspects these to name the graph's inputs and to find the function's source.
         with_global_losses.__wrapped__ = python_func

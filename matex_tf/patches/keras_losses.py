@@ -1,7 +1,7 @@
 """Keras losses whose denominator is not the number of rows: sums, masked means and means over sample weights.
 
-A slice's loss counts with the share of rows it has. Where the loss's own denominator is another, the loss is scaled so that
-the ranks' losses, weighed by their rows, add up to that of the whole batch.
+A slice's loss counts with the share of rows it has. Where the loss's own denominator is another, the loss is scaled
+so that the ranks' losses, weighed by their rows, add up to that of the whole batch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from matex_tf.patches import replace, when_imported
 def install() -> None:
     when_imported("keras.src.losses.loss", lambda module: replace(module, "reduce_weighted_values", _keras3))
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.utils.losses_utils",
-                      lambda module: replace(module, "compute_weighted_loss", _keras2))
+        when_imported(
+            f"{package}.src.utils.losses_utils", lambda module: replace(module, "compute_weighted_loss", _keras2)
+        )
 
 
 def _ratio(part: Any, whole: Any, like: Any) -> Any:

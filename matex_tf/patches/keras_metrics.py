@@ -1,7 +1,7 @@
 """Keras metrics: what a rank computed counts once, and a result is that of all ranks.
 
-`update_state` takes effect where the rank's rows count in the step; `result` is computed from the sum of the ranks' states.
-Of a method that calls its parent's, or of a metric made of metrics, only the outermost call is treated.
+`update_state` takes effect where the rank's rows count in the step; `result` is computed from the sum of the ranks'
+states. Of a method that calls its parent's, or of a metric made of metrics, only the outermost call is treated.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _clip_accumulated(original: Any) -> Any:
             import tensorflow as tf
 
             one = tf.constant(1.0, tf.float64)
-            grads, _ = gradients.reduce(list(grads), targets[:len(grads)], weight=one, place="optimizer.apply")
+            grads, _ = gradients.reduce(list(grads), targets[: len(grads)], weight=one, place="optimizer.apply")
         return original(self, grads)
 
     return _clip_gradients

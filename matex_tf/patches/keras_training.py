@@ -15,15 +15,16 @@ from matex_tf.patches import replace, when_imported
 
 def install() -> None:
     when_imported("keras.src.backend.tensorflow.trainer", _keras3)
-    when_imported("keras.src.trainers.epoch_iterator",
-                  lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator))
+    when_imported(
+        "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
+    )
     when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
-    when_imported("keras.src.callbacks.callback_list",
-                  lambda module: replace(module.CallbackList, "on_epoch_end", _epoch_end))
+    when_imported(
+        "keras.src.callbacks.callback_list", lambda module: replace(module.CallbackList, "on_epoch_end", _epoch_end)
+    )
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.engine.training", _keras2)
-        when_imported(f"{package}.src.engine.data_adapter",
-                      _keras2_data)
+        when_imported(f"{package}.src.engine.data_adapter", _keras2_data)
         when_imported(f"{package}.src.callbacks", _keras2_callbacks)
 
 
@@ -104,7 +105,9 @@ def _epoch_iterator(original: Any) -> Any:
 
 def _is_source(x: Any) -> bool:
     """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
-    return hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
+    return (
+        hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
+    )
 
 
 class _Whole:
@@ -150,8 +153,9 @@ def _handler(original: Any) -> Any:
         batch_size = given.get("batch_size")
         if are_arrays:
             given["batch_size"] = stage.batch_of_arrays(batch_size)
-            arrays = tuple(part for part in (given.get("x"), given.get("y"), given.get("sample_weight"))
-                           if part is not None)
+            arrays = tuple(
+                part for part in (given.get("x"), given.get("y"), given.get("sample_weight")) if part is not None
+            )
             stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
         stage.look_at_source(given.get("x"))
         given.pop("self")
@@ -253,5 +257,3 @@ def _epoch_end(original: Any) -> Any:
         return original(self, epoch, logs)
 
     return on_epoch_end
-
-

@@ -2,8 +2,9 @@
 
 import time
 
-import launch
 import pytest
+
+import launch
 
 MODEL = """
 import sys
@@ -17,7 +18,9 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), keras.la
 optimizer = keras.optimizers.SGD(0.01)
 x, y = np.ones((80, 4), "float32"), np.ones((80, 1), "float32")
 """
-LOOP = MODEL + """
+LOOP = (
+    MODEL
+    + """
 def step(x, y):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(x) - y) ** 2)
@@ -32,7 +35,10 @@ for index, (a, b) in enumerate(tf.data.Dataset.from_tensor_slices((x, y)).batch(
 mean.update_state(1.0)
 print(mean.result())
 """
-FIT = MODEL + """
+)
+FIT = (
+    MODEL
+    + """
 if "leave" in sys.argv and rank == 1:
     sys.exit(int(sys.argv[2]))
 model.compile(optimizer, "mse")
@@ -41,6 +47,7 @@ if "rows" in sys.argv:
     model.fit(data, verbose=0)
 model.fit(x, y, verbose=0)
 """
+)
 
 
 def failed(ranks, script, *arguments, code=1, **options):
@@ -118,11 +125,14 @@ def test_an_import_that_comes_too_late_says_which_line_to_move():
     assert "line 3" in result.output and "Move the line `import matex_tf`" in result.output
 
 
-@pytest.mark.parametrize("variables, names", [
-    ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "MPICH"),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "Open MPI's mpirun"),
-    ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "Slurm"),
-])
+@pytest.mark.parametrize(
+    "variables, names",
+    [
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "MPICH"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "Open MPI's mpirun"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "Slurm"),
+    ],
+)
 def test_a_launcher_of_another_mpi_is_an_error(variables, names):
     result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables)
     assert result.returncode == 1 and "trained" not in result.stdout
@@ -132,8 +142,9 @@ def test_a_launcher_of_another_mpi_is_an_error(variables, names):
 
 def test_an_allocation_is_no_launcher():
     variables = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}
-    result = launch.run_alone("import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n",
-                              env=variables)
+    result = launch.run_alone(
+        "import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n", env=variables
+    )
     assert result.check().stdout == "1 False\n"
 
 

@@ -163,7 +163,7 @@ def session(optimizer, rows):
         seen = []
         for _ in range(EPOCHS):
             for start in range(0, rows, BATCH):
-                feed = {x: x_all[start:start + BATCH], y: y_all[start:start + BATCH]}
+                feed = {x: x_all[start : start + BATCH], y: y_all[start : start + BATCH]}
                 _, value, part, of_rows = sess.run([train, loss, accuracy, logits], feed)
                 seen += [value, part, *of_rows.reshape(-1)]
         counted = list(CountRows.seen)

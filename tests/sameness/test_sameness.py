@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-import launch
 import numpy as np
 import pytest
+
+import launch
 
 CASES = Path(__file__).with_name("cases.py")
 
@@ -71,5 +72,3 @@ def test_the_comparison_notices_a_difference():
     assert close(np.array([1.0, 1e-6 + 1e-12]), want)
     assert not list(wrong_rows("fit", np.array([5] * 5), [np.array([3] * 5), np.array([2] * 5)]))
     assert list(wrong_rows("fit", np.array([5] * 5), [np.array([5] * 5), np.array([5] * 5)]))
-
-
