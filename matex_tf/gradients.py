@@ -105,7 +105,8 @@ def reduce(
         gradients: tensors, `tf.IndexedSlices` (made dense) or None, one for each of `variables`.
         variables: what they are gradients of, in the order of the model; names come from here.
         scalars: further floating-point tensors that are to be reduced in the same way, such as the loss.
-        weight: this rank's weight, a float64 scalar; default that of a mean over the rows of the current step.
+        weight: this rank's weight, a float64 scalar, or that and the rows of the global batch; default those of a
+            mean over the rows of the current step.
         place: where in the program this is, for messages.
 
     Returns:
@@ -124,7 +125,7 @@ def reduce(
     outputs = ops.reduce_gradients(
         tensors + list(scalars),
         names + [f"loss {index}" for index in range(len(scalars))],
-        steps.numbers()[0] if weight is None else weight,
+        steps.weight_and_rows() if weight is None else weight,
         place,
     )
     result = list(gradients)

@@ -27,14 +27,13 @@ def reducible(target: Any) -> list[Any]:
 
 
 def weight(target: Any) -> Any:
-    """What this rank's part of the loss weighs: the rows' share for a mean, 1 for a sum over rows."""
+    """What this rank's part of the loss weighs (the rows' share for a mean, 1 for a sum), and the batch's rows."""
     import tensorflow as tf
 
-    numbers = steps.numbers()
     if tf.executing_eagerly():
-        return numbers[0]
+        return steps.weight_and_rows()
     kinds = {reductions.kind(part) for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)}
-    return numbers[1] if kinds == {"sum"} else numbers[0]
+    return steps.weight_and_rows(of_sum=kinds == {"sum"})
 
 
 def remember(local: Sequence[Any], total: Sequence[Any]) -> None:

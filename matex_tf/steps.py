@@ -89,6 +89,13 @@ def numbers() -> Any:
     return placeholder() if in_session_graph() else variable().read_value()
 
 
+def weight_and_rows(of_sum: bool = False) -> Any:
+    """This rank's weight for a mean (or a sum) over rows and the rows of the global batch: float64, shape [2]."""
+    import tensorflow as tf
+
+    return tf.gather(numbers(), [1 if of_sum else 0, 3])
+
+
 def set_values(values: Any) -> None:
     """Make `values` (four numbers, or a float64 tensor of shape [4]) those of the current step."""
     variable().assign(values)

@@ -66,7 +66,7 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
     tensor = _tensor("broadcast", tensor)
     if not world.is_active():
         return _same(tensor)
-    return library().ops.matex_broadcast(x=tensor, root=root, place=name or "", turn=_turn())
+    return library().ops.matex_broadcast(x=tensor, order=_order(), root=root, place=name or "", turn=_turn())
 
 
 def allgather(tensor: Any, name: str | None = None) -> Any:
@@ -80,7 +80,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
         import tensorflow as tf
 
         return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else _same(tensor)
-    return library().ops.matex_allgather(x=tensor, place=name or "", turn=_turn()).y
+    return library().ops.matex_allgather(x=tensor, order=_order(), place=name or "", turn=_turn()).y
 
 
 def barrier(name: str | None = None) -> Any:
@@ -89,7 +89,7 @@ def barrier(name: str | None = None) -> Any:
         import tensorflow as tf
 
         return None if tf.executing_eagerly() else tf.no_op()
-    return library().ops.matex_barrier(place=name or "", turn=_turn())
+    return library().ops.matex_barrier(order=_order(), place=name or "", turn=_turn())
 
 
 def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "") -> list[Any]:
@@ -98,7 +98,8 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     Args:
         tensors: float16, bfloat16, float32 or float64, mixed at will, of any shapes; the same on all ranks.
         names: what each is the gradient of; part of what ranks agree on, and shown where they differ.
-        weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold.
+        weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold. Or a
+            vector of that and the rows of the global batch, on which the ranks must then agree.
         place: where in the program the update is, for messages.
 
     Returns:
@@ -118,13 +119,14 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
             raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
     weight = tf.convert_to_tensor(weight, tf.float64)
     if not world.is_active():
-        return [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in tensors]
+        factor = weight if weight.shape.rank == 0 else weight[0]
+        return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
     return list(library().ops.matex_reduce_gradients(
-        gradients=tensors, weight=weight, names=list(names), place=place, turn=_turn()))
+        gradients=tensors, weight=weight, order=_order(), names=list(names), place=place, turn=_turn()))
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:
-    return library().ops.matex_allreduce(x=tensor, reduction=op, place=name or "", turn=_turn())
+    return library().ops.matex_allreduce(x=tensor, order=_order(), reduction=op, place=name or "", turn=_turn())
 
 
 def _tensor(function: str, value: Any) -> Any:
@@ -150,3 +152,22 @@ def _turn() -> int:
     from tensorflow.python.framework import ops
 
     return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)
+
+
+_order_variable: Any = None
+
+
+def _order() -> list[Any]:
+    """What the ops of functions seem to write to, so that they run in the order in which they were made."""
+    global _order_variable
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import resource_variable_ops
+
+    if tf.executing_eagerly() or not ops.inside_function():
+        return []
+    if _order_variable is None:
+        # Not tf.Variable: a function that is being traced counts those that are made in it.
+        with tf.init_scope(), tf.device("CPU:0"):
+            _order_variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
+    return [_order_variable.handle]

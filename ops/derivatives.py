@@ -28,23 +28,28 @@ def _name(op: Any) -> str:
     return f"the gradient of {place}" if place else "a gradient"
 
 
+def _with_order(op: Any, gradient: Any) -> Any:
+    """A gradient for the first input of `op` and none for the handle that orders it, where it has one."""
+    return gradient if len(op.inputs) == 1 else [gradient, *[None] * (len(op.inputs) - 1)]
+
+
 def _allreduce(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     reduction = op.get_attr("reduction").decode()
     if reduction in ("sum", "mean"):
-        return collectives.allreduce(gradient, reduction, _name(op))
+        return _with_order(op, collectives.allreduce(gradient, reduction, _name(op)))
     # Ranks whose value is the extreme one share the gradient equally, as tf.reduce_max does with equal elements.
     mine = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)
     ranks = collectives.allreduce(mine, "sum", _name(op))
-    return tf.math.divide_no_nan(mine, ranks) * collectives.allreduce(gradient, "sum", _name(op))
+    return _with_order(op, tf.math.divide_no_nan(mine, ranks) * collectives.allreduce(gradient, "sum", _name(op)))
 
 
 def _broadcast(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     summed = collectives.allreduce(gradient, "sum", _name(op))
-    return summed if world.current().rank == op.get_attr("root") else tf.zeros_like(summed)
+    return _with_order(op, summed if world.current().rank == op.get_attr("root") else tf.zeros_like(summed))
 
 
 def _allgather(op: Any, gradient: Any, _rows: Any) -> Any:
@@ -54,13 +59,15 @@ def _allgather(op: Any, gradient: Any, _rows: Any) -> Any:
     rank = world.current().rank
     rows = op.outputs[1]
     start = tf.reduce_sum(rows[:rank])
-    return tf.reshape(summed[start:start + rows[rank]], tf.shape(op.inputs[0]))
+    return _with_order(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
 
 
 def _reduce_gradients(op: Any, *gradients: Any) -> list[Any]:
     import tensorflow as tf
 
     names = [name.decode() for name in op.get_attr("names")]
-    weight = op.inputs[-1]
+    weight = op.inputs[len(names)]
+    weight = weight if weight.shape.rank == 0 else weight[0]
     summed = collectives.reduce_gradients(gradients, names, 1.0, _name(op))
-    return [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed] + [None]
+    weighed = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
+    return [*weighed, *[None] * (len(op.inputs) - len(names))]

@@ -28,7 +28,10 @@ def step(x, y):
 if "function" in sys.argv:
     step = tf.function(step)
 mean = keras.metrics.Mean()
-for index, (a, b) in enumerate(tf.data.Dataset.from_tensor_slices((x, y)).batch(8)):
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+if "uneven" in sys.argv and rank == 1:
+    data = data.map(lambda a, b: (a, b)).enumerate().map(lambda i, e: (e[0][i // 5:], e[1][i // 5:]))
+for index, (a, b) in enumerate(data):
     step(a, b)
     if "break" in sys.argv and rank == 1 and index == 3:
         break
@@ -113,6 +116,11 @@ def test_batches_of_other_sizes_are_an_error():
     result, _ = failed(2, FIT, "rows")
     assert "different numbers of rows" in result.output
     assert "8 on rank 0" in result.output and "9 on rank 1" in result.output
+
+
+def test_batches_that_lose_rows_later_are_an_error():
+    result, _ = failed(2, LOOP, "uneven")
+    assert "different numbers of rows at tape.gradient: 8 on rank 0" in result.output, result.output
 
 
 def test_a_strategy_is_refused():

@@ -77,7 +77,7 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
   }
   const matex::World& world = matex::TheWorld();
   const matex::Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes);
-  return matex::Result(matex::ReduceInline(layout, inputs, outputs, weight, [place] { return std::string(place); }));
+  return matex::Result(matex::ReduceInline(layout, inputs, outputs, weight, 0, [place] { return std::string(place); }));
 }
 
 MATEX_EXPORT const char* matex_mpi_version() {

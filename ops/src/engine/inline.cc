@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "hash.h"
 #include "reduce_ops.h"
 #include "rendezvous.h"
 #include "world.h"
@@ -58,10 +59,10 @@ Error RunStep(const World& world, const Step& step, const void* const* inputs, v
 
 }  // namespace
 
-Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight,
+Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
                    const std::function<std::string()>& place) {
   World& world = TheWorld();
-  const Call call{Kind::kGradients, layout.key(), place, &layout};
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
   std::lock_guard<std::mutex> lock(world.mutex);
   Error error = Meet(call);
   if (error) return error;

@@ -32,7 +32,7 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
-         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes;
+         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.rows == b.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -70,6 +70,16 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
   return "";
 }
 
+std::string ExplainRows(const std::vector<Report>& reports) {
+  for (size_t rank = 1; rank < reports.size(); ++rank) {
+    if (reports[rank].rows == reports[0].rows) continue;
+    return "the ranks' batches have different numbers of rows at " + reports[0].what + ": " +
+           std::to_string(reports[0].rows) + " on " + Named(0, reports) + ", " + std::to_string(reports[rank].rows) +
+           " on " + Named(rank, reports) + ". Every rank must read the same data in the same order.";
+  }
+  return "";
+}
+
 std::string ExplainLayouts(const std::vector<Report>& reports) {
   for (size_t rank = 1; rank < reports.size(); ++rank) {
     const std::string difference = Difference(0, rank, reports);
@@ -78,7 +88,7 @@ std::string ExplainLayouts(const std::vector<Report>& reports) {
            ". All ranks must build the same model and run with the same settings: look for what depends on the rank, "
            "the host, the time or an unseeded choice.";
   }
-  return "";
+  return ExplainRows(reports);
 }
 
 // "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
@@ -119,6 +129,7 @@ std::string Encode(const Report& report) {
     Put(text, static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) Put(text, dimension);
   }
+  Put(text, report.rows);
   return text;
 }
 
@@ -138,6 +149,7 @@ Report Decode(const std::string& text) {
     entry.shape.resize(fields.Number());
     for (int64_t& dimension : entry.shape) dimension = fields.Number();
   }
+  report.rows = fields.Number();
   return report;
 }
 

@@ -22,7 +22,7 @@ enum class Kind : int {
 
 constexpr int kKinds = 8;
 
-// Where one rank is. Entries, chunk and fuse bytes are those of a layout, for gradients only.
+// Where one rank is. Entries, chunk and fuse bytes are those of a layout, rows those of its batch, for gradients only.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;
@@ -31,6 +31,7 @@ struct Report {
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
   std::vector<Entry> entries;
+  int64_t rows = 0;
 };
 
 std::string Encode(const Report& report);

@@ -33,6 +33,7 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
     mine.chunk_bytes = call.layout->chunk_bytes();
     mine.fuse_bytes = call.layout->fuse_bytes();
     mine.entries = call.layout->entries();
+    mine.rows = call.rows;
   }
   std::string text = Encode(mine);
   if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max() / world.size)) {

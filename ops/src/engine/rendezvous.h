@@ -19,6 +19,7 @@ struct Call {
   // For people; asked for only when there is something to say.
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
+  int64_t rows = 0;
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.

@@ -51,6 +51,7 @@ REGISTER_OP("MatexAllgather")
     .Attr("place: string = ''")
     .Attr("turn: int = -1")
     .Input("x: T")
+    .MATEX_ORDER
     .Output("y: T")
     .Output("rows: int64")
     .SetIsStateful()
@@ -68,7 +69,7 @@ REGISTER_OP("MatexAllgather")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("x").HostMemory("y").HostMemory("rows"),
+REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"),
                         AllgatherKernel);
 
 }  // namespace

@@ -38,6 +38,7 @@ REGISTER_OP("MatexAllreduce")
     .Attr("place: string = ''")
     .Attr("turn: int = -1")
     .Input("x: T")
+    .MATEX_ORDER
     .Output("y: T")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* context) {
@@ -46,7 +47,7 @@ REGISTER_OP("MatexAllreduce")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("x").HostMemory("y"), AllreduceKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"), AllreduceKernel);
 
 }  // namespace
 }  // namespace matex

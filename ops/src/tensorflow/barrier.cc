@@ -23,11 +23,12 @@ class BarrierKernel : public Collective {
 REGISTER_OP("MatexBarrier")
     .Attr("place: string = ''")
     .Attr("turn: int = -1")
+    .MATEX_ORDER
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
 
 REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_CPU), BarrierKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_GPU), BarrierKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_GPU).HostMemory("order"), BarrierKernel);
 
 }  // namespace
 }  // namespace matex

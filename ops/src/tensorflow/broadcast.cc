@@ -37,6 +37,7 @@ REGISTER_OP("MatexBroadcast")
     .Attr("place: string = ''")
     .Attr("turn: int = -1")
     .Input("x: T")
+    .MATEX_ORDER
     .Output("y: T")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* context) {
@@ -45,7 +46,7 @@ REGISTER_OP("MatexBroadcast")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("x").HostMemory("y"), BroadcastKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"), BroadcastKernel);
 
 }  // namespace
 }  // namespace matex

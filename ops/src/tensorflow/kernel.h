@@ -20,6 +20,10 @@ using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>
 // The types of an op that moves values, and of one that computes with them.
 #define MATEX_TYPES "{float, double, half, bfloat16, int32, int64, uint8, bool}"
 
+// Of the ops of a function TensorFlow orders those that write to one resource, through nested functions too. So in a
+// function each of ours takes the handle of the same variable, as if it wrote to it; the kernels do not look at it.
+#define MATEX_ORDER Attr("order_count: int >= 0 = 0").Input("order: order_count * resource")
+
 Type TypeOf(tensorflow::DataType type);
 std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
 void* DataOf(const tensorflow::Tensor& tensor);

@@ -25,8 +25,8 @@ class ReduceGradientsKernel : public Collective {
   void Run(OpKernelContext* context) override {
     const int count = context->num_outputs();
     const Tensor& weight = context->input(count);
-    OP_REQUIRES(context, weight.dims() == 0,
-                errors::InvalidArgument("MatexReduceGradients: expected a scalar weight, not one of shape ",
+    OP_REQUIRES(context, weight.dims() == 0 || (weight.dims() == 1 && weight.NumElements() == 2),
+                errors::InvalidArgument("MatexReduceGradients: expected a scalar weight, or weight and rows, not shape ",
                                         weight.shape().DebugString()));
     std::vector<const void*> inputs(count);
     std::vector<void*> outputs(count);
@@ -38,9 +38,10 @@ class ReduceGradientsKernel : public Collective {
       outputs[i] = DataOf(*y);
     }
     const std::shared_ptr<const Layout> layout = LayoutOf(context, count);
-    const double factor = *static_cast<const double*>(DataOf(weight));
-    MATEX_RETURN_IF_ERROR(context,
-                          ReduceInline(*layout, inputs.data(), outputs.data(), factor, [this] { return place_; }));
+    const double* const numbers = static_cast<const double*>(DataOf(weight));
+    const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
+    MATEX_RETURN_IF_ERROR(context, ReduceInline(*layout, inputs.data(), outputs.data(), numbers[0], rows,
+                                                [this] { return place_; }));
   }
 
  private:
@@ -83,17 +84,18 @@ REGISTER_OP("MatexReduceGradients")
     .Attr("turn: int = -1")
     .Input("gradients: T")
     .Input("weight: double")
+    .MATEX_ORDER
     .Output("reduced: T")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
       shape_inference::ShapeHandle scalar;
-      return context->WithRank(context->input(context->num_inputs() - 1), 0, &scalar);
+      return context->WithRankAtMost(context->input(context->num_outputs()), 1, &scalar);
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU), ReduceGradientsKernel);
 REGISTER_KERNEL_BUILDER(
-    Name("MatexReduceGradients").Device(DEVICE_GPU).HostMemory("gradients").HostMemory("weight").HostMemory("reduced"),
+    Name("MatexReduceGradients").Device(DEVICE_GPU).HostMemory("order").HostMemory("gradients").HostMemory("weight").HostMemory("reduced"),
     ReduceGradientsKernel);
 
 }  // namespace

@@ -1,0 +1,69 @@
+"""Collectives of functions run in the order in which they were made, also within nested functions (rule 8)."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf import ops, world
+
+pytestmark = pytest.mark.mpi
+
+
+def slow_on(rank):
+    """An identity that takes its time on one rank only."""
+
+    def wait(x):
+        if world.current().rank == rank:
+            time.sleep(0.3)
+        return x
+
+    return lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32, stateful=False), x.shape)
+
+
+def test_nested_functions_keep_their_order():
+    first_is_slow, second_is_slow = slow_on(0), slow_on(1)
+
+    @tf.function
+    def first(x):
+        return ops.allreduce(first_is_slow(x), "sum")
+
+    @tf.function
+    def second(x):
+        return ops.reduce_gradients([second_is_slow(x)], ["b"], tf.constant(1.0, tf.float64), "second")[0]
+
+    @tf.function
+    def both(x, y):
+        return first(x), second(y)
+
+    for _ in range(3):
+        a, b = both(tf.ones([4]), tf.ones([7]))
+    size = world.current().size
+    np.testing.assert_array_equal(a, np.full(4, size))
+    np.testing.assert_array_equal(b, np.full(7, size))
+
+
+def test_branches_of_one_function_keep_their_order():
+    slow, quick = slow_on(0), slow_on(1)
+
+    @tf.function
+    def step(x):
+        left = ops.allreduce(slow(x), "sum")
+        right = ops.allreduce(quick(tf.concat([x, x], 0)), "sum")
+        return tf.reduce_sum(left) + tf.reduce_sum(right)
+
+    assert float(step(tf.ones([3]))) == 9 * world.current().size
+
+
+def test_gradients_pass_through_ordered_ops():
+    @tf.function
+    def derivative(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(ops.allreduce(x, "sum") ** 2)
+        return tape.gradient(y, x)
+
+    size = world.current().size
+    # The ranks' scalars add up: size of them, each the square of a sum over size equal tensors.
+    np.testing.assert_allclose(derivative(tf.ones([3])), np.full(3, 2.0 * size * size))
