@@ -24,14 +24,16 @@ def slow_on(rank):
 
 def test_nested_functions_keep_their_order():
     first_is_slow, second_is_slow = slow_on(0), slow_on(1)
+    # Calls of functions that take a resource are ordered by it alone, and these two share none of the script's.
+    one, other = tf.Variable(1.0), tf.Variable(1.0)
 
     @tf.function
     def first(x):
-        return ops.allreduce(first_is_slow(x), "sum")
+        return ops.allreduce(first_is_slow(x) * one, "sum")
 
     @tf.function
     def second(x):
-        return ops.reduce_gradients([second_is_slow(x)], ["b"], tf.constant(1.0, tf.float64), "second")[0]
+        return ops.reduce_gradients([second_is_slow(x) * other], ["b"], tf.constant(1.0, tf.float64), "second")[0]
 
     @tf.function
     def both(x, y):
@@ -39,6 +41,10 @@ def test_nested_functions_keep_their_order():
 
     for _ in range(3):
         a, b = both(tf.ones([4]), tf.ones([7]))
+    # With one thread they would run in order by themselves: look at what orders them.
+    graph = both.get_concrete_function(tf.ones([4]), tf.ones([7])).graph
+    calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    assert calls[0] in calls[1].control_inputs or world.current().size == 1
     size = world.current().size
     np.testing.assert_array_equal(a, np.full(4, size))
     np.testing.assert_array_equal(b, np.full(7, size))
