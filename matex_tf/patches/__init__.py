@@ -43,6 +43,7 @@ def install() -> None:
         keras_metrics,
         keras_optimizers,
         keras_training,
+        saving,
         session,
         strategies,
         tapes,
@@ -60,6 +61,7 @@ def install() -> None:
         keras_metrics,
         keras_optimizers,
         keras_training,
+        saving,
     ):
         part.install()
 
