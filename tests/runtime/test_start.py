@@ -1,0 +1,128 @@
+"""How a run starts and what belongs to it: one voice, one seed, rank 0's variables, children that are not ranks."""
+
+import json
+
+import launch
+import pytest
+
+SCRIPT = """
+import json, os, random, subprocess, sys, multiprocessing
+import keras
+import numpy as np
+import tensorflow as tf
+import matex_tf
+
+rank = matex_tf.rank()
+said = {"ranks": [matex_tf.size(), matex_tf.local_size(), matex_tf.is_active()]}
+
+def everywhere(value):
+    return [row.tolist() for row in matex_tf.allgather(tf.constant([value], tf.float64)).numpy()]
+
+# Nobody seeded anything: all ranks draw the same all the same.
+data = tf.data.Dataset.range(50).shuffle(50).batch(50)
+said["drawn"] = everywhere([random.random(), np.random.rand(), np.random.default_rng().random(),
+                            float(tf.random.uniform([])), float(next(iter(data))[0]),
+                            float(keras.initializers.GlorotUniform()((1, 1))[0, 0])])
+
+# Variables that differ all the same become rank 0's before the first step.
+def model_of_own_values():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.set_weights([np.full((2, 1), 0.1 + rank), np.zeros(1)])
+    return model
+
+x, y = np.ones((8, 2), "float32"), np.zeros((8, 1), "float32")
+fitted = model_of_own_values()
+fitted.compile(keras.optimizers.SGD(0.01), "mse")
+fitted.fit(x, y, batch_size=8, verbose=0)
+looped, optimizer = model_of_own_values(), keras.optimizers.SGD(0.01)
+for a, b in tf.data.Dataset.from_tensor_slices((x, y)).batch(8):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((looped(a) - b) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, looped.trainable_variables), looped.trainable_variables))
+said["weights"] = everywhere([float(fitted.get_weights()[0][0, 0]), float(looped.get_weights()[0][0, 0])])
+
+# A process that a rank starts is a world of its own.
+code = "import matex_tf; from mpi4py import MPI; print(matex_tf.size(), MPI.COMM_WORLD.size)"
+said["child"] = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    said["forked"] = pool.map(matex_tf.world.is_active, []) + pool.map(len, ["ab", "c"])
+child = os.fork()
+if child == 0:
+    sys.exit(7 if matex_tf.size() == 1 else 8)
+said["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+os.write(1, b"from C\\n")
+print("a line of rank", rank)
+print("SAID" + json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs")
+    result = launch.run(request.param, SCRIPT, env={"MATEX_LOG_DIR": str(folder)}).check()
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]
+    return request.param, json.loads(line[4:]), result, folder
+
+
+def test_the_world(run):
+    ranks, said, _, _ = run
+    assert said["ranks"] == [ranks, ranks, ranks > 1]
+
+
+def test_unseeded_draws_agree(run):
+    _, said, _, _ = run
+    assert all(row == said["drawn"][0] for row in said["drawn"])
+    assert len(set(said["drawn"][0])) > 4
+
+
+def test_variables_become_those_of_rank_0(run):
+    _, said, _, _ = run
+    # One step from 0.1: the gradient of (w0 + w1)^2 is 0.4.
+    assert said["weights"] == [pytest.approx([0.096, 0.096])] * len(said["weights"])
+
+
+def test_children_are_worlds_of_their_own(run):
+    _, said, _, _ = run
+    assert said["child"] == "1 1\n" and said["forked"] == [2, 1] and said["fork"] == 7
+
+
+def test_only_rank_0_speaks_and_the_others_keep_a_log(run):
+    ranks, _, result, folder = run
+    assert result.stdout.count("a line of rank") == 1 and "a line of rank 0" in result.stdout
+    assert result.stdout.count("from C") == 1
+    assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}.log" for rank in range(1, ranks)]
+    for rank in range(1, ranks):
+        text = (folder / f"rank-{rank}.log").read_text()
+        assert f"a line of rank {rank}" in text and "from C" in text
+
+
+DRIFT = """
+import sys
+import keras
+import numpy as np
+import tensorflow as tf
+import matex_tf
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+x, y = np.ones((64, 2), "float32"), np.zeros((64, 1), "float32")
+if sys.argv[1] == "fit":
+    spoil = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]]))
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=2, verbose=0, callbacks=[spoil])
+else:
+    optimizer = keras.optimizers.SGD(0.01)
+    for a, b in tf.data.Dataset.from_tensor_slices((x, y)).batch(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(a) - b) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]])
+"""
+
+
+@pytest.mark.parametrize("style", ["fit", "loop"])
+def test_weights_that_drift_apart_are_named(style):
+    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"})
+    assert result.returncode == 1
+    assert "drifted apart" in result.stderr and "kernel" in result.stderr
