@@ -49,16 +49,18 @@ def build():
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
+            convolution(8),
+            convolution(8),
+            convolution(8),
+            layers.AveragePooling2D(2),
             convolution(16),
             convolution(16),
             convolution(16),
             layers.AveragePooling2D(2),
             convolution(32),
             convolution(32),
-            convolution(32),
-            layers.AveragePooling2D(2),
             layers.Flatten(),
-            layers.Dense(128, activation="elu"),
+            layers.Dense(64, activation="elu"),
             layers.Dense(10),
         ]
     )
