@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from matex_tf.readers.formats import ReaderError
-
 from matex_tf import world
+from matex_tf.readers.formats import ReaderError
 
 Result = TypeVar("Result")
 

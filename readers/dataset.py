@@ -7,10 +7,10 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from matex_tf.readers.agreement import on_all_ranks
-from matex_tf.readers.formats import Format, ReaderError, open_format
 
 from matex_tf import sharding, world
+from matex_tf.readers.agreement import on_all_ranks
+from matex_tf.readers.formats import Format, ReaderError, open_format
 
 
 class DataSet:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from matex_tf.readers.formats import ReaderError
 
+from matex_tf.readers.formats import ReaderError
 from matex_tf.sharding import ShareArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
+
 from matex_tf.readers.formats import Format, ReaderError, register
 from matex_tf.readers.idx import IdxFile
 
