@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import gradients, losses, steps, variables
+from matex_tf import gradients, loops, losses, steps, variables
 
 
 def _is_trained_variable(source: Any) -> bool:
@@ -40,6 +40,7 @@ def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False)
         variables.expect(variables_of)
     if tf.executing_eagerly():
         variables.settle()
+        loops.notice_update()
     for index, value in zip(chosen, reduced):
         flat[index] = value
     return _pack_like(result, flat)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, loops, output, pipeline, settings, sharding, steps, variables, world
 
 _state = threading.local()
 
@@ -164,6 +164,7 @@ class Run:
 
     def before_step(self) -> None:
         """Before the first training step: the variables are the same on all ranks."""
+        loops.shared_elsewhere()
         if not self.agreed and self._built():
             self.agreed = True
             variables.synchronize(self._variables())

@@ -123,3 +123,32 @@ def _watch_drift() -> None:
         _checked = done
         agreed = variables.agreed()
         variables.check_drift(agreed, agreed, f"after {done} updates")
+
+
+_updates_seen = 0
+_whole_updates = 0
+_WHOLE_ENOUGH = 4
+
+
+def notice_update() -> None:
+    """After eager code has run something: if it reduced gradients of whole batches again and again, say so once."""
+    global _updates_seen, _whole_updates
+    updates = gradients.updates()
+    if updates == _updates_seen:
+        return
+    _updates_seen = updates
+    if _training or _whole_updates < 0 or steps.announced() is not None:
+        _whole_updates = min(_whole_updates, 0)
+        return
+    _whole_updates += 1
+    if _whole_updates == _WHOLE_ENOUGH:
+        output.note(
+            "a loop of the script's own takes its batches by slicing arrays, or by other means that cannot be seen, so "
+            "every rank computes them whole: right, but not faster. Batches of a tf.data.Dataset are shared out"
+        )
+
+
+def shared_elsewhere() -> None:
+    """Batches are shared out where `notice_update` does not look: by `fit`, inside a function, by the script."""
+    global _whole_updates
+    _whole_updates = -1

@@ -20,6 +20,9 @@ def attach() -> None:
     task = world.find_task(os.environ)
     try:
         if not world.is_active():
+            if task is not None and task.size == 1 and not settings.current().disable:
+                # mpirun pins a single rank to one core; alone the script has them all.
+                placement.apply(0, 1)
             return
     except (world.RankError, settings.SettingError) as error:
         # Each task of the launcher comes here alone; one message is enough.

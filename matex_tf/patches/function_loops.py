@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import comparison, graphs, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, graphs, loops, output, pipeline, settings, sharding, steps, variables, world
 from matex_tf.patches import replace
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
@@ -137,6 +137,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
 
     def begin(*values: Any) -> bool:
         variables.settle()
+        loops.shared_elsewhere()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         comparison.compare_batch(comparison.batch_digest(whole), "the first batch of a loop in a tf.function")
         decision.assign(TRAINING)

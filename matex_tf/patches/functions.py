@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import losses, output, pipeline, variables
+from matex_tf import loops, losses, output, pipeline, variables
 from matex_tf.patches import replace
 
 
@@ -51,8 +51,10 @@ def _call(original: Any) -> Any:
         sources = (tf.data.Dataset, tf.data.Iterator)
         with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
             result = original(self, *args, **kwargs)
-        if variables.waiting() and tf.executing_eagerly():
-            variables.settle()
+        if tf.executing_eagerly():
+            if variables.waiting():
+                variables.settle()
+            loops.notice_update()
         return result
 
     return __call__

@@ -2,8 +2,9 @@
 
 import json
 
-import launch
 import pytest
+
+import launch
 
 SCRIPT = """
 import json, os, random, subprocess, sys, multiprocessing

@@ -1,0 +1,40 @@
+"""What cannot be shared out is computed whole on every rank, bit for bit as alone, and said once."""
+
+import launch
+
+SCRIPT = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam(0.01)
+x = np.random.rand(96, 4).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+for epoch in range(2):
+    for start in range(0, 96, 16):
+        a, b = x[start:start + 16], y[start:start + 16]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(a) - b) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+print(float(loss), [value.tobytes().hex() for value in model.get_weights()])
+
+fixed = keras.Sequential([keras.Input(batch_shape=(8, 4)), keras.layers.Dense(1)])
+fixed.compile("sgd", "mse")
+fixed.fit(x, y, batch_size=8, verbose=0)
+print([value.tobytes().hex() for value in fixed.get_weights()])
+
+x = x[:8 * 8]
+data = tf.data.Dataset.from_tensor_slices((x, y[:8 * 8])).batch(8)
+print(sum(float(tf.reduce_sum(a)) for a, b in data.take(3)), [len(a) for a, b in data])
+"""
+
+
+def test_whole_batches_give_the_same_bits_and_are_said_once():
+    alone = launch.run_alone(SCRIPT).check()
+    together = launch.run(3, SCRIPT).check()
+    assert together.stdout == alone.stdout
+    assert together.stderr.count("by slicing arrays") == 1
+    assert together.stderr.count("fixed batch size") == 1
+    assert "matex_tf:" not in alone.stderr
