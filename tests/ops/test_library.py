@@ -65,11 +65,11 @@ print("alone: ok")
 """
 
 HOST_MEMORY = {
-    "MatexAllreduce": ["x", "y"],
-    "MatexBroadcast": ["x", "y"],
-    "MatexAllgather": ["rows", "x", "y"],
-    "MatexBarrier": [],
-    "MatexReduceGradients": ["gradients", "reduced", "weight"],
+    "MatexAllreduce": ["order", "x", "y"],
+    "MatexBroadcast": ["order", "x", "y"],
+    "MatexAllgather": ["order", "rows", "x", "y"],
+    "MatexBarrier": ["order"],
+    "MatexReduceGradients": ["gradients", "order", "reduced", "weight"],
 }
 
 UNEQUAL = """
