@@ -11,6 +11,13 @@ def _is_trained_variable(source: Any) -> bool:
     return hasattr(gradients.underlying(source), "assign")
 
 
+def leave_to_optimizer(sources: Any) -> None:
+    """Note that gradients of the variables in `sources` were taken while another tape records."""
+    import tensorflow as tf
+
+    gradients.entangle([source for source in tf.nest.flatten(sources) if _is_trained_variable(source)])
+
+
 def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False) -> Any:
     """`result`, gradients in the structure of `sources`, with those of variables reduced.
 
@@ -23,6 +30,7 @@ def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False)
     if not chosen:
         return result
     variables_of = [flat_sources[index] for index in chosen]
+    owed = owed or gradients.are_entangled(variables_of)
     gradients.mark(variables_of, born=not owed)
     if owed:
         return result

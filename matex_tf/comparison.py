@@ -77,6 +77,15 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
         return True
     if all(theirs == everyone[0] for theirs in everyone):
         return False
+    for index, (_, shape, _) in enumerate(everyone[0][1]):
+        if len({tuple(rows[index]) for _, rows in everyone}) == 1:
+            other = next(i for i in range(len(first)) if len({tuple(rows[i]) for _, rows in everyone}) > 1)
+            raise world.RankError(
+                f"{what}: array {index + 1} (shape {list(shape)}) is the same on all ranks but array {other + 1} is "
+                "not, so they are neither the whole data nor each rank's share. Look for an order that depends on the "
+                "process: a set of strings (start with `python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0), "
+                "an unseeded generator, or the order in which files are listed."
+            )
     output.note(f"{what} differ between ranks, so each rank's are taken as its own share of the data")
     return True
 

@@ -25,13 +25,15 @@ def run(kind: str, model: Any) -> Iterator[Run]:
     """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""
     stack = _state.__dict__.setdefault("stack", [])
     this = Run(kind, model)
+    # The call may stand within a step of a loop of the script's own, which goes on with its slice.
+    before = steps.current_values() if not stack else None
     stack.append(this)
     try:
         yield this
     finally:
         stack.pop()
         if not stack:
-            steps.set_whole()
+            steps.set_values(before)
 
 
 def _has_fixed_batch(model: Any) -> bool:

@@ -18,6 +18,7 @@ from matex_tf import ops, steps
 KIND_GRADIENTS = 1
 
 _born: dict[int, Any] = {}
+_entangled: set[int] = set()
 _state = threading.local()
 
 
@@ -41,6 +42,23 @@ def mark(variables: Sequence[Any], born: bool) -> None:
             _born[key] = weakref.ref(inner, lambda _, key=key: _born.pop(key, None))
         else:
             _born.pop(key, None)
+
+
+def entangle(variables: Sequence[Any]) -> None:
+    """Note that unreduced gradients of `variables` went into something else that is differentiated.
+
+    What is made of them is a sum of unreduced parts, so the optimizer reduces it and nobody before.
+    """
+    mark(variables, born=False)
+    _entangled.update(id(underlying(variable)) for variable in variables)
+
+
+def are_entangled(variables: Sequence[Any]) -> bool:
+    return any(id(underlying(variable)) in _entangled for variable in variables)
+
+
+def disentangle(variables: Sequence[Any]) -> None:
+    _entangled.difference_update(id(underlying(variable)) for variable in variables)
 
 
 def are_born_reduced(variables: Sequence[Any]) -> bool:

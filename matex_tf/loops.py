@@ -18,11 +18,12 @@ _training: weakref.WeakSet = weakref.WeakSet()
 class Loop:
     """What is known of one iterator: whether its batches train, and what it gave last."""
 
-    def __init__(self, shares: bool, pull: Callable[[], Any]):
+    def __init__(self, shares: bool, pull: Callable[[], Any], fixed: bool = False):
         self.trains = False
         self.shares = shares
         self.pull = pull
         self.weak = settings.current().scaling == "weak"
+        self.fixed = fixed and not self.weak
         self.updates_before = -1
         self.first_row: Any = None
         self.done = False
@@ -31,6 +32,11 @@ class Loop:
         """What the script gets for `element`, the next batch of the pipeline."""
         if self.shares:
             return self._give_share(element)
+        if self.fixed:
+            if self.updates_before >= 0 and gradients.updates() > self.updates_before:
+                say_fixed()
+            self.updates_before = gradients.updates()
+            return element
         if not self.trains and self.updates_before >= 0 and gradients.updates() > self.updates_before:
             self._start_training(element)
         if not self.trains:
@@ -105,6 +111,14 @@ class Loop:
         elif _training:
             # Back in the training loop around this one: what it gave last counts in metrics as before.
             steps.restore_metrics_weight()
+
+
+def say_fixed() -> None:
+    shared_elsewhere()
+    output.note(
+        "the batches of a loop have a fixed size (drop_remainder=True), which the script may rely on, so every rank "
+        "computes them whole: right, but not faster. Without drop_remainder they are shared out"
+    )
 
 
 def _someone_trains(but: Loop) -> bool:

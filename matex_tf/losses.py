@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import reductions, steps
+from matex_tf import output, reductions, steps
 
 _ATTRIBUTE = "_matex_global"
 
@@ -30,10 +30,23 @@ def weight(target: Any) -> Any:
     """What this rank's part of the loss weighs (the rows' share for a mean, 1 for a sum), and the batch's rows."""
     import tensorflow as tf
 
+    parts = [part for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)]
     if tf.executing_eagerly():
-        return steps.weight_and_rows()
-    kinds = {reductions.kind(part) for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)}
-    return steps.weight_and_rows(of_sum=kinds == {"sum"})
+        kinds = {reductions.marked(part) or ("sum" if part.shape.rank else "mean") for part in parts}
+        return steps.weight_and_rows(of_sum=kinds == {"sum"})
+    found = [reductions.analyse(part) for part in parts]
+    of_sum = {one.kind for one in found} == {"sum"}
+    if any(one.ratio for one in found):
+        output.note(
+            "a loss is divided by a sum over the data, such as a mask: ranks' losses are weighed by rows, which is "
+            "exact only where each slice has the same such sum for each row"
+        )
+    if of_sum and any(one.penalty for one in found):
+        output.note(
+            "a loss that is a sum over rows has a penalty on the weights, which every rank adds: it counts as many "
+            "times as there are ranks. Make the loss a mean, or divide the penalty by matex_tf.size()"
+        )
+    return steps.weight_and_rows(of_sum=of_sum)
 
 
 def remember(local: Sequence[Any], total: Sequence[Any]) -> None:

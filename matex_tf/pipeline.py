@@ -249,6 +249,14 @@ def argument_behind(source: Any) -> Any:
     return source
 
 
+def has_fixed_rows(source: Any) -> bool:
+    """Whether the batches of a dataset or iterator have a number of rows that is known before any is made."""
+    import tensorflow as tf
+
+    shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(source.element_spec)]
+    return any(shape is not None and shape.rank and shape.as_list()[0] is not None for shape in shapes)
+
+
 def yields_batches_to_slice(dataset: Any) -> bool:
     """Whether a training loop over `dataset` is to work on slices of its batches, or on batches of a share."""
     if not world.is_active() or is_exempt(dataset):

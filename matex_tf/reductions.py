@@ -6,6 +6,7 @@ casts) to the reductions. A sum that is divided by a count taken from the data's
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _THROUGH = {
@@ -26,7 +27,6 @@ _THROUGH = {
     "EnsureShape",
     "PreventGradient",
     "IdentityN",
-    "Sqrt",
 }
 _DIVIDE = {"RealDiv", "DivNoNan", "Div", "TruncateDiv"}
 _COUNTS = {"Shape", "Size", "ShapeN"}
@@ -34,39 +34,77 @@ _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
 _STEPS = 2000
 
 
+_MARK = "_matex_kind"
+
+
+@dataclass
+class Analysis:
+    """What a loss is: "mean", "sum" or "unknown", and what makes its ranks' parts add up to something else."""
+
+    kind: str = "unknown"
+    penalty: bool = False
+    ratio: bool = False
+
+
+def mark(tensor: Any, kind_of: str) -> Any:
+    """Note on `tensor` how it depends on the rows, for what cannot be read from its ops; returns it."""
+    setattr(tensor, _MARK, kind_of)
+    return tensor
+
+
+def marked(tensor: Any) -> str | None:
+    return getattr(tensor, _MARK, None)
+
+
 def kind(loss: Any) -> str:
-    """ "mean", "sum" or "unknown": how the scalar tensor `loss` of a graph depends on the number of rows."""
+    """ "mean", "sum" or "unknown": how the tensor `loss` of a graph depends on the number of rows."""
+    return analyse(loss).kind
+
+
+def analyse(loss: Any) -> Analysis:
+    """How the tensor `loss` of a graph, what a tape differentiates, depends on the rows of the batch."""
+    result = Analysis()
+    found = _removals(loss, result, set())
+    if not found and loss.shape.rank:
+        found = {"sum"}  # what is differentiated is the sum of its elements
+    if len(found) == 1:
+        result.kind = found.pop()
+    return result
+
+
+def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
+    """By what the dimension of the rows was removed on the way from the data to `tensor`; empty where it was not."""
+    op = getattr(tensor, "op", None)
+    if op is None or id(tensor) in seen or len(seen) > _STEPS:
+        return set()
+    seen.add(id(tensor))
+    if marked(tensor) is not None:
+        return {marked(tensor)}
+    if op.type in ("Mean", "Sum"):
+        if not _depends_on_data(op.inputs[0]):
+            result.penalty = True  # on the weights alone: the same on every rank
+            return set()
+        before = _removals(op.inputs[0], result, seen)
+        if before or _keeps_rows(op) or op.inputs[0].shape.rank == 0:
+            return before
+        return {"mean" if op.type == "Mean" else "sum"}
+    if op.type == "L2Loss":
+        if not _depends_on_data(op.inputs[0]):
+            result.penalty = True
+            return set()
+        return _removals(op.inputs[0], result, seen) or {"sum"}
+    if op.type in _DIVIDE:
+        if _is_count(op.inputs[1]) or _divides_by_own_size(op):
+            return {"mean"}
+        if _depends_on_data(op.inputs[1]):
+            result.ratio = True
+            return {"mean"}
+        return _removals(op.inputs[0], result, seen)
     found: set[str] = set()
-    seen: set[int] = set()
-    pending = [loss]
-    while pending and len(seen) < _STEPS:
-        tensor = pending.pop()
-        op = getattr(tensor, "op", None)
-        if op is None or id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        if op.type in ("Mean", "Sum"):
-            if not _depends_on_data(op.inputs[0]):
-                continue  # a penalty on the weights alone is the same on every rank
-            if _keeps_rows(op) or tensor.shape.rank != 0 or op.type == "Sum" and _has_no_rows(op.inputs[0]):
-                pending.append(op.inputs[0])
-            else:
-                found.add("mean" if op.type == "Mean" else "sum")
-        elif op.type in _DIVIDE:
-            if _is_count(op.inputs[1]) or _divides_by_own_size(op):
-                found.add("mean")
-            else:
-                pending.append(op.inputs[0])
-        elif op.type == "L2Loss":
-            if _depends_on_data(op.inputs[0]):
-                found.add("sum")
-        elif op.type in _THROUGH:
-            pending.extend(op.inputs)
-    return found.pop() if len(found) == 1 else "unknown"
-
-
-def _has_no_rows(tensor: Any) -> bool:
-    return tensor.shape.rank == 0
+    if op.type in _THROUGH:
+        for part in op.inputs:
+            found |= _removals(part, result, seen)
+    return found
 
 
 def _keeps_rows(op: Any) -> bool:

@@ -18,6 +18,8 @@ def attach() -> None:
         return
     _attached = True
     task = world.find_task(os.environ)
+    if task is not None and task.size != 1:
+        _share_hash_seed()
     try:
         if not world.is_active():
             if task is not None and task.size == 1 and not settings.current().disable:
@@ -41,6 +43,17 @@ def attach() -> None:
     _agree_on_settings()
     seeding.agree()
     patches.install()
+
+
+def _share_hash_seed() -> None:
+    """`python -m matex_tf` starts itself anew with one hash seed for all ranks, before anything else has begun.
+
+    The order of a set of strings, such as the names of classes, would differ from rank to rank.
+    """
+    if "PYTHONHASHSEED" in os.environ or sys.argv[:1] != ["-m"] or not sys.flags.hash_randomization:
+        return
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def _agree_on_settings() -> None:

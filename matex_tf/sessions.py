@@ -11,7 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, graphs, losses, ops, output, settings, sharding, steps, variables, world
+from matex_tf import (
+    comparison,
+    graphs,
+    losses,
+    ops,
+    output,
+    reductions,
+    settings,
+    sharding,
+    steps,
+    variables,
+    world,
+)
 
 _state = threading.local()
 
@@ -101,8 +113,8 @@ def _closure(leaves: list[Any]) -> list[Any]:
 
 def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
     needed = _closure(leaves)
-    reductions = sorted(graphs.reductions(needed), key=lambda op: op._id)
-    if not reductions:
+    training_ops = sorted(graphs.reductions(needed), key=lambda op: op._id)
+    if not training_ops:
         return None
     handles = {op for op in needed if op.type in ("VarHandleOp", "VariableV2", "Variable")}
     with graph.as_default():
@@ -117,17 +129,17 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
             ]
         }
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
-    replaced = _global_fetches(graph, leaves, reductions)
+    replaced = _global_fetches(graph, leaves, training_ops)
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
-    return Plan(new, reductions, used)
+    return Plan(new, training_ops, used)
 
 
-def _global_fetches(graph: Any, leaves: list[Any], reductions: list[Any]) -> dict[int, Any]:
+def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> dict[int, Any]:
     """What to fetch for each tensor that a slice gives a rank's own value of."""
     import tensorflow as tf
 
     replaced: dict[int, Any] = {}
-    scalars, rows = [], []
+    scalars, whole_numbers, rows = [], [], []
     for leaf in leaves:
         if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Placeholder", "Const"):
             continue
@@ -135,18 +147,31 @@ def _global_fetches(graph: Any, leaves: list[Any], reductions: list[Any]) -> dic
             replaced[id(leaf)] = losses.global_value(leaf)
         elif leaf.dtype.is_floating and leaf.shape.rank == 0 and _depends_on_feeds(leaf):
             scalars.append(leaf)
+        elif leaf.dtype.name in ("int32", "int64") and leaf.shape.rank == 0 and reductions.kind(leaf) == "sum":
+            whole_numbers.append(leaf)
         elif leaf.shape.rank and leaf.shape.as_list()[0] is None and _depends_on_feeds(leaf):
             rows.append(leaf)
-    if not scalars and not rows:
+    if not scalars and not whole_numbers and not rows:
         return replaced
     finalized = graph.finalized
     graph._unsafe_unfinalize()
-    with graph.as_default(), tf.control_dependencies(reductions):
+    with graph.as_default(), tf.control_dependencies([op.outputs[0] for op in training_ops if op.outputs]):
         numbers = steps.placeholder()
         if scalars:
-            totals = ops.reduce_gradients(scalars, [tensor.name for tensor in scalars], numbers[0], "a fetch")
+            # Each as its own rows weigh: the mean of a slice by its rows, a sum over rows in full.
+            weighed = [
+                tensor * tf.cast(numbers[1 if reductions.kind(tensor) == "sum" else 0], tensor.dtype)
+                for tensor in scalars
+            ]
+            counts = tf.cast(numbers[2] > 0, tf.float64)
+            totals = ops.reduce_gradients(weighed, [tensor.name for tensor in scalars], counts, "a fetch")
             replaced.update({id(tensor): total for tensor, total in zip(scalars, totals)})
         previous = [totals[0].op] if scalars else []
+        for tensor in whole_numbers:
+            with tf.control_dependencies(previous):
+                mine = tf.where(numbers[2] > 0, tensor, tf.zeros_like(tensor))
+                replaced[id(tensor)] = ops.allreduce(mine, "sum")
+            previous = [replaced[id(tensor)].op]
         for tensor in rows:
             with tf.control_dependencies(previous):
                 count = tf.shape(tensor)[0] * tf.cast(numbers[2], tf.int32)
@@ -171,7 +196,7 @@ def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]
         _agree(session, plan, "comparing the variables before the first training run", error=False)
     elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
         _agree(session, plan, f"after {plan.runs} training runs", error=True)
-    mine, values = _slice_feeds(feeds, first=plan.runs == 0)
+    mine, values = _slice_feeds(session.graph, feeds, first=plan.runs == 0)
     plan.runs += 1
     mine[numbers] = values
     turns = [op.get_attr("turn") for op in plan.reductions if op.type == graphs.REDUCTION]
@@ -205,25 +230,29 @@ def _agree(session: Any, plan: Plan, what: str, error: bool) -> None:
                 raise world.RankError(
                     f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what})"
                 )
-            value = world.control.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
+            value = world.control.broadcast(values[index], f"sending variable number {index} from rank 0")
             initializer = plan.variables[index].initializer
             session.run(initializer, {initializer.inputs[1]: value})
 
 
-def _slice_feeds(feeds: dict, first: bool) -> tuple[dict, list[float]]:
+def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float]]:
     """This rank's feeds and the numbers of the step."""
     import tensorflow as tf
 
     mine = dict(feeds)
     open_rows, fixed = {}, False
-    for key, value in feeds.items():
-        if not isinstance(key, tf.Tensor) or not hasattr(value, "__len__"):
+    for given, value in feeds.items():
+        key = graph.as_graph_element(given, allow_operation=False) if isinstance(given, str) else given
+        if not isinstance(key, tf.Tensor) or isinstance(value, tuple) and hasattr(value, "_fields"):
+            fixed = True  # sparse and other composite values
+            continue
+        if not hasattr(value, "__len__"):
             continue
         value = value if isinstance(value, np.ndarray) else np.asarray(value)
         if value.ndim == 0:
             continue
         if key.shape.rank is None or key.shape.as_list()[0] is None:
-            open_rows[key] = value
+            open_rows[given] = value
         else:
             fixed = fixed or value.shape[0] > 1 and key.shape.rank > 1
     lengths = {len(value) for value in open_rows.values()}

@@ -101,6 +101,11 @@ def set_values(values: Any) -> None:
     variable().assign(values)
 
 
+def current_values() -> list[float]:
+    """The numbers of the current step, in eager code."""
+    return [float(number) for number in variable().numpy()]
+
+
 def set_whole() -> None:
     """From here on every rank computes whole batches."""
     if _variable is not None:

@@ -74,7 +74,7 @@ def synchronize(variables: Iterable[Any], what: str = "comparing the variables a
     names = [gradients.name_of(variable) for variable in chosen]
     changed = differing(names, [_value(variable) for variable in chosen], what)
     for index in changed:
-        value = world.control.broadcast(_value(chosen[index]), f"sending variable '{names[index]}' from rank 0")
+        value = world.control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
         gradients.underlying(chosen[index]).assign(value)
     _remember(chosen)
     return [names[index] for index in changed]
@@ -133,5 +133,5 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
                 "from values that ranks compute on their own slices."
             )
         output.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
-        value = world.control.broadcast(_value(chosen[index]), f"sending variable '{names[index]}' from rank 0")
+        value = world.control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
         gradients.underlying(chosen[index]).assign(value)

@@ -7,6 +7,7 @@ between ranks that is not a tensor goes through `control`, so that it takes a nu
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import socket
 import sys
@@ -202,32 +203,34 @@ def _keep_children_out() -> None:
 
 
 class _Control:
-    """Collectives of Python objects. `what` says in a few words what they are for; error messages show it."""
+    """Collectives of Python objects. `what` says in a few words what they are for, the same on all ranks."""
 
     def allgather(self, value: Any, what: str) -> list:
         """The values of all ranks, by rank, on every rank."""
         if not is_active():
             return [value]
-        self._enter(what)
+        self._enter("allgather", what)
         return communicator("control").allgather(value)
 
     def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
         """The value of rank `root`, on every rank."""
         if not is_active():
             return value
-        self._enter(what)
+        self._enter(f"broadcast from {root}", what)
         return communicator("control").bcast(value, root=root)
 
     def barrier(self, what: str) -> None:
         """Returns on each rank once all have called it."""
         if is_active():
-            self._enter(what)
+            self._enter("barrier", what)
 
     @staticmethod
-    def _enter(what: str) -> None:
+    def _enter(operation: str, what: str) -> None:
         from matex_tf import ops
 
-        ops.rendezvous(KIND_CONTROL, 0, what)
+        # Ranks that talk of different things must not exchange them.
+        key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
+        ops.rendezvous(KIND_CONTROL, int.from_bytes(key, "little"), what)
 
 
 KIND_CONTROL = 6

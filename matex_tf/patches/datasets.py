@@ -31,7 +31,7 @@ def _iterate(original: Any) -> Any:
         iterator = original(self)
         if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
             own = weakref.ref(iterator)
-            loop = loops.Loop(sharding.is_share(self), pull=lambda: own()._next_internal())
+            loop = loops.Loop(sharding.is_share(self), lambda: own()._next_internal(), pipeline.has_fixed_rows(self))
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator

@@ -34,7 +34,7 @@ def next_element(iterator: Any, element: Any) -> Any:
         return element
     known = pipeline.argument_behind(iterator)
     loop = getattr(known, "_matex_loop", None)
-    if loop is None or loop.shares:
+    if loop is None or loop.shares or loop.fixed:
         return _all_of(element)
     import tensorflow as tf
 
@@ -83,6 +83,9 @@ def _over_dataset(original: Any) -> Any:
         known = pipeline.argument_behind(ds)
         if not pipeline.yields_batches_to_slice(known) or sharding.is_share(known):
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
+        if pipeline.has_fixed_rows(known):
+            loops.say_fixed()
+            return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
         import tensorflow as tf
 
         _say_weak()
@@ -105,7 +108,7 @@ def _over_iterator(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
         known = pipeline.argument_behind(iter_)
         loop = getattr(known, "_matex_loop", None)
-        if loop is None or loop.shares:
+        if loop is None or loop.shares or loop.fixed:
             return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
         import tensorflow as tf
 

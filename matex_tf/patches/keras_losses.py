@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import ops, steps
+from matex_tf import ops, reductions, steps
 from matex_tf.patches import replace, when_imported
 
 
@@ -29,7 +29,7 @@ def _ratio(part: Any, whole: Any, like: Any) -> Any:
 
 def _scale_sum(loss: Any) -> Any:
     numbers = steps.numbers()
-    return loss * _ratio(numbers[1], numbers[0], loss)
+    return reductions.mark(loss * _ratio(numbers[1], numbers[0], loss), "mean")
 
 
 def _scale_mean(loss: Any, denominator: Any) -> Any:
@@ -40,7 +40,7 @@ def _scale_mean(loss: Any, denominator: Any) -> Any:
     own = tf.stop_gradient(tf.cast(denominator, tf.float64))
     total = ops.allreduce(tf.where(numbers[2] > 0, own, tf.zeros_like(own)), op="sum", name="loss_denominator")
     share = tf.math.divide_no_nan(own, total)
-    return loss * _ratio(share, numbers[0], loss)
+    return reductions.mark(loss * _ratio(share, numbers[0], loss), "mean")
 
 
 def _keras3(original: Any) -> Any:

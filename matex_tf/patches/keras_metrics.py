@@ -73,19 +73,30 @@ def _update_state(original: Any) -> Any:
         with _Outermost("update") as outermost:
             if not outermost:
                 return original(self, *args, **kwargs)
-            args, counts = _global_loss(args)
+            args, kwargs, counts = _of_all_rows(self, args, kwargs)
             with metrics.counted(self, counts):
                 return original(self, *args, **kwargs)
 
     return update_state
 
 
-def _global_loss(args: tuple) -> tuple[tuple, Any]:
-    """The arguments of an update; a loss among them is replaced by the global one, which counts on rank 0 alone."""
-    found = [losses.global_value(value) for value in args[:1]]
-    if not found or found[0] is None:
-        return args, None
-    return (found[0], *args[1:]), steps.whole_values()[2]
+def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+    """The arguments of an update, and whether it counts here (None: as the step says).
+
+    A loss among them is replaced by the global one, which counts on rank 0 alone. Another scalar that a mean is fed
+    without a weight is a figure of this rank's rows and weighs as they do.
+    """
+    import tensorflow as tf
+
+    value = args[0] if args else kwargs.get("values")
+    known = losses.global_value(value)
+    if known is not None:
+        args, kwargs = ((known, *args[1:]), kwargs) if args else (args, {**kwargs, "values": known})
+        return args, kwargs, steps.whole_values()[2]
+    unweighed = len(args) < 2 and kwargs.get("sample_weight") is None
+    if type(metric).__name__ == "Mean" and unweighed and isinstance(value, tf.Tensor) and value.shape.rank == 0:
+        kwargs = {**kwargs, "sample_weight": tf.cast(steps.numbers()[0], value.dtype)}
+    return args, kwargs, None
 
 
 def _result(original: Any) -> Any:
@@ -107,7 +118,7 @@ def _keras2_update(original: Any) -> Any:
             with _Outermost("update") as outermost:
                 if not outermost:
                     return wrapped(metric_obj, *args, **kwargs)
-                args, counts = _global_loss(args)
+                args, kwargs, counts = _of_all_rows(metric_obj, args, kwargs)
                 with metrics.counted(metric_obj, counts):
                     return wrapped(metric_obj, *args, **kwargs)
 

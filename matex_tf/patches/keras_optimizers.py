@@ -54,6 +54,7 @@ def _apply(original: Any) -> Any:
             finally:
                 self._matex_accumulated = None
         grads, _ = gradients.reduce(grads, targets, place="optimizer.apply")
+        gradients.disentangle(targets)
         variables.expect(targets)
         with gradients.reduced():
             return original(self, grads, trainable_variables)
@@ -87,6 +88,7 @@ def _apply_gradients(original: Any) -> Any:
             with gradients.reduced():
                 return original(self, pairs, *args, **kwargs)
         reduced, _ = gradients.reduce([gradient for gradient, _ in pairs], targets, place="optimizer.apply_gradients")
+        gradients.disentangle(targets)
         variables.expect(targets)
         with gradients.reduced():
             return original(self, list(zip(reduced, targets)), *args, **kwargs)

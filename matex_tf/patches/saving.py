@@ -16,7 +16,6 @@ _PLACES = (
     ("keras.src.models.model", "Model", ("export",)),
     ("keras.src.engine.training", "Model", ("save", "save_weights", "export")),
     ("tf_keras.src.engine.training", "Model", ("save", "save_weights", "export")),
-    ("tensorflow.python.training.saver", "Saver", ("save",)),
     ("tensorflow.python.saved_model.save", None, ("save_and_return_nodes",)),
     ("tensorflow.python.checkpoint.checkpoint", "Checkpoint", ("save", "_write")),
 )
@@ -25,6 +24,7 @@ _PLACES = (
 def install() -> None:
     for module, owner, names in _PLACES:
         when_imported(module, lambda imported, owner=owner, names=names: _patch(imported, owner, names))
+    when_imported("tensorflow.python.training.saver", lambda module: replace(module.Saver, "save", _saver))
 
 
 def _patch(module: Any, owner: str | None, names: tuple[str, ...]) -> None:
@@ -50,3 +50,18 @@ def _on_first_rank(original: Any) -> Any:
 
 
 _inside: list[bool] = []
+
+
+def _saver(original: Any) -> Any:
+    from tensorflow.python.training import training_util
+
+    def save(self, sess, save_path, global_step=None, *args, **kwargs):
+        # Hooks save when a rank's own clock says so: nobody waits, and what is not written needs no agreement.
+        if not world.is_active() or world.current().rank == 0:
+            return original(self, sess, save_path, global_step, *args, **kwargs)
+        if global_step is None:
+            return save_path
+        step = global_step if isinstance(global_step, int) else training_util.global_step(sess, global_step)
+        return f"{save_path}-{step}"
+
+    return save

@@ -60,7 +60,10 @@ def _gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
         caller = sys._getframe(1).f_globals.get("__name__", "")
         result = original(self, target, sources, *args, **kwargs)
-        if caller.startswith(_INTERNAL) or any(tape is not self for tape in _stack()):
+        if caller.startswith(_INTERNAL):
+            return result
+        if any(tape is not self for tape in _stack()):
+            births.leave_to_optimizer(sources)
             return result
         return births.reduce_structure(result, sources, target, owed=caller.startswith(_KERAS))
 
