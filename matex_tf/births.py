@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import gradients, loops, losses, steps, variables
+from matex_tf import gradients, loops, losses, output, steps, variables
 
 
 def _is_trained_variable(source: Any) -> bool:
@@ -15,7 +15,14 @@ def leave_to_optimizer(sources: Any) -> None:
     """Note that gradients of the variables in `sources` were taken while another tape records."""
     import tensorflow as tf
 
-    gradients.entangle([source for source in tf.nest.flatten(sources) if _is_trained_variable(source)])
+    trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
+    if not trained:
+        return
+    output.note(
+        "gradients are taken of gradients: what a penalty on gradients is made of are those of each rank's slice, so "
+        "the result is close to that of the script alone but not the same"
+    )
+    gradients.entangle(trained)
 
 
 def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False) -> Any:

@@ -24,7 +24,7 @@ class Loop:
         self.pull = pull
         self.weak = settings.current().scaling == "weak"
         self.fixed = fixed and not self.weak
-        self.updates_before = -1
+        self.credited = False
         self.first_row: Any = None
         self.done = False
 
@@ -32,15 +32,15 @@ class Loop:
         """What the script gets for `element`, the next batch of the pipeline."""
         if self.shares:
             return self._give_share(element)
+        _credit_last()
+        _gave(self)
         if self.fixed:
-            if self.updates_before >= 0 and gradients.updates() > self.updates_before:
+            if self.credited:
                 say_fixed()
-            self.updates_before = gradients.updates()
             return element
-        if not self.trains and self.updates_before >= 0 and gradients.updates() > self.updates_before:
+        if not self.trains and self.credited:
             self._start_training(element)
         if not self.trains:
-            self.updates_before = gradients.updates()
             if _someone_trains(self):
                 steps.set_metrics_weight(steps.whole_values()[2])
             return element
@@ -111,6 +111,25 @@ class Loop:
         elif _training:
             # Back in the training loop around this one: what it gave last counts in metrics as before.
             steps.restore_metrics_weight()
+
+
+_last: Any = None
+_last_updates = 0
+
+
+def _gave(loop: Loop) -> None:
+    global _last, _last_updates
+    _last, _last_updates = weakref.ref(loop), gradients.updates()
+
+
+def _credit_last() -> None:
+    """An update since the last batch was given is that batch's; of batches fetched together the last one is sliced.
+
+    The others stay whole, on every rank the same, which leaves the weighed sum over ranks right.
+    """
+    loop = _last() if _last is not None else None
+    if loop is not None and gradients.updates() > _last_updates:
+        loop.credited = True
 
 
 def say_fixed() -> None:

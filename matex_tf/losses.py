@@ -41,6 +41,11 @@ def weight(target: Any) -> Any:
             "a loss is divided by a sum over the data, such as a mask: ranks' losses are weighed by rows, which is "
             "exact only where each slice has the same such sum for each row"
         )
+    if any(one.bent for one in found):
+        output.note(
+            "a loss is a curve, such as a square root, of a mean or sum over rows: ranks take it of their own rows and "
+            "weigh the results by rows, which is not exactly the loss of the whole batch"
+        )
     if of_sum and any(one.penalty for one in found):
         output.note(
             "a loss that is a sum over rows has a penalty on the weights, which every rank adds: it counts as many "

@@ -29,6 +29,7 @@ _THROUGH = {
     "IdentityN",
 }
 _DIVIDE = {"RealDiv", "DivNoNan", "Div", "TruncateDiv"}
+_BENT = {"Sqrt", "Rsqrt", "Square", "Pow", "Log", "Log1p", "Exp", "Abs", "Maximum", "Minimum", "Tanh", "Sigmoid"}
 _COUNTS = {"Shape", "Size", "ShapeN"}
 _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
 _STEPS = 2000
@@ -44,6 +45,7 @@ class Analysis:
     kind: str = "unknown"
     penalty: bool = False
     ratio: bool = False
+    bent: bool = False
 
 
 def mark(tensor: Any, kind_of: str) -> Any:
@@ -100,6 +102,10 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
             result.ratio = True
             return {"mean"}
         return _removals(op.inputs[0], result, seen)
+    if op.type in _BENT and tensor.shape.rank == 0:
+        found = _removals(op.inputs[0], result, seen)
+        result.bent = result.bent or bool(found)
+        return {"mean"} if found else set()
     found: set[str] = set()
     if op.type in _THROUGH:
         for part in op.inputs:
@@ -137,7 +143,9 @@ def _divides_by_own_size(op: Any) -> bool:
             return divisor in (shape.num_elements(), shape.as_list()[0] if shape.rank else None)
         if tensor.op.type not in _THROUGH | {"Sum"} or not tensor.op.inputs:
             return False
-        tensor = tensor.op.inputs[0]
+        # Of a product with a factor, what is not the factor.
+        inputs = list(tensor.op.inputs)
+        tensor = next((part for part in inputs if _constant(part) is None), inputs[0])
     return False
 
 

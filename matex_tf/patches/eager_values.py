@@ -18,7 +18,9 @@ def install() -> None:
     base = next(kind for kind in ops.EagerTensor.__mro__ if "_numpy" in vars(kind))
     replace(base, "_numpy", _numpy)
     for owner in (tf, tf.math, math_ops):
-        replace(owner, "reduce_sum", _reduce_sum)
+        replace(owner, "reduce_sum", _noted("sum"))
+        replace(owner, "reduce_mean", _noted("mean"))
+    replace(tf.nn, "compute_average_loss", _average)
     for name in _OPERATORS:
         replace(tf.Tensor, name, _operator)
     for kind in ops.EagerTensor.__mro__:
@@ -27,17 +29,32 @@ def install() -> None:
             break
 
 
-def _reduce_sum(original: Any) -> Any:
-    def reduce_sum(input_tensor, axis=None, *args, **kwargs):
-        result = original(input_tensor, axis, *args, **kwargs)
-        # Eager tensors do not know what they were made of, and a loss that is a sum over rows weighs otherwise.
-        if tapes.recording() and hasattr(result, "numpy") and axis in (None, 0) and result.shape.rank == 0:
-            shape = getattr(input_tensor, "shape", None)
-            if shape is not None and len(shape) > 0:
-                reductions.mark(result, "sum")
+def _noted(kind: str) -> Any:
+    """A reduction that notes how the rows were removed: an eager tensor does not know what it was made of."""
+
+    def make(original: Any) -> Any:
+        def reduce(input_tensor, axis=None, *args, **kwargs):
+            result = original(input_tensor, axis, *args, **kwargs)
+            if tapes.recording() and hasattr(result, "numpy"):
+                before = reductions.marked(input_tensor)
+                removes = axis in (None, 0) and len(getattr(input_tensor, "shape", ())) > 0
+                if before or removes:
+                    reductions.mark(result, before or kind)
+            return result
+
+        return reduce
+
+    return make
+
+
+def _average(original: Any) -> Any:
+    def compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
+        result = original(per_example_loss, sample_weight=sample_weight, global_batch_size=global_batch_size)
+        if global_batch_size is not None and hasattr(result, "numpy"):
+            reductions.mark(result, "sum")
         return result
 
-    return reduce_sum
+    return compute_average_loss
 
 
 def _numpy(original: Any) -> Any:
@@ -57,6 +74,8 @@ def _array(original: Any) -> Any:
 
 
 def _operator(original: Any) -> Any:
+    adds = original.__name__.strip("_") in ("add", "radd", "sub", "rsub")
+
     def operate(self, other):
         # A script that adds up its losses outside of a tape means those of the whole batches.
         mine, theirs = losses.global_value(self), losses.global_value(other)
@@ -64,8 +83,10 @@ def _operator(original: Any) -> Any:
             return original(self if mine is None else mine, other if theirs is None else theirs)
         result = original(self, other)
         # A sum over rows stays one when it is scaled by a number or added to something.
-        if tapes.recording() and reductions.marked(self) == "sum" and not hasattr(other, "shape"):
-            reductions.mark(result, "sum")
+        if tapes.recording() and hasattr(result, "numpy"):
+            kinds = {reductions.marked(part) for part in (self, other)} - {None}
+            if len(kinds) == 1 and (adds or not hasattr(other, "shape")):
+                reductions.mark(result, kinds.pop())
         return result
 
     return operate

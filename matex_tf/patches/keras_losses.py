@@ -32,6 +32,13 @@ def _scale_sum(loss: Any) -> Any:
     return reductions.mark(loss * _ratio(numbers[1], numbers[0], loss), "mean")
 
 
+def scale_own(loss: Any) -> Any:
+    """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows."""
+    if hasattr(loss, "numpy") or not hasattr(loss, "op"):
+        return _scale_sum(loss) if reductions.marked(loss) == "sum" else loss
+    return _scale_sum(loss) if reductions.kind(loss) == "sum" else loss
+
+
 def _scale_mean(loss: Any, denominator: Any) -> Any:
     """Scale a mean over `denominator` units of this slice to its part of the mean over those of the batch."""
     import tensorflow as tf
@@ -50,6 +57,8 @@ def _keras3(original: Any) -> Any:
         loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
         if reduction in (None, "none") or not isinstance(loss, tf.Tensor) or loss.shape.rank != 0:
             return loss
+        if isinstance(values, tf.Tensor) and values.shape.rank == 0:
+            return scale_own(loss)
         if reduction == "sum":
             return _scale_sum(loss)
         if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):

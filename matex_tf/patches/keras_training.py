@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 from matex_tf import fitting, metrics, output, pipeline, steps, world
-from matex_tf.patches import replace, when_imported
+from matex_tf.patches import keras_losses, replace, when_imported
 
 
 def install() -> None:
@@ -35,6 +35,8 @@ def _keras3(module: Any) -> None:
     replace(trainer, "predict", _run("predict"))
     replace(trainer, "make_train_function", _make_function("train"))
     replace(trainer, "make_test_function", _make_function("test"))
+    if "_aggregate_additional_loss" in vars(trainer):
+        replace(trainer, "_aggregate_additional_loss", _additional_loss)
     from keras.src.trainers.trainer import Trainer
 
     replace(Trainer, "get_metrics_result", _metrics_result)
@@ -237,6 +239,14 @@ def _build(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return _symbolic_build
+
+
+def _additional_loss(original: Any) -> Any:
+    def _aggregate_additional_loss(self, loss):
+        result = original(self, loss)
+        return keras_losses.scale_own(result) if world.is_active() else result
+
+    return _aggregate_additional_loss
 
 
 def _metrics_result(original: Any) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from matex_tf import world
 from matex_tf.patches import replace, when_imported
 
@@ -61,7 +63,9 @@ def _saver(original: Any) -> Any:
             return original(self, sess, save_path, global_step, *args, **kwargs)
         if global_step is None:
             return save_path
-        step = global_step if isinstance(global_step, int) else training_util.global_step(sess, global_step)
+        step = (
+            global_step if isinstance(global_step, (int, np.integer)) else training_util.global_step(sess, global_step)
+        )
         return f"{save_path}-{step}"
 
     return save

@@ -26,7 +26,7 @@ for name in ("model.keras", "model.h5"):
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     variable = tf.compat.v1.get_variable("v", initializer=1.0)
     session.run(variable.initializer)
-    assert tf.compat.v1.train.Saver().save(session, f"{out}/v1/model", global_step=3) == f"{out}/v1/model-3"
+    assert tf.compat.v1.train.Saver().save(session, f"{out}/v1/model", global_step=np.int64(3)) == f"{out}/v1/model-3"
 """
 LOAD = """
 import sys
