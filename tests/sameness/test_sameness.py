@@ -72,3 +72,17 @@ def test_the_comparison_notices_a_difference():
     assert close(np.array([1.0, 1e-6 + 1e-12]), want)
     assert not list(wrong_rows("fit", np.array([5] * 5), [np.array([3] * 5), np.array([2] * 5)]))
     assert list(wrong_rows("fit", np.array([5] * 5), [np.array([5] * 5), np.array([5] * 5)]))
+
+
+@pytest.mark.timeout(600)
+def test_losses_and_loops_of_every_kind_are_exact(tmp_path):
+    script = CASES.with_name("loop_cases.py")
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    launch.run_alone(script, alone, timeout=200).check()
+    launch.run(3, script, together, timeout=350).check()
+    want = dict(np.load(alone / "rank-0.npz"))
+    found = [dict(np.load(together / f"rank-{rank}.npz")) for rank in range(3)]
+    wrong = [name for name in want if not all(close(part[name], want[name]) for part in found)]
+    assert not wrong, wrong
