@@ -35,7 +35,7 @@ def main() -> None:
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     images = tf.random.stateless_normal([2 * batch, *case.shape], seed=[1, 2])
     labels = tf.random.stateless_uniform([2 * batch], seed=[1, 2], maxval=10, dtype=tf.int32)
-    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch, drop_remainder=True).repeat()
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(batch)
 
     @tf.function
     def step(x, y):
