@@ -201,6 +201,8 @@ def _make_function(which: str) -> Any:
             made = getattr(self, f"{which}_function")
             if which == "train" and made is not before:
                 self.train_function = _train_step(self, made)
+                # Keras 2 takes the function from what is returned, Keras 3 from the model.
+                result = self.train_function if result is made else result
             return result
 
         return make_function
