@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 
 from matex_tf import output, placement, seeding, settings, world
@@ -27,8 +28,11 @@ def attach() -> None:
                 placement.apply(0, 1)
             return
     except (world.RankError, settings.SettingError) as error:
-        # Each task of the launcher comes here alone; one message is enough.
-        raise SystemExit(f"matex_tf: {error}" if task is None or task.rank == 0 else 1) from None
+        # Each task of the launcher comes here alone; one message is enough. The first to end takes the others with it.
+        if task is not None and task.rank > 0:
+            time.sleep(2)
+            raise SystemExit(1) from None
+        raise SystemExit(f"matex_tf: {error}") from None
     me = world.current()
     output.attach()
     if "tensorflow" in sys.modules:

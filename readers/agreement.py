@@ -24,7 +24,8 @@ def on_all_ranks(action: Callable[[], Result], what: str, describe: Callable[[Re
         description = describe(result) if describe else ""
     except Exception as raised:  # whatever it is, the other ranks wait for this one
         error, description = raised, f"{type(raised).__name__}: {raised}"
-    reports = world.control.allgather((error is not None, description), what)
+    # `what` may hold a path of this rank's own; what ranks meet for is the same on all.
+    reports = world.control.allgather((error is not None, description), "agreeing on what a DataSet has opened or read")
     if error is not None:
         raise error
     for rank, (failed, text) in enumerate(reports):
