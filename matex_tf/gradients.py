@@ -86,11 +86,6 @@ def updates() -> int:
     return ops.count(KIND_GRADIENTS)
 
 
-def traced() -> int:
-    """How many reductions this thread has put into graphs or run eagerly: tells whether a loop's body has one."""
-    return getattr(_state, "traced", 0)
-
-
 def _dense(gradient: Any) -> Any:
     import tensorflow as tf
 
@@ -139,7 +134,6 @@ def reduce(
         return list(gradients), list(scalars)
     tensors = [_dense(gradients[index]) for index in order]
     names = [name_of(variables[index]) for index in order]
-    _state.traced = traced() + 1
     outputs = ops.reduce_gradients(
         tensors + list(scalars),
         names + [f"loss {index}" for index in range(len(scalars))],

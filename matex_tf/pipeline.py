@@ -65,18 +65,6 @@ def sliced(dataset: Any, on_first: Callable[[Any], None]) -> Any:
     return exempt(dataset.enumerate().map(cut, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
 
 
-def whole(dataset: Any) -> Any:
-    """A dataset of `Batch` that every rank computes whole."""
-    import tensorflow as tf
-
-    numbers = steps.whole_values()
-
-    def keep(*element: Any) -> Batch:
-        return Batch(element if len(element) > 1 else element[0], tf.constant(numbers, tf.float64))
-
-    return exempt(dataset.map(keep, num_parallel_calls=1))
-
-
 def grouped(dataset: Any) -> Any:
     """A dataset of `Batch` for weak scaling: of each group of as many batches as there are ranks, this rank's own.
 

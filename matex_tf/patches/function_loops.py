@@ -49,13 +49,30 @@ def _all_of(element: Any) -> Any:
         return tf.nest.map_structure(tf.identity, element)
 
 
+def _new_decision() -> Any:
+    found = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
+    graphs.keep(found)
+    return found
+
+
+def _deciding(body: Any) -> tuple[Any, Any]:
+    """A decision of its own for a loop with `body`, and the body that takes and makes it."""
+    decision = _new_decision()
+
+    def body_on_slice(element):
+        import tensorflow as tf
+
+        body(_slice_if(decision, element))
+        _decide(tf.compat.v1.get_default_graph(), decision)
+
+    return decision, body_on_slice
+
+
 def _decision(graph: Any) -> Any:
     """The variable that says whether what `graph` iterates is sliced; written when its trace ends."""
     found = getattr(graph, "_matex_decision", None)
     if found is None:
-        found = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
-        graph._matex_decision = found
-        graphs.keep(found)
+        found = graph._matex_decision = _new_decision()
     return found
 
 
@@ -89,13 +106,7 @@ def _over_dataset(original: Any) -> Any:
         import tensorflow as tf
 
         _say_weak()
-        decision = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
-        graphs.keep(decision)
-
-        def body_on_slice(element):
-            body(_slice_if(decision, element))
-            _decide(tf.compat.v1.get_default_graph(), decision)
-
+        decision, body_on_slice = _deciding(body)
         # Every run of the loop compares its first batch anew.
         with tf.control_dependencies([decision.assign(tf.minimum(decision.read_value(), BEGINNING))]):
             original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
@@ -110,16 +121,8 @@ def _over_iterator(original: Any) -> Any:
         loop = getattr(known, "_matex_loop", None)
         if loop is None or loop.shares or loop.fixed:
             return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
-        import tensorflow as tf
-
         _say_weak()
-        decision = steps.hidden_variable(WHOLE, "int32", "matex_tf_loop")
-        graphs.keep(decision)
-
-        def body_on_slice(element):
-            body(_slice_if(decision, element))
-            _decide(tf.compat.v1.get_default_graph(), decision)
-
+        _, body_on_slice = _deciding(body)
         return original(iter_, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
 
     return _tf_iterator_for_stmt
