@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import BuildError
-from .collectives import OP_TYPES, allgather, allreduce, barrier, broadcast, reduce_gradients
+from .collectives import OP_TYPES, allgather, allreduce, barrier, broadcast, let_go, reduce_gradients
 from .library import MismatchError, content_hash, count, expect, library, rendezvous
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "content_hash",
     "count",
     "expect",
+    "let_go",
     "library",
     "reduce_gradients",
     "rendezvous",

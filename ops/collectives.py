@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,6 +124,15 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
     return list(library().ops.matex_reduce_gradients(
         gradients=tensors, weight=weight, order=_order(), names=list(names), place=place, turn=_turn()))
+
+
+def let_go(resource: Any) -> None:
+    """Leave the end of an iterator's resource, an eager tensor about to be dropped, to a thread outside of Python."""
+    import tensorflow as tf
+
+    if not sys.is_finalizing():
+        with tf.init_scope():  # the garbage collector may call while a graph is being made
+            library().ops.matex_let_go(resource)
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:

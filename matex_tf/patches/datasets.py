@@ -1,6 +1,7 @@
 """Iteration over a `tf.data.Dataset`: what a training loop gets of each batch is this rank's slice.
 
 In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loops`.
+An iterator that is dropped is let go of aside, since its end can take long (ops/src/tensorflow/let_go.cc).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import loops, pipeline, settings, sharding, world
+from matex_tf import loops, ops, pipeline, settings, sharding, world
 from matex_tf.patches import function_loops, replace
 
 
@@ -18,6 +19,7 @@ def install() -> None:
     from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
     replace(dataset_ops.DatasetV2, "__iter__", _iterate)
+    replace(iterator_ops.OwnedIterator, "_create_iterator", _create_iterator)
     replace(iterator_ops.OwnedIterator, "__next__", _next)
     replace(iterator_ops.OwnedIterator, "get_next", _get_next)
     replace(dataset_ops.DatasetV2, "batch", _batch)
@@ -37,6 +39,17 @@ def _iterate(original: Any) -> Any:
         return iterator
 
     return __iter__
+
+
+def _create_iterator(original: Any) -> Any:
+    def create_iterator(self, dataset):
+        import tensorflow as tf
+
+        original(self, dataset)
+        if world.is_active() and tf.executing_eagerly():
+            weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
+
+    return create_iterator
 
 
 def _next(original: Any) -> Any:

@@ -1,0 +1,44 @@
+// MatexLetGo: waits in a thread of its own until nobody else holds a resource, and then lets go of it there.
+//
+// For iterators of tf.data. The thread that tunes a pipeline sleeps longer and longer, up to a minute, and often misses
+// that its iterator is cancelled: CancellationManager wakes it before it says so. Whoever lets go of the iterator then
+// waits for the sleep to end, at the end of each epoch, and all ranks with it.
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+constexpr std::chrono::milliseconds kPause(5);
+constexpr int kPauses = 2000;  // then somebody else goes on holding it, and it is for them to let go
+
+class LetGoKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    ResourceHandle handle = context->input(0).scalar<ResourceHandle>()();
+    if (!handle.IsRefCounting()) return;  // a resource with a name lives until it is destroyed by that name
+    std::thread([handle = std::move(handle)]() mutable {
+      for (int n = 0; n < kPauses && !handle.resource()->RefCountIsOne(); ++n) std::this_thread::sleep_for(kPause);
+      handle = ResourceHandle();
+    }).detach();
+  }
+};
+
+REGISTER_OP("MatexLetGo")
+    .Input("resource: resource")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+
+REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_CPU), LetGoKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resource"), LetGoKernel);
+
+}  // namespace
+}  // namespace matex
