@@ -89,6 +89,15 @@ TABLE = (
         "times that, and an epoch takes that many times fewer steps; learning rates are left as they are.",
     ),
     Setting(
+        "sync_batchnorm",
+        _choice("auto", "on", "off"),
+        "auto",
+        "auto, on, off",
+        "on: BatchNormalization uses the statistics of the global batch, as the script alone does, for one small "
+        "collective forwards and one backwards in each such layer; off: those of the rank's slice. auto: on, but "
+        "off with weak scaling.",
+    ),
+    Setting(
         "chunk_bytes",
         _positive,
         1 << 20,

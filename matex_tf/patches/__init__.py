@@ -35,6 +35,7 @@ def when_imported(module: str, patch: Callable[[Any], None]) -> None:
 def install() -> None:
     """Install every patch of the runtime."""
     from matex_tf.patches import (
+        batch_normalization,
         datasets,
         eager_values,
         function_loops,
@@ -43,6 +44,7 @@ def install() -> None:
         keras_metrics,
         keras_optimizers,
         keras_training,
+        random_streams,
         saving,
         session,
         strategies,
@@ -61,6 +63,8 @@ def install() -> None:
         keras_metrics,
         keras_optimizers,
         keras_training,
+        batch_normalization,
+        random_streams,
         saving,
     ):
         part.install()
