@@ -6,9 +6,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from . import info, launch, placement, probe
+from . import info, launch, placement, probe, trial
 from .version import __version__
 
 USAGE = """\
@@ -17,6 +17,8 @@ usage: matex COMMAND ...
   matex run -n RANKS [--dry-run] [mpirun options] SCRIPT.py [arguments]
   matex run -n RANKS [--dry-run] [mpirun options] -m MODULE [arguments]
       train SCRIPT.py, unchanged, data-parallel on RANKS ranks; --dry-run prints the command line instead
+  matex run --check [-n RANKS] [--steps STEPS] [mpirun options] SCRIPT.py [arguments]
+      run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
   matex info
       versions, MPI, cores, GPUs, the state of the compiled ops, and what is wrong, if anything, with how to mend it
   matex build
@@ -40,34 +42,42 @@ class Run:
     target: list[str]
     options: list[str] = field(default_factory=list)
     dry_run: bool = False
+    check: bool = False
+    steps: int = trial.STEPS
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
-    ranks, dry_run, options = None, False, []
+    ranks, dry_run, comparing, steps, options = None, False, False, trial.STEPS, []
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if name in RANKS_OPTIONS:
-            ranks = number_of_ranks(value if equals else next(rest, ""))
+            ranks = whole_number("-n", value if equals else next(rest, ""), "ranks")
         elif word == "--dry-run":
             dry_run = True
+        elif word == "--check":
+            comparing = True
+        elif name == "--steps":
+            steps = whole_number("--steps", value if equals else next(rest, ""), "steps")
         else:
             options.append(word)
     if not target or target == ["-m"]:
         raise UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
+    if ranks is None and comparing:
+        ranks = 2
     if ranks is None:
         raise UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
-    return Run(ranks, target, options, dry_run)
+    return Run(ranks, target, options, dry_run, comparing, steps)
 
 
-def number_of_ranks(text: str) -> int:
-    """The number after -n."""
+def whole_number(option: str, text: str, of: str) -> int:
+    """The number after `option`."""
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"-n expects the number of ranks, 1 or more; {text!r} was given")
+        raise UsageError(f"{option} expects the number of {of}, 1 or more; {text!r} was given")
     return int(text)
 
 
@@ -96,7 +106,12 @@ def run(words: Sequence[str]) -> int:
     asked = parse_run(words)
     if not asked.dry_run:
         check_target(asked)
+    if asked.check and asked.target[0] != "-m":
+        # Both runs have a folder of their own; the script stays where it is.
+        asked = replace(asked, target=[os.path.abspath(asked.target[0]), *asked.target[1:]])
     command = command_line(asked)
+    if asked.check and not asked.dry_run:
+        return trial.check(asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command, asked.steps)
     if not asked.dry_run:
         sys.stdout.flush()
         os.execv(command[0], command)

@@ -26,6 +26,7 @@ def attach() -> None:
             if task is not None and task.size == 1 and not settings.current().disable:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply(0, 1)
+            _record()
             return
     except (world.RankError, settings.SettingError) as error:
         # Each task of the launcher comes here alone; one message is enough. The first to end takes the others with it.
@@ -47,6 +48,15 @@ def attach() -> None:
     _agree_on_settings()
     seeding.agree()
     patches.install()
+    _record()
+
+
+def _record() -> None:
+    """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
+    if settings.PREFIX + "CHECK" in os.environ:
+        from matex_tf import recording
+
+        recording.start()
 
 
 def _share_hash_seed() -> None:

@@ -149,6 +149,13 @@ TABLE = (
         "0, 1",
         "1: the library prints none of its own notes on standard error (errors are still raised).",
     ),
+    Setting(
+        "check",
+        _text,
+        "",
+        "steps:folder",
+        "Set by `matex run --check` for the runs that it compares: where they store their first steps.",
+    ),
 )
 
 _BY_NAME = {setting.name: setting for setting in TABLE}

@@ -1,0 +1,193 @@
+"""`matex run --check`: the first steps of a script alone and under the ranks, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+STEPS = 5
+EQUAL, CLOSE = 1e-5, 1e-2
+"""Relative differences: what rounding makes of a few steps in float32, and what is still the same curve."""
+LIMIT = 600  # seconds for one of the two runs
+COPIED_BYTES, ENTRIES = 16 << 20, 5000
+NOT_MIRRORED = {".git", ".venv", "venv", "__pycache__", "node_modules"}
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one of the two runs did."""
+
+    code: int
+    seconds: float
+    printed: list[str]
+    files: dict[str, int]
+    figures: list[list[float]]
+    weights: list[np.ndarray]
+    agree: bool  # the weights are the same on all ranks, bit for bit
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was compared, both sides, and "equal", "close" or "differs" with the reason."""
+
+    what: str
+    alone: str
+    together: str
+    verdict: str
+    note: str = ""
+
+
+def mirror(source: Path, target: Path) -> dict[str, tuple[int, int]]:
+    """Make `target` look like the folder `source`: small files copied, large ones linked.
+
+    A script that reads and writes beside itself then leaves the user's own files alone. Returns size and time of
+    modification of everything in it.
+    """
+    count = 0
+    for folder, inside, names in os.walk(source):
+        inside[:] = [name for name in inside if name not in NOT_MIRRORED]
+        there = target / os.path.relpath(folder, source)
+        there.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            count += 1
+            if count > ENTRIES:
+                return listing(target)
+            file = Path(folder, name)
+            if not file.is_file():
+                continue
+            if file.stat().st_size <= COPIED_BYTES:
+                shutil.copy2(file, there / name)
+            else:
+                (there / name).symlink_to(file.resolve())
+    return listing(target)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of modification of every file in `folder`, by its path."""
+    files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
+    return {
+        str(file.relative_to(folder)): (file.stat().st_size, file.stat().st_mtime_ns)
+        for file in files
+        if "__pycache__" not in file.parts
+    }
+
+
+def lines_of(text: str) -> list[str]:
+    """What a person reads in the end: without blank lines, and of a line that was overwritten its last state."""
+    return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
+
+
+def difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+    """The largest difference, relative to the larger of the first's maximum and 1e-3."""
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if one.shape != other.shape:
+        return np.inf
+    if one.size == 0 or np.array_equal(one, other, equal_nan=True):
+        return 0.0
+    distance = np.abs(one - other).max() / max(np.abs(one).max(), 1e-3)
+    return np.inf if np.isnan(distance) else float(distance)
+
+
+def same_line(one: str, other: str) -> bool:
+    """Whether two printed lines say the same: words alike, numbers close, times left out."""
+    one, other = (_TIME.sub("", line) for line in (one, other))
+    if _NUMBER.sub("0", one) != _NUMBER.sub("0", other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other))
+    return all(abs(float(a) - float(b)) <= CLOSE * max(abs(float(a)), 1e-3) for a, b in pairs)
+
+
+def verdict(distance: float) -> str:
+    return "equal" if distance <= EQUAL else "close" if distance <= CLOSE else "differs"
+
+
+def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> Outcome:
+    """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal."""
+    place, notes = folder / "place", folder / "notes"
+    notes.mkdir(parents=True)
+    before = mirror(source, place)
+    started = time.monotonic()
+    environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    ended = subprocess.run(
+        ["timeout", "--kill-after=20", str(LIMIT), *command],
+        cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
+    )  # fmt: skip
+    seconds = time.monotonic() - started
+    files = {name: size for name, (size, when) in listing(place).items() if before.get(name) != (size, when)}
+    ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
+    figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
+    weights = [ranks[0][f"weight{index}"] for index in range(sum(k != "figures" for k in ranks[0]))] if ranks else []
+    agree = all(
+        rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
+    )
+    return Outcome(ended.returncode, seconds, lines_of(ended.stdout), files, figures, weights, agree)
+
+
+def compare(alone: Outcome, together: Outcome) -> list[Row]:
+    """The rows of the table."""
+    codes = str(alone.code), str(together.code)
+    rows = [Row("exit code", *codes, "equal" if codes[0] == codes[1] else "differs")]
+    steps = [len(outcome.figures) for outcome in (alone, together)]
+    rows.append(Row("training steps", *map(str, steps), "equal" if steps[0] == steps[1] else "differs"))
+    shown = [", ".join(f"{value:.6g}" for value in (o.figures or [[]])[-1][:2]) or "none" for o in (alone, together)]
+    pairs = [(a, b) for a, b in zip(alone.figures, together.figures)]
+    worst = max((difference(a, b) for a, b in pairs), default=0.0)
+    rows.append(Row("loss and figures", *shown, verdict(worst), f"largest difference {worst:.1e}"))
+    count = [f"{len(outcome.weights)} arrays" for outcome in (alone, together)]
+    worst = max((difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
+    worst = worst if len(alone.weights) == len(together.weights) else np.inf
+    rows.append(Row("weights", *count, verdict(worst), f"largest difference {worst:.1e}"))
+    rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
+    count = [str(len(outcome.printed)) for outcome in (alone, together)]
+    unlike = next(
+        ((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None
+    )
+    note = f"first: {unlike[0][:60]!r} and {unlike[1][:60]!r}" if unlike else ""
+    rows.append(Row("lines printed", *count, "differs" if unlike or count[0] != count[1] else "equal", note))
+    count = [str(len(outcome.files)) for outcome in (alone, together)]
+    odd = sorted(set(alone.files) ^ set(together.files))
+    note = f"only in one: {', '.join(odd[:3])}" if odd else ""
+    rows.append(Row("files written", *count, "differs" if odd else "equal", note))
+    return rows
+
+
+def table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
+    """The rows as text, with the times for information."""
+    head = Row("", "alone", f"{ranks} ranks", "")
+    times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
+    lines = []
+    for row in (head, *rows, times):
+        lines.append(f"{row.what:<21} {row.alone:>22} {row.together:>22}   {row.verdict:<8} {row.note}".rstrip())
+    return "\n".join(lines)
+
+
+def check(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int) -> int:
+    """Run both commands for `steps` training steps and print the table. Exit code 1 if anything differs."""
+    with tempfile.TemporaryDirectory(prefix="matex-check-") as temporary:
+        outcomes = []
+        for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
+            print(f"matex: {steps} steps {name} ...", flush=True)
+            outcomes.append(run_once(command, str(steps), Path(temporary, name.split()[-1]), Path.cwd()))
+    rows = compare(*outcomes)
+    print(table(rows, ranks, *outcomes))
+    wrong = [row.what for row in rows if row.verdict == "differs"]
+    if outcomes[0].code or outcomes[1].code:
+        wrong.insert(0, "a run failed, its message is above")
+    elif not outcomes[0].figures:
+        wrong.insert(0, "no training step was seen")
+    print("check: " + ("differs: " + ", ".join(wrong) if wrong else "ok"))
+    return 1 if wrong else 0
