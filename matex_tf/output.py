@@ -34,7 +34,7 @@ def attach() -> None:
     me = world.current()
     _terminal = os.fdopen(os.dup(2), "w", buffering=1)
     faulthandler.enable(file=_terminal)
-    if me.rank > 0:
+    if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
         _redirect(me.rank)
     sys.excepthook = _report
     sys.exit = _exit

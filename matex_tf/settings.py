@@ -134,6 +134,15 @@ TABLE = (
         "errors of every rank still reach the terminal.",
     ),
     Setting(
+        "output",
+        _choice("first", "all"),
+        "first",
+        "first, all",
+        "first: rank 0 prints and its files are the ones that stay; what other ranks write in Python goes to a private "
+        "folder of that rank, from which it also reads and which is dropped at the end. all: every rank prints, saves "
+        "and writes for itself, as if it were alone.",
+    ),
+    Setting(
         "placement",
         _choice("auto", "spread", "off"),
         "auto",

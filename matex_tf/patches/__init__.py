@@ -38,6 +38,7 @@ def install() -> None:
         batch_normalization,
         datasets,
         eager_values,
+        files,
         function_loops,
         functions,
         keras_losses,
@@ -49,6 +50,7 @@ def install() -> None:
         session,
         strategies,
         tapes,
+        tensorflow_files,
     )
 
     for part in (
@@ -66,6 +68,8 @@ def install() -> None:
         batch_normalization,
         random_streams,
         saving,
+        files,
+        tensorflow_files,
     ):
         part.install()
 

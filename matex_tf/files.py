@@ -1,0 +1,276 @@
+"""A rank's own view of the files: what it writes goes to a private folder, from which it also reads.
+
+Every rank runs the whole script, but there is to be one set of files: rank 0's. The others each have two layers, as in
+an overlay file system. Below are the files as they are; above, in a private folder that is dropped at the end, is what
+this rank has written; what it removed is hidden. So each rank finds its files as the script alone would, and none of
+them reaches the user but rank 0's. What rank 0 has made since the ranks last met is not yet there (see `ledger`).
+
+Paths are canonical and absolute here ("keys"). Nothing in this file is patched; whoever calls it does so within
+`plainly`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf import ledger, leftovers, settings, world
+from matex_tf.ops import build
+
+_SYSTEM = ("/dev", "/proc", "/sys", "/run")
+_PREFIX = "matex_tf-files-"
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Within it this thread's files are the real ones, on every rank."""
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def inside_plain() -> bool:
+    return getattr(_state, "depth", 0) > 0
+
+
+class View:
+    """The two layers of this rank: `folder` holds the upper one, and what files held before rank 0's changes."""
+
+    def __init__(self, folder: str, news: ledger.Ledger):
+        self.root = os.path.join(os.path.realpath(folder), "files")
+        self._before = os.path.join(os.path.realpath(folder), "before")
+        self.news = news
+        self.hidden: set[str] = set()
+        self.used = False
+        self._kept = {*_SYSTEM, os.path.realpath(news.path), os.path.realpath(build.cache_folder())}
+        if settings.current().log_dir:
+            self._kept.add(os.path.realpath(settings.current().log_dir))
+
+    def key(self, path: Any, follow: bool = True) -> str | None:
+        """The key of `path`; None for one that is left alone. `follow`: a link at its end stands for its target."""
+        if isinstance(path, int) or path is None:
+            return None
+        text = os.path.abspath(os.fsdecode(path))
+        if text == self.root or text.startswith(self.root + os.sep):
+            text = text[len(self.root) :] or os.sep
+        if follow:
+            text = os.path.realpath(text)
+        else:
+            text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        return None if self._is_kept(text) else text
+
+    def keep(self, path: str) -> None:
+        """Leave `path` and what is in it alone: it is this rank's own already."""
+        self._kept.add(os.path.realpath(path))
+
+    def _is_kept(self, key: str) -> bool:
+        return any(path in self._kept for path in ledger.upwards(key))
+
+    def upper(self, key: str) -> str:
+        return self.root + key
+
+    def is_own(self, key: str) -> bool:
+        """Whether this rank made `key`."""
+        return os.path.lexists(self.upper(key))
+
+    def _is_hidden(self, key: str) -> bool:
+        return any(path in self.hidden for path in ledger.upwards(key))
+
+    def below(self, key: str) -> str | None:
+        """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
+        if self._is_hidden(key):
+            return None
+        content = self.news.before(key)
+        if content is not None:
+            place = self._before + key
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "wb") as file:
+                file.write(content)
+            return place
+        return key if os.path.lexists(key) and not self.news.is_new(key) else None
+
+    def exists(self, key: str) -> bool:
+        return self.is_own(key) or self.below(key) is not None
+
+    def is_folder(self, key: str) -> bool:
+        return os.path.isdir(self.upper(key)) or self.below(key) == key and os.path.isdir(key)
+
+    def real(self, key: str) -> str:
+        """Where `key` really is, for a question about it: the answer "not there" comes of itself."""
+        return self.upper(key) if self.is_own(key) else self.below(key) or self.upper(key)
+
+    def readable(self, key: str) -> str:
+        """Where to read `key`. What rank 0 has only just made is given rather than an error."""
+        return self.upper(key) if self.is_own(key) or self._is_hidden(key) else self.below(key) or key
+
+    def writable(self, key: str, keep: bool, exclusive: bool = False) -> str:
+        """Where to write `key`, with its content of now if `keep`. Raises OSError as the system would."""
+        self.used = True
+        if self.is_own(key):
+            return self.upper(key)
+        below = self.below(key)
+        if below is None:
+            self.folder(os.path.dirname(key))
+            return self.upper(key)
+        if exclusive:
+            raise _error(errno.EEXIST, key)
+        kind = os.stat(below).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            return key  # a pipe, a socket, a device
+        if not os.access(below, os.W_OK):
+            raise _error(errno.EACCES, key)
+        if stat.S_ISDIR(kind):
+            return self.folder(key)
+        self.folder(os.path.dirname(key))
+        if keep:
+            shutil.copy2(below, self.upper(key))
+        return self.upper(key)
+
+    def folder(self, key: str) -> str:
+        """The upper layer's folder for `key`, a folder that this rank sees, made if need be."""
+        if not os.path.isdir(self.upper(key)):
+            if not self.is_folder(key):
+                # What rank 0 has just made may be written to by a rank that did not make it.
+                if not os.path.isdir(key) or self._is_hidden(key):
+                    raise _error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
+            elif not os.access(key, os.W_OK):
+                raise _error(errno.EACCES, key)
+            os.makedirs(self.upper(key), exist_ok=True)
+        self.used = True
+        return self.upper(key)
+
+    def make_folder(self, key: str, mode: int = 0o777) -> None:
+        if self.exists(key):
+            raise _error(errno.EEXIST, key)
+        self.folder(os.path.dirname(key))
+        os.mkdir(self.upper(key), mode)
+
+    def names(self, key: str) -> list[str]:
+        """What is in the folder `key`, in the order of the system, this rank's own last."""
+        if not self.is_folder(key):
+            return os.listdir(self.real(key))  # raises what is to be raised
+        found = []
+        if self.below(key) is not None:
+            below = dict.fromkeys([*os.listdir(key), *self.news.names_before(key)])
+            found = [name for name in below if self.exists(os.path.join(key, name))]
+        if os.path.isdir(self.upper(key)):
+            known = set(found)
+            found += [name for name in os.listdir(self.upper(key)) if name not in known]
+        return found
+
+    def is_untouched(self) -> bool:
+        """Whether this rank sees all files as they are on disk."""
+        return not self.used and not self.hidden and not self.news.has_news()
+
+    def remove(self, key: str, folder: bool = False) -> None:
+        """Remove the file `key`, or the empty folder."""
+        if not self.exists(key):
+            if self._is_hidden(key) or not self.news.is_gone(key):
+                raise _error(errno.ENOENT, key)
+            self.hidden.add(key)  # rank 0 was there first
+            return
+        is_folder = self.is_folder(key) and not os.path.islink(self.real(key))
+        if folder and not is_folder:
+            raise _error(errno.ENOTDIR, key)
+        if not folder and is_folder:
+            raise _error(errno.EISDIR, key)
+        if folder and self.names(key):
+            raise _error(errno.ENOTEMPTY, key)
+        self._hide(key)
+
+    def remove_tree(self, key: str) -> None:
+        if not self.exists(key):
+            if self._is_hidden(key) or not self.news.is_gone(key):
+                raise _error(errno.ENOENT, key)
+            self.hidden.add(key)  # rank 0 was there first
+            return
+        if not self.is_folder(key) or os.path.islink(self.real(key)):
+            raise _error(errno.ENOTDIR, key)
+        self._hide(key)
+
+    def _hide(self, key: str) -> None:
+        upper = self.upper(key)
+        if os.path.isdir(upper) and not os.path.islink(upper):
+            shutil.rmtree(upper)
+        elif os.path.lexists(upper):
+            os.unlink(upper)
+        self.hidden.add(key)
+
+    def bring_up(self, key: str) -> str:
+        """Copy `key`, a file or a whole folder, into the upper layer as this rank sees it; returns its place."""
+        if not self.exists(key):
+            raise _error(errno.ENOENT, key)
+        if not self.is_folder(key):
+            return self.writable(key, keep=True)
+        self.folder(key)
+        for name in self.names(key):
+            self.bring_up(os.path.join(key, name))
+        return self.upper(key)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename `source` to `target`; each may be left alone, then it is a path that `key` gave None for."""
+        source_key, target_key = self.key(source, follow=False), self.key(target, follow=False)
+        place = source if source_key is None else self.bring_up(source_key)
+        if target_key is None:
+            shutil.move(place, target)
+        else:
+            if self.is_folder(target_key) and not os.path.isdir(place):
+                raise _error(errno.EISDIR, target)
+            if self.is_folder(target_key) and self.names(target_key):
+                raise _error(errno.ENOTEMPTY, target)
+            self.folder(os.path.dirname(target_key))
+            if self.exists(target_key):
+                self._hide(target_key)
+            shutil.move(place, self.upper(target_key))
+        if source_key is not None:
+            self.hidden.add(source_key)
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+_view: View | None = None
+_news: ledger.Ledger | None = None
+
+
+def view() -> View | None:
+    """This rank's view of the files; None where they are the real ones."""
+    return _view
+
+
+def news() -> ledger.Ledger | None:
+    """The ledger in which rank 0 writes; None on the others."""
+    return _news if world.current().rank == 0 else None
+
+
+def start() -> None:
+    """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
+    global _view, _news
+    me = world.current()
+    if settings.current().output == "all":
+        return
+    _news = ledger.share()
+    if me.rank > 0:
+        leftovers.sweep(_PREFIX)
+        root = tempfile.mkdtemp(prefix=f"{_PREFIX}rank-{me.rank}-")
+        leftovers.hold(root)
+        _view = View(root, _news)
+        atexit.register(_drop, root, me.process)
+
+
+def _drop(root: str, owner: int) -> None:
+    if os.getpid() == owner:
+        with plainly():
+            shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,174 @@
+"""What rank 0 has made and removed and the other ranks have not come to yet.
+
+All ranks run the same script, rank 0 often first. A rank that asks `if not os.path.exists(folder)` must be answered as
+the script alone would be, so what rank 0 made or removed since the ranks last met is not there, or still there, for the
+others. Rank 0 writes each such path into one file, with the number of collectives before it; nobody waits for anybody.
+Of a file that was there before the run and that rank 0 changes or removes, its content goes there too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+
+from matex_tf import leftovers, ops, world
+from matex_tf.ops import build
+
+_PREFIX = "matex_tf-ledger-"
+_KINDS = range(1, 8)
+# A script that knows of ranks may wait for a file of rank 0 without any collective; it must not wait for ever.
+_SECONDS = 60.0
+# Larger files are rarely read and changed in one go, and are not copied for that.
+_MOST_BYTES = 1 << 20
+
+
+def meetings() -> int:
+    """How many collectives this rank has completed."""
+    return sum(ops.count(kind) for kind in _KINDS)
+
+
+class Ledger:
+    """The file of rank 0's news: `made`, `changed` and `removed` write on rank 0; the others read.
+
+    Keys are canonical absolute paths, as in `files`.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._offset = 0
+        self._made: dict[str, tuple[int, float]] = {}
+        self._removed: dict[str, tuple[int, float]] = {}
+        self._before: dict[str, tuple[int, float, bytes]] = {}
+        self._noted: dict[str, int] = {}
+        self._touched: set[str] = set()
+
+    def made(self, key: str) -> None:
+        """Rank 0 is about to make `key`; nothing is written where its new folder says so already."""
+        number = meetings()
+        self._touched.add(key)
+        if self._noted.get(os.path.dirname(key)) == number or self._noted.get(key) == number:
+            return
+        self._noted[key] = number
+        self._write("+", number, key)
+
+    def changed(self, key: str) -> None:
+        """Rank 0 is about to write to the file `key`, which is there."""
+        if key in self._touched:
+            return
+        self._touched.add(key)
+        if os.path.isfile(key) and os.path.getsize(key) <= _MOST_BYTES and os.access(key, os.R_OK):
+            with open(key, "rb") as file:
+                self._write("=", meetings(), key, base64.b64encode(file.read()).decode())
+
+    def removed(self, key: str) -> None:
+        """Rank 0 is about to remove `key`."""
+        self.changed(key)
+        self._noted.pop(key, None)
+        self._write("-", meetings(), key)
+
+    def _write(self, kind: str, number: int, key: str, content: str = "") -> None:
+        line = json.dumps([kind, number, time.time(), key, content]) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def is_new(self, key: str) -> bool:
+        """Whether rank 0 made `key`, or a folder that it is in, since the ranks last met."""
+        return self._is_recent(self._made, key)
+
+    def is_gone(self, key: str) -> bool:
+        """Whether rank 0 removed `key`, or a folder that it was in, since the ranks last met."""
+        return self._is_recent(self._removed, key)
+
+    def has_news(self) -> bool:
+        """Whether there may be something that is new, gone or changed."""
+        self._read()
+        return bool(self._made or self._before)
+
+    def before(self, key: str) -> bytes | None:
+        """What the file `key` held, if rank 0 changed or removed it since the ranks last met."""
+        return self._before[key][2] if self._is_recent(self._before, key, alone=True) else None
+
+    def names_before(self, folder: str) -> list[str]:
+        """The names of the files in `folder` for which there is a `before`."""
+        self._read()
+        inside = [key for key in self._before if os.path.dirname(key) == folder]
+        return [os.path.basename(key) for key in inside if self.before(key) is not None]
+
+    def _is_recent(self, entries: dict, key: str, alone: bool = False) -> bool:
+        self._read()
+        if not entries:
+            return False
+        number, now = meetings(), time.time()
+        for path in [key] if alone else upwards(key):
+            if path not in entries:
+                continue
+            before, written = entries[path][:2]
+            if number > before or now > written + _SECONDS:
+                del entries[path]
+            else:
+                return True
+        return False
+
+    def _read(self) -> None:
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return  # rank 0 has ended, or is on a disk of its own
+        try:
+            if os.fstat(handle).st_size <= self._offset:
+                return
+            os.lseek(handle, self._offset, os.SEEK_SET)
+            text = b""
+            while part := os.read(handle, 1 << 20):
+                text += part
+        finally:
+            os.close(handle)
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode().splitlines():
+            kind, number, written, key, content = json.loads(line)
+            if kind == "=":
+                self._before[key] = (number, written, base64.b64decode(content))
+            else:
+                (self._made if kind == "+" else self._removed)[key] = (number, written)
+
+
+def upwards(key: str) -> Iterator[str]:
+    """`key` and the folders that it is in, the innermost first."""
+    while True:
+        yield key
+        above = os.path.dirname(key)
+        if above == key:
+            return
+        key = above
+
+
+def share() -> Ledger:
+    """The one ledger of this run. Collective, before the sequence of collectives begins to be checked."""
+    me = world.current()
+    path = None
+    if me.rank == 0:
+        # On one node the temporary folder will do; several nodes have a folder in common only where users share one.
+        folder = None
+        if len(set(me.hosts)) > 1:
+            folder = build.cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+        leftovers.sweep(_PREFIX)
+        handle, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+        os.close(handle)
+        leftovers.hold(path)
+        atexit.register(_drop, path, me.process)
+    return Ledger(world.communicator("control").bcast(path))
+
+
+def _drop(path: str, owner: int) -> None:
+    if os.getpid() == owner and os.path.exists(path):
+        os.remove(path)

@@ -1,0 +1,43 @@
+"""Files and folders that a process holds while it lives, so that those of killed runs can be told and removed."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+
+
+def hold(path: str) -> int | None:
+    """Hold `path` while the descriptor that is returned is open in this process or one that it forks.
+
+    None where another process holds it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def sweep(prefix: str) -> None:
+    """Remove this user's temporary files and folders whose names begin with `prefix` and that nobody holds.
+
+    Empty ones may have been made just now, before they could be held; they stay.
+    """
+    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), glob.escape(prefix) + "*")):
+        try:
+            is_folder = os.path.isdir(path)
+            is_empty = not os.listdir(path) if is_folder else not os.path.getsize(path)
+            if os.stat(path).st_uid != os.getuid() or is_empty:
+                continue
+            handle = hold(path)
+            if handle is None:
+                continue
+            shutil.rmtree(path, ignore_errors=True) if is_folder else os.remove(path)
+            os.close(handle)
+        except FileNotFoundError:
+            continue  # another rank was first

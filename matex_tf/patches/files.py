@@ -1,0 +1,544 @@
+"""Python's files: on rank 0 what is made is noted, on the others reading and writing go through `files.View`.
+
+What `tempfile` makes has a name of each rank's own and is left alone, and so are system folders, pipes and sockets.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import glob
+import io
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+from matex_tf import files
+from matex_tf.patches import _undo, replace, when_imported
+
+_REPLACED = (
+    (builtins, "open"),
+    *(
+        (os, name)
+        for name in """open stat lstat access readlink statvfs mkdir rmdir remove unlink rename replace listdir scandir
+            chdir getcwd truncate utime chmod chown link symlink getxattr listxattr setxattr removexattr""".split()
+        if hasattr(os, name)
+    ),
+    (shutil, "rmtree"),
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def install() -> None:
+    files.start()
+    if files.view() is not None:
+        _install_view()
+    elif files.news() is not None:
+        _install_notes()
+
+
+def _install_view() -> None:
+    originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
+    for owner, name, make in (
+        (builtins, "open", _open),
+        (os, "open", _os_open),
+        *((os, name, _question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
+        *((os, name, _question_of_link) for name in ("lstat", "readlink")),
+        *((os, name, _change) for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")),
+        (os, "mkdir", _mkdir),
+        (os, "rmdir", _removal(folder=True)),
+        (os, "remove", _removal(folder=False)),
+        (os, "rename", _rename),
+        (os, "link", _link),
+        (os, "symlink", _symlink),
+        (os, "listdir", _listdir),
+        (os, "scandir", _scandir),
+        (os, "chdir", _chdir),
+        (os, "getcwd", _getcwd),
+        (shutil, "rmtree", _rmtree),
+    ):
+        if hasattr(owner, name):
+            replace(owner, name, make)
+    for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
+        replace(owner, name, lambda original, new=new: _also(original, new))
+    _replace_captured(originals)
+    _leave_temporary_files_alone()
+    _install_libraries()
+
+
+def _install_notes() -> None:
+    replace(builtins, "open", _note_open)
+    replace(io, "open", _note_open)
+    replace(os, "open", _note_os_open)
+    replace(os, "mkdir", _note_made)
+    for name in ("remove", "unlink", "rmdir"):
+        replace(os, name, _note_removed)
+    replace(shutil, "rmtree", _note_removed)
+    replace(os, "truncate", _note_made)
+    for name in ("rename", "replace"):
+        replace(os, name, _note_renamed)
+    for name in ("link", "symlink"):
+        replace(os, name, _note_linked)
+    _install_libraries()
+
+
+def _install_libraries() -> None:
+    """Libraries whose C code opens files by itself."""
+    when_imported("h5py._hl.files", lambda module: replace(module.File, "__init__", _h5py))
+    when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _named_file))
+    when_imported("sqlite3", lambda module: replace(module, "connect", _named_file))
+    when_imported("cv2", lambda module: replace(module, "imwrite", _named_file))
+
+
+def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
+    """Replace it also under the names that other modules gave it: `tarfile.bltn_open` and the like."""
+    new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
+    for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
+    owners = [module for name, module in list(sys.modules.items()) if _may_hold(name) and hasattr(module, "__dict__")]
+    owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
+    for owner in filter(None, owners):
+        for name, value in list(vars(owner).items()):
+            inner = value.__func__ if isinstance(value, staticmethod) else value
+            if id(inner) in new_of:
+                new = new_of[id(inner)]
+                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
+                _undo.append(functools.partial(setattr, owner, name, value))
+    openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+    table = getattr(openers, "_file_openers", {})
+    for name, value in list(table.items()):
+        if id(value) in new_of:
+            table[name] = new_of[id(value)]
+            _undo.append(functools.partial(table.__setitem__, name, value))
+
+
+def _may_hold(module: str) -> bool:
+    plain = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+    return module.split(".")[0] not in plain
+
+
+def _also(original: Any, new: Any) -> Any:
+    return lambda *args, **kwargs: new(*args, **kwargs)
+
+
+# Reading and writing on the ranks that are not the first
+
+
+def _key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
+    """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
+    if files.inside_plain() or isinstance(path, int) or path is None:
+        return None
+    if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+        return None
+    with files.plainly():
+        view = files.view()
+        if question and view.is_untouched():
+            return None
+        try:
+            return view.key(path, follow)
+        except (TypeError, ValueError):
+            return None  # the original says what is wrong
+
+
+def _open(original: Any) -> Any:
+    def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+        key = None if opener is not None else _key(file, question=not writes)
+        if key is None:
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+        def place(path: Any, flags: int) -> int:
+            return _descriptor(key, path, flags, 0o666)
+
+        return original(file, mode, buffering, encoding, errors, newline, closefd, place)
+
+    return open
+
+
+def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
+    with files.plainly():
+        view = files.view()
+        try:
+            if flags & _WRITING and not flags & os.O_DIRECTORY:
+                must_exist = not flags & os.O_CREAT
+                if must_exist and not view.exists(key):
+                    raise FileNotFoundError(2, os.strerror(2), path)
+                where = view.writable(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
+            else:
+                where = view.readable(key)
+            return os.open(where, flags, mode)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+
+
+def _os_open(original: Any) -> Any:
+    def open(path, flags, mode=0o777, *, dir_fd=None):
+        key = _key(path, {"dir_fd": dir_fd}, question=not flags & _WRITING)
+        if key is None:
+            return original(path, flags, mode, dir_fd=dir_fd)
+        return _descriptor(key, path, flags, mode)
+
+    return open
+
+
+def _question(original: Any) -> Any:
+    def ask(path, *args, **kwargs):
+        key = _key(path, kwargs, follow=kwargs.get("follow_symlinks", True), question=True)
+        return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+
+    return ask
+
+
+def _question_of_link(original: Any) -> Any:
+    def ask(path, *args, **kwargs):
+        key = _key(path, kwargs, follow=False, question=True)
+        return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+
+    return ask
+
+
+def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
+    with files.plainly():
+        try:
+            return original(files.view().real(key), *args, **kwargs)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+
+
+def _change(original: Any) -> Any:
+    def change(path, *args, **kwargs):
+        key = _key(path, kwargs)
+        if key is None:
+            return original(path, *args, **kwargs)
+        with files.plainly():
+            view = files.view()
+            place = view.writable(key, keep=True) if view.exists(key) else view.real(key)
+            return original(place, *args, **kwargs)
+
+    return change
+
+
+def _mkdir(original: Any) -> Any:
+    def mkdir(path, mode=0o777, *, dir_fd=None):
+        key = _key(path, {"dir_fd": dir_fd})
+        if key is None:
+            return original(path, mode, dir_fd=dir_fd)
+        with files.plainly():
+            return files.view().make_folder(key, mode)
+
+    return mkdir
+
+
+def _removal(folder: bool) -> Any:
+    def make(original: Any) -> Any:
+        def remove(path, *, dir_fd=None):
+            key = _key(path, {"dir_fd": dir_fd}, follow=False)
+            if key is None:
+                return original(path, dir_fd=dir_fd)
+            with files.plainly():
+                return files.view().remove(key, folder)
+
+        return remove
+
+    return make
+
+
+def _rmtree(original: Any) -> Any:
+    def rmtree(path, ignore_errors=False, onerror=None, **kwargs):
+        key = _key(path, kwargs, follow=False)
+        if key is None:
+            return original(path, ignore_errors, onerror, **kwargs)
+        with files.plainly():
+            try:
+                return files.view().remove_tree(key)
+            except OSError as error:
+                if ignore_errors:
+                    return None
+                if kwargs.get("onexc") is not None:
+                    return kwargs["onexc"](os.lstat, path, error)
+                if onerror is not None:
+                    return onerror(os.lstat, path, sys.exc_info())
+                raise
+
+    return rmtree
+
+
+def _rename(original: Any) -> Any:
+    def rename(src, dst, *, src_dir_fd=None, dst_dir_fd=None):
+        keywords = {"src_dir_fd": src_dir_fd, "dst_dir_fd": dst_dir_fd}
+        if _key(src, keywords, follow=False) is None and _key(dst, keywords, follow=False) is None:
+            return original(src, dst, **keywords)
+        with files.plainly():
+            return files.view().move(src, dst)
+
+    return rename
+
+
+def _link(original: Any) -> Any:
+    def link(src, dst, **kwargs):
+        source, target = _key(src, kwargs), _key(dst, kwargs, follow=False)
+        if target is None and source is None:
+            return original(src, dst, **kwargs)
+        with files.plainly():
+            view = files.view()
+            place = src if source is None else view.bring_up(source)
+            return shutil.copy2(place, dst if target is None else view.writable(target, keep=False, exclusive=True))
+
+    return link
+
+
+def _symlink(original: Any) -> Any:
+    def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
+        key = _key(dst, {"dir_fd": dir_fd}, follow=False)
+        if key is None:
+            return original(src, dst, target_is_directory, dir_fd=dir_fd)
+        with files.plainly():
+            view = files.view()
+            if view.exists(key):
+                raise FileExistsError(17, os.strerror(17), dst)
+            target = view.key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
+            view.folder(os.path.dirname(key))
+            return original(src if target is None else view.real(target), view.upper(key), target_is_directory)
+
+    return symlink
+
+
+def _listdir(original: Any) -> Any:
+    def listdir(path="."):
+        key = _key(path, question=True)
+        if key is None:
+            return original(path)
+        with files.plainly():
+            found = files.view().names(key)
+        return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+
+    return listdir
+
+
+class _Entry:
+    """What `os.scandir` yields for one name of a folder of two layers."""
+
+    def __init__(self, folder: Any, name: str):
+        self.name = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path = os.path.join(folder, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+
+class _Entries:
+    """The iterator and context that `os.scandir` returns."""
+
+    def __init__(self, entries: list[_Entry]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _scandir(original: Any) -> Any:
+    def scandir(path="."):
+        path = "." if path is None else path
+        key = _key(path, question=True)
+        if key is None:
+            return original(path)
+        with files.plainly():
+            found = files.view().names(key)
+        return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
+
+    return scandir
+
+
+def _chdir(original: Any) -> Any:
+    def chdir(path):
+        key = _key(path)
+        if key is None:
+            return original(path)
+        with files.plainly():
+            view = files.view()
+            # The folder on disk where there is one, for what is not Python.
+            return original(view.real(key) if view.is_own(key) and not os.path.isdir(key) else key)
+
+    return chdir
+
+
+def _getcwd(original: Any) -> Any:
+    def getcwd():
+        folder, root = original(), files.view().root
+        inside = not files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
+        return (folder[len(root) :] or os.sep) if inside else folder
+
+    return getcwd
+
+
+def _leave_temporary_files_alone() -> None:
+    def made(original: Any) -> Any:
+        def make(*args, **kwargs):
+            with files.plainly():
+                result = original(*args, **kwargs)
+                files.view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+            return result
+
+        return make
+
+    for name in ("_mkstemp_inner", "mkdtemp"):
+        replace(tempfile, name, made)
+
+
+def _h5py(original: Any) -> Any:
+    def __init__(self, name, mode="r", *args, **kwargs):
+        if isinstance(name, (str, bytes, os.PathLike)) and kwargs.get("driver") is None:
+            note_made(name)
+            name = real_path(name, None if mode == "r" else mode)
+        return original(self, name, mode, *args, **kwargs)
+
+    return __init__
+
+
+def _named_file(original: Any) -> Any:
+    def function(name, *args, **kwargs):
+        if isinstance(name, (str, os.PathLike)) and os.fspath(name) != ":memory:" and not kwargs.get("uri"):
+            note_made(name)
+            name = real_path(name, "a")
+        return original(name, *args, **kwargs)
+
+    return function
+
+
+def real_path(path: Any, mode: str | None) -> Any:
+    """Where `path` really is for a library that opens files by itself: to read (mode None) or to write.
+
+    A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there.
+    """
+    key = _key(path) if files.view() is not None else None
+    if key is None:
+        return path
+    with files.plainly():
+        view = files.view()
+        if mode is None:
+            return view.readable(key)
+        if mode == "r+" and not view.exists(key):
+            return view.real(key)
+        return view.writable(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+
+
+# Notes on rank 0
+
+
+def _note(path: Any, removed: bool = False) -> None:
+    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed."""
+    if files.news() is None or files.inside_plain() or isinstance(path, int) or path is None:
+        return
+    with files.plainly():
+        try:
+            text = os.path.abspath(os.fsdecode(path))
+        except (TypeError, ValueError):
+            return  # the original says what is wrong
+        key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        is_there = os.path.lexists(key)
+        if removed and is_there:
+            files.news().removed(key)
+        elif is_there:
+            files.news().changed(key)
+        elif not removed:
+            files.news().made(key)
+
+
+def note_made(path: Any) -> None:
+    """Where something other than Python is about to make `path`."""
+    _note(path)
+
+
+def note_removed(path: Any) -> None:
+    """Where something other than Python is about to remove `path`."""
+    _note(path, removed=True)
+
+
+def _note_open(original: Any) -> Any:
+    def open(file, mode="r", *args, **kwargs):
+        if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
+            _note(file)
+        return original(file, mode, *args, **kwargs)
+
+    return open
+
+
+def _note_os_open(original: Any) -> Any:
+    def open(path, flags, mode=0o777, *, dir_fd=None):
+        if flags & _WRITING and dir_fd is None:
+            _note(path)
+        return original(path, flags, mode, dir_fd=dir_fd)
+
+    return open
+
+
+def _note_made(original: Any) -> Any:
+    def make(path, *args, **kwargs):
+        if kwargs.get("dir_fd") is None:
+            _note(path)
+        return original(path, *args, **kwargs)
+
+    return make
+
+
+def _note_removed(original: Any) -> Any:
+    def remove(path, *args, **kwargs):
+        if kwargs.get("dir_fd") is None:
+            _note(path, removed=True)
+        return original(path, *args, **kwargs)
+
+    return remove
+
+
+def _note_linked(original: Any) -> Any:
+    def link(src, dst, *args, **kwargs):
+        _note(dst)
+        return original(src, dst, *args, **kwargs)
+
+    return link
+
+
+def _note_renamed(original: Any) -> Any:
+    def rename(src, dst, **kwargs):
+        if not any(kwargs.values()):
+            _note(dst)
+            _note(src, removed=True)
+        return original(src, dst, **kwargs)
+
+    return rename

@@ -1,0 +1,204 @@
+"""Makes, reads, renames and removes files as scripts do; each rank is to find what the script alone finds.
+
+`python view_case.py FOLDER LATE`: rank 0 (LATE=first) or the others (LATE=others) come to everything a second later.
+What each rank saw is printed at the end.
+"""
+
+# ruff: noqa: SIM115, UP020 (files are opened here in every way that scripts have)
+
+import glob
+import io
+import json
+import logging
+import os
+import pathlib
+import pickle
+import shutil
+import sqlite3
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+folder, late = sys.argv[1:]
+ranks = sys.modules.get("matex_tf")
+rank = ranks.rank() if ranks else 0
+seen = []
+
+
+def tree(top):
+    return sorted(os.path.relpath(os.path.join(where, name), top) for where, below, names in os.walk(top)
+                  for name in [*names, *below])  # fmt: skip
+
+
+def error_of(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except OSError as error:
+        return type(error).__name__
+    return "no error"
+
+
+if ranks and (rank == 0) == (late == "first"):
+    time.sleep(1.5)
+os.chdir(folder)
+out = pathlib.Path(folder, "out")
+
+# Made where it is not there, as scripts do.
+seen.append(["there", os.path.exists("out"), out.is_dir()])
+if not os.path.exists("out"):
+    os.makedirs("out/deep/er")
+seen.append(["made", error_of(os.mkdir, "out"), tree("out"), os.path.isdir("out/deep")])
+if os.path.exists("results.csv"):
+    raise SystemExit("results.csv is there already")
+with open("results.csv", "w") as file:
+    file.write("a,b\n")
+    seen.append(file.name)
+with open("results.csv", "a") as file:
+    file.write("1,2\n")
+seen.append(open("results.csv").read())
+seen.append(["exclusive", error_of(open, "results.csv", "x")])
+number = 1
+while os.path.exists(f"run_{number}"):
+    number += 1
+os.mkdir(f"run_{number}")
+seen.append(["run", number, sorted(os.listdir())])
+
+# What was there before: read and changed, without any meeting of the ranks.
+seen.append([open("before.txt").read(), sorted(os.listdir()), os.path.exists("remove_me")])
+os.remove("remove_me")
+seen.append(["removed", os.path.exists("remove_me"), error_of(os.remove, "remove_me"), "remove_me" in os.listdir()])
+with open("before.txt", "a") as file:
+    file.write("appended\n")
+with open("before.txt", "r+") as file:
+    file.write("START")
+seen.append(pathlib.Path("before.txt").read_text())
+if ranks:
+    ranks.barrier()
+seen.append([open("before/inner.txt").read(), os.listdir("before")])
+if ranks:
+    ranks.barrier()
+shutil.rmtree("before")
+seen.append(["gone", os.path.exists("before"), error_of(open, "before/inner.txt"), error_of(shutil.rmtree, "before")])
+os.makedirs("before")
+seen.append(["anew", os.listdir("before"), os.path.exists("before/inner.txt")])
+
+# Libraries of Python.
+np.save("out/array.npy", np.arange(3))
+np.savez("out/arrays.npz", x=np.arange(4))
+np.savetxt("out/text.txt", np.eye(2))
+np.arange(3.0).tofile("out/raw")
+memory = np.memmap("out/memory", "int32", "w+", shape=(3,))
+memory[:] = 7
+memory.flush()
+pickle.dump({"a": 1}, open("out/pickle", "wb"))
+seen.append([np.load("out/array.npy").tolist(), np.load("out/arrays.npz")["x"].tolist(),
+             np.loadtxt("out/text.txt").tolist(), np.fromfile("out/raw").tolist(),
+             np.memmap("out/memory", "int32", "r", shape=(3,)).tolist(),
+             pickle.load(open("out/pickle", "rb"))])  # fmt: skip
+with h5py.File("out/data.h5", "w") as file:
+    file["x"] = np.arange(5)
+with h5py.File("out/data.h5", "a") as file:
+    file["y"] = np.arange(2)
+with h5py.File("out/data.h5") as file:
+    seen.append(["h5", {name: file[name][:].tolist() for name in file}])
+os.mkdir("out/database")
+with sqlite3.connect("out/database/data.db") as database:
+    database.execute("create table t (x)")
+    database.execute("insert into t values (5)")
+with sqlite3.connect("out/database/data.db") as database:
+    seen.append(["sqlite", database.execute("select x from t").fetchall()])
+with zipfile.ZipFile("out/a.zip", "w") as archive:
+    archive.writestr("x.txt", "zipped")
+zipfile.ZipFile("out/a.zip").extractall("out/unzipped")
+with tarfile.open("out/a.tar.gz", "w:gz") as archive:
+    archive.add("out/unzipped", "tarred")
+tarfile.open("out/a.tar.gz").extractall("out")
+seen.append(pathlib.Path("out/tarred/x.txt").read_text())
+handler = logging.FileHandler("out/log.txt")
+logging.getLogger("case").addHandler(handler)
+logging.getLogger("case").warning("logged")
+seen.append(open("out/log.txt").read())
+
+# Names: rename, replace, copy, move, link.
+with open("out/new.json.tmp", "w") as file:
+    json.dump([1], file)
+os.replace("out/new.json.tmp", "out/new.json")
+os.rename("out/unzipped", "out/renamed")
+shutil.copy("out/new.json", "out/copy.json")
+shutil.copytree("out/renamed", "out/copied")
+shutil.move("out/copied", "out/moved")
+os.symlink("new.json", "out/latest")
+handle, temporary = tempfile.mkstemp()
+os.write(handle, b"from tempfile")
+os.close(handle)
+shutil.move(temporary, "out/from_temporary")
+with tempfile.TemporaryDirectory() as own, open(os.path.join(own, "x"), "w") as file:
+    file.write("x")
+    file.flush()
+    seen.append(["temporary", os.listdir(own), os.path.isfile(os.path.join(own, "x"))])
+pathlib.Path("out/touched").touch()
+pathlib.Path("out/touched").chmod(0o600)
+seen += [open("out/latest").read(), open("out/from_temporary").read(), oct(os.stat("out/touched").st_mode)]
+seen.append([sorted(map(str, pathlib.Path("out").glob("**/*.txt"))), sorted(glob.glob("out/*.json"))])
+with os.scandir("out") as entries:
+    seen.append(
+        sorted([entry.name, entry.path, entry.is_dir(), entry.is_file(), entry.is_symlink()] for entry in entries)
+    )
+seen.append(["tree", tree(folder)])
+os.makedirs("elsewhere")
+os.chdir("elsewhere")
+io.open("relative", "w").close()
+seen.append(["cwd", os.path.relpath(os.getcwd(), folder), os.listdir(), os.path.exists("../out/new.json")])
+os.chdir("..")
+
+# TensorFlow's own files.
+tf.io.gfile.makedirs("out/gfile/deep")
+with tf.io.gfile.GFile("out/gfile/a.txt", "w") as file:
+    file.write("of gfile")
+tf.io.gfile.copy("out/gfile/a.txt", "out/gfile/deep/b.txt")
+tf.io.gfile.rename("out/gfile/deep/b.txt", "out/gfile/deep/c.txt")
+tf.io.write_file("out/gfile/op.txt", "of an op")
+seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile")), sorted(tf.io.gfile.glob("out/gfile/*/*.txt")),
+             tf.io.gfile.exists("out/gfile/deep/b.txt"), tf.io.gfile.isdir("out/gfile/deep"),
+             tf.io.gfile.GFile("out/gfile/deep/c.txt").read(), tf.io.gfile.stat("out/gfile/a.txt").length,
+             tf.io.read_file("out/gfile/op.txt").numpy().decode(),
+             sorted(name for _, _, names in tf.io.gfile.walk("out/gfile") for name in names)])  # fmt: skip
+tf.io.gfile.remove("out/gfile/a.txt")
+tf.io.gfile.rmtree("out/gfile/deep")
+seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile"))])
+for part in range(3):
+    with tf.io.TFRecordWriter(f"out/part-{part}.tfrecord") as writer:
+        writer.write(b"record %d" % part)
+names = tf.data.Dataset.list_files("out/part-*.tfrecord", shuffle=False)
+seen.append(["records", [x.numpy().decode() for x in tf.data.TFRecordDataset(["out/part-0.tfrecord"])],
+             [x.numpy().decode() for x in names.interleave(tf.data.TFRecordDataset)],
+             [x.numpy().decode() for x in tf.data.TextLineDataset("results.csv")],
+             [x.numpy().decode() for x in tf.data.Dataset.from_tensor_slices(["results.csv"]).map(tf.io.read_file)],
+             [os.path.basename(x.numpy().decode()) for x in names]])  # fmt: skip
+writer = tf.summary.create_file_writer("out/board")
+with writer.as_default():
+    tf.summary.write("x", 1.0, step=0)
+writer.close()
+with tf.compat.v1.Graph().as_default():
+    tf.compat.v1.summary.FileWriter("out/board1", tf.compat.v1.get_default_graph()).close()
+seen.append(["boards", len(os.listdir("out/board")), len(os.listdir("out/board1"))])
+
+# What only rank 0 wrote is there for the others once they have met.
+if ranks:
+    if rank == 0:
+        pathlib.Path("by_rank_0").write_text("of rank 0")
+    ranks.barrier()
+    seen.append(open("by_rank_0").read() + str(os.path.exists("by_rank_0")))
+    everyone = ranks.world.control.allgather(seen, "what each rank saw")
+    print("SEEN" + json.dumps([each[:-1] for each in everyone]))
+    assert all(each[-1] == "of rank 0True" for each in everyone), [each[-1] for each in everyone]
+    if rank == 0:
+        os.remove("by_rank_0")
+else:
+    print("SEEN" + json.dumps([seen]))
