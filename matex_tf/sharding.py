@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,15 +82,32 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
     )
 
 
+class Dealt(NamedTuple):
+    """How a share came to its rank, where a training step has to know.
+
+    batch_size: its rows are this rank's slices of global batches of so many rows, one after the other.
+    reshuffle: the seed with which the ranks exchange rows between epochs; None where they do not.
+    """
+
+    batch_size: int | None = None
+    reshuffle: int | None = None
+
+
 class ShareArray(np.ndarray):
     """Rows that belong to this rank alone: the other ranks hold the others, so nobody slices them again.
 
     The mark stays with whatever NumPy makes of the array (slices, `astype`, arithmetic, `np.concatenate`, `np.where`,
-    ...).
+    ...). `dealt` stays where the rows do.
     """
+
+    dealt: Dealt | None = None
 
     # Above ndarray's 0, so that the result of joining a share and a plain array is a share.
     __array_priority__ = 1.0
+
+    def __array_finalize__(self, made_from: Any) -> None:
+        if isinstance(made_from, ShareArray) and made_from.shape[:1] == self.shape[:1]:
+            self.dealt = made_from.dealt
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
         # Without this the sum of a share is a share of no dimensions instead of a number.
@@ -119,13 +136,24 @@ def is_share(x: Any) -> bool:
     A dataset made from a share by further steps (`map`, `prefetch`, ...) is one too.
     """
     if isinstance(x, np.ndarray):
-        while x is not None:
-            if isinstance(x, ShareArray):
-                return True
-            # np.asarray(share) is a plain view; its base is the share, if that owns its memory.
-            x = getattr(x, "base", None)
-        return False
+        return _share_behind(x) is not None
     return any(getattr(dataset, "_matex_share", False) for dataset in _pipeline(x))
+
+
+def dealt(x: Any) -> Dealt:
+    """How the rows of an array came to this rank; empty where that makes no difference."""
+    share = _share_behind(x) if isinstance(x, np.ndarray) else None
+    same_rows = share is not None and share.shape[:1] == x.shape[:1]
+    return share.dealt if same_rows and share.dealt is not None else Dealt()
+
+
+def _share_behind(x: Any) -> ShareArray | None:
+    while x is not None:
+        if isinstance(x, ShareArray):
+            return x
+        # np.asarray(share) is a plain view; its base is the share, if that owns its memory.
+        x = getattr(x, "base", None)
+    return None
 
 
 def mark_share(dataset: Any) -> Any:
@@ -185,6 +213,16 @@ def share_step_rows(counts: Sequence[int], step: int, batch_size: int) -> list[i
     before = share_rows_taken(counts, step * batch_size)
     after = share_rows_taken(counts, (step + 1) * batch_size)
     return [b - a for a, b in zip(before, after, strict=True)]
+
+
+def batch_rows_taken(total: int, batch_size: int, size: int, rows: int) -> list[int]:
+    """How many rows of each rank are among the first `rows` of `total`, when of every `batch_size` rows in turn each
+    rank has its slice. `rows` is `total` or a multiple of `batch_size`.
+    """
+    rows = max(0, min(rows, total))
+    whole, rest = divmod(rows, batch_size)
+    slices = [(rows_of(batch_size, rank, size), rows_of(rest, rank, size)) for rank in range(size)]
+    return [whole * (stop - start) + rest_stop - rest_start for (start, stop), (rest_start, rest_stop) in slices]
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:

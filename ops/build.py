@@ -102,8 +102,15 @@ def make_plan() -> Plan:
         raise BuildError(f"the TensorFlow ops cannot be built: {error}") from error
     flags = tf.sysconfig.get_compile_flags()
     command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *flags, *_FLAGS, *tf.sysconfig.get_link_flags())
-    parts = [tf.version.VERSION, tf.version.GIT_VERSION, compiler.path, compiler.mpi, *_FLAGS,
-             *(flag for flag in flags if not flag.startswith("-I")), source_digest()]
+    parts = [
+        tf.version.VERSION,
+        tf.version.GIT_VERSION,
+        compiler.path,
+        compiler.mpi,
+        *_FLAGS,
+        *(flag for flag in flags if not flag.startswith("-I")),
+        source_digest(),
+    ]
     key = "matex-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return Plan(compiler, tf.version.VERSION, command, cache_folder(), key)
 
@@ -133,8 +140,10 @@ def cache_folder() -> Path:
     if chosen:
         folder = Path(chosen).expanduser()
         if not _can_write(folder):
-            raise BuildError(f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
-                             "ops are kept there. Set it to one that can, on a file system that all nodes see.")
+            raise BuildError(
+                f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
+                "ops are kept there. Set it to one that can, on a file system that all nodes see."
+            )
         return folder
     user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     usual = Path(user, "matex_tf")
@@ -143,8 +152,10 @@ def cache_folder() -> Path:
         # What lies in a shared folder for temporary files may be somebody else's, and would be loaded as code.
         if _can_write(folder) and folder.stat().st_uid == os.getuid():
             return folder
-    raise BuildError(f"neither {usual} nor {spare} can be written to, and the compiled ops must be kept somewhere. Set "
-                     "MATEX_CACHE_DIR to a folder of your own.")
+    raise BuildError(
+        f"neither {usual} nor {spare} can be written to, and the compiled ops must be kept somewhere. Set "
+        "MATEX_CACHE_DIR to a folder of your own."
+    )
 
 
 def is_whole(plan: Plan) -> bool:
@@ -217,8 +228,9 @@ def _compile(plan: Plan, verbose: bool) -> None:
     try:
         # One unit of all files: the headers of TensorFlow, read once, take most of the time.
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources())
-        answer = subprocess.run([*plan.command, "-o", str(made)], input=unit, capture_output=True, text=True,
-                                errors="replace")
+        answer = subprocess.run(
+            [*plan.command, "-o", str(made)], input=unit, capture_output=True, text=True, errors="replace"
+        )
         if answer.returncode != 0:
             raise BuildError(_failure(plan, answer.stderr + answer.stdout))
         _keep(plan, made)
@@ -231,10 +243,18 @@ def _compile(plan: Plan, verbose: bool) -> None:
 def _keep(plan: Plan, made: Path) -> None:
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
-    record.write_text(json.dumps({
-        "digest": _digest(made), "TensorFlow": plan.tensorflow, "MPI": plan.compiler.mpi,
-        "compiler": plan.compiler.path, "command": plan.command,
-    }, indent=1))
+    record.write_text(
+        json.dumps(
+            {
+                "digest": _digest(made),
+                "TensorFlow": plan.tensorflow,
+                "MPI": plan.compiler.mpi,
+                "compiler": plan.compiler.path,
+                "command": plan.command,
+            },
+            indent=1,
+        )
+    )
     # The library comes last: until it has its name, the record's digest fits no file.
     os.replace(record, plan.record)
     os.replace(made, plan.library)
@@ -243,11 +263,16 @@ def _keep(plan: Plan, made: Path) -> None:
 def _failure(plan: Plan, output: str) -> str:
     log = plan.folder / f"{plan.key}.log"
     log.write_text(" ".join(plan.command) + "\n" + output)
-    errors = [line for line in output.splitlines() if "error" in line.lower() or "not found" in line] or \
-        output.splitlines()
-    return (f"the TensorFlow ops cannot be built: {plan.compiler.path} failed. All of what it says is in {log}; the "
-            "first of it:\n" + "\n".join(errors[:8]) + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
-            + compilers.HOW_TO_INSTALL)
+    errors = [
+        line for line in output.splitlines() if "error" in line.lower() or "not found" in line
+    ] or output.splitlines()
+    return (
+        f"the TensorFlow ops cannot be built: {plan.compiler.path} failed. All of what it says is in {log}; the "
+        "first of it:\n"
+        + "\n".join(errors[:8])
+        + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
+        + compilers.HOW_TO_INSTALL
+    )
 
 
 def _versions(plan: Plan) -> str:

@@ -122,8 +122,11 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     if not world.is_active():
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
-    return list(library().ops.matex_reduce_gradients(
-        gradients=tensors, weight=weight, order=_order(), names=list(names), place=place, turn=_turn()))
+    return list(
+        library().ops.matex_reduce_gradients(
+            gradients=tensors, weight=weight, order=_order(), names=list(names), place=place, turn=_turn()
+        )
+    )
 
 
 def let_go(resource: Any) -> None:

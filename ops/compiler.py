@@ -59,21 +59,27 @@ def find() -> Compiler:
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise CompilerError(f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
-                                f"unset it.\n{HOW_TO_INSTALL}")
+            raise CompilerError(
+                f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
+                f"unset it.\n{HOW_TO_INSTALL}"
+            )
         found = [Compiler(path, _mpi_of(path))]
     else:
         found = [Compiler(path, _mpi_of(path)) for path in _candidates()]
     if not found:
-        raise CompilerError("there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
-                            f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}")
+        raise CompilerError(
+            "there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
+            f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
+        )
     wanted = mpi_of_mpi4py()
     for compiler in found:
         if not wanted or not compiler.mpi or compiler.mpi == wanted:
             return compiler
     listed = "; ".join(f"{compiler.path} ({short(compiler.mpi)})" for compiler in found)
-    raise CompilerError(f"mpi4py loads {short(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
-                        f"to the mpicxx of {short(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}")
+    raise CompilerError(
+        f"mpi4py loads {short(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
+        f"to the mpicxx of {short(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
+    )
 
 
 def short(version: str) -> str:
@@ -140,6 +146,7 @@ def _version_of(library: Path) -> str:
 
 def _ask(program: str, *arguments: str) -> str:
     """What the Python text `program` prints in a child; "" if it fails."""
-    answer = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
-                            stdin=subprocess.DEVNULL)
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -14,8 +14,20 @@ _FUNCTIONS = {
     "matex_count": (c_int64, [c_int]),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
     "matex_expect": (None, [POINTER(c_int64), c_int]),
-    "matex_reduce": (c_int, [c_int, POINTER(c_char_p), POINTER(c_int), POINTER(c_int), POINTER(c_int64),
-                             POINTER(c_void_p), POINTER(c_void_p), c_double, c_char_p]),
+    "matex_reduce": (
+        c_int,
+        [
+            c_int,
+            POINTER(c_char_p),
+            POINTER(c_int),
+            POINTER(c_int),
+            POINTER(c_int64),
+            POINTER(c_void_p),
+            POINTER(c_void_p),
+            c_double,
+            c_char_p,
+        ],
+    ),
 }
 
 

@@ -76,8 +76,9 @@ def _start(c: ctypes.CDLL) -> None:
     if world.is_active():
         _check_mpi(c)
         sequence, gradients = (world.communicator(name).py2f() for name in ("sequence", "gradients"))
-    failed = c.matex_start(sequence, gradients, here.rank, here.size, here.host.encode(), chosen.chunk_bytes,
-                           chosen.fuse_bytes)
+    failed = c.matex_start(
+        sequence, gradients, here.rank, here.size, here.host.encode(), chosen.chunk_bytes, chosen.fuse_bytes
+    )
     if failed:
         raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")
 
@@ -161,6 +162,6 @@ def content_hash(array: Any, seed: int = 0) -> int:
     rows = array.reshape(1) if array.ndim == 0 else array
     step = max(1, _BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
     for start in range(0, len(rows), step):
-        block = np.ascontiguousarray(rows[start:start + step])
+        block = np.ascontiguousarray(rows[start : start + step])
         value = function(block.ctypes.data, block.nbytes, value)
     return value

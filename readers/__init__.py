@@ -1,9 +1,13 @@
-"""Readers that give each rank only its share of a data set: `DataSet("MNIST", directory)`.
+"""Readers that give each rank only its share of a data set: `DataSet("NETCDF", "run_*.nc", data="t2m")`.
 
 A new format is a subclass of `Format` (open, count, read rows a to b) given to `register`.
 """
 
-from matex_tf.readers import mnist as _mnist  # noqa: F401  (registers its format)
+# Each registers its formats; a path alone is offered to them in this order.
+from matex_tf.readers import csv as _csv  # noqa: F401
+from matex_tf.readers import hdf5 as _hdf5  # noqa: F401
+from matex_tf.readers import mnist as _mnist  # noqa: F401
+from matex_tf.readers import netcdf as _netcdf  # noqa: F401
 from matex_tf.readers.dataset import DataSet
 from matex_tf.readers.formats import Format, ReaderError, register
 

@@ -2,66 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from matex_tf import sharding, world
+from matex_tf.readers import files, scaling
+from matex_tf.readers import missing as missing_values
 from matex_tf.readers.agreement import on_all_ranks
-from matex_tf.readers.formats import Format, ReaderError, open_format
+from matex_tf.readers.formats import FIELDS, PARTS, Format, Ranks, ReaderError, known, open_format, recognise
+from matex_tf.readers.layout import Deal
+from matex_tf.readers.reading import Source
+
+Batch = tuple[sharding.ShareArray, "sharding.ShareArray | None"]
 
 
 class DataSet:
     """A data set on disk, of which this rank reads, decodes and holds only its share.
 
-        data = DataSet("MNIST", "examples/data/mnist")
+        data = DataSet("NETCDF", "run_*.nc", data="t2m", labels="label", validation_fraction=0.1)
         model.fit(data.training_data, data.training_labels, batch_size=128)
 
-    `format` is the name of a registered format ("MNIST"), `path` its folder or file. `normalize=True` gives integer
-    data as float32, divided by the largest value of their type (uint8: 0 to 1); labels, and data stored as floats,
-    are left as stored. `rank` and `size` choose the share by hand, for use without mpirun; then nothing is asked of
-    other ranks. Further options are the format's own.
+    `format` is the name of a registered format ("NETCDF", "CSV", "MNIST", "CIFAR10", "CIFAR100", "HDF5", or your own)
+    and `path` its file or folder, a pattern, or a list; the path alone will do where the files tell their format.
+    Further options are the format's own.
 
-    Shares are contiguous blocks of rows, balanced to one row. Files are opened and checked at once; data and labels
-    are read at their first use. Both are collective under mpirun: every rank does them at the same place in the
-    script, and an error on one rank is raised on all. Raises FileNotFoundError, ReaderError (file, expected, found),
-    and ValueError for an unknown format.
+    Args:
+        normalize: True gives integer data as float32 divided by the largest value of their type (uint8: 0 to 1) and
+            leaves others; "standard" gives mean 0 and deviation 1 over all training rows (by column, for tables).
+        missing: what becomes of missing values: "error", "nan", or a number to put in.
+        validation_fraction, test_fraction: cut from the rows: the same rows whatever the number of ranks.
+        split: "last", the last rows of the file, or "spread", rows at equal distances in it.
+        window, horizon: a sample is `window` consecutive rows, its label the `horizon` rows that follow.
+        distribution: "block" (contiguous rows), "cyclic" (row i to rank i mod size), or "batch" with `batch_size`,
+            where each step of an unshuffled run has the very rows of the sequential run.
+        reshuffle: "epoch" exchanges rows between the ranks from epoch to epoch, by `seed`.
+        rank, size: the share by hand, for use without mpirun; then nothing is asked of other ranks.
+
+    Opening and the first use of data and labels are collective under mpirun: every rank does them at the same place in
+    the script, and an error on one rank is raised on all. Raises FileNotFoundError, ReaderError (file, place, expected,
+    found), and ValueError or TypeError for arguments that are wrong.
     """
 
     def __init__(
         self,
-        format: str,
-        path: str | PathLike,
+        format: str | PathLike | Sequence,
+        path: str | PathLike | Sequence | None = None,
         *,
-        normalize: bool = False,
+        normalize: bool | str = False,
+        missing: str | float = "error",
+        validation_fraction: float = 0.0,
+        test_fraction: float = 0.0,
+        split: str = "last",
+        window: int | None = None,
+        horizon: int = 1,
+        distribution: str = "block",
+        batch_size: int | None = None,
+        reshuffle: str | None = None,
+        seed: int = 0,
         rank: int | None = None,
         size: int | None = None,
         **options: Any,
     ):
-        self._name = f"DataSet({format!r}, {str(path)!r})"
+        self._name = f"DataSet({str(format)!r})" if path is None else f"DataSet({format!r}, {str(path)!r})"
         self._alone = rank is not None or size is not None
-        self._normalize = normalize
         here = world.World() if self._alone else world.current()
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
         if not 0 <= self.rank < self.size:
             raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
-        self._format: Format = self._together(
-            lambda: self._open(format, path, options), f"opening {self._name}", lambda opened: opened.describe()
+        missing_values.check(missing)
+        _check_arguments(normalize, window, horizon, reshuffle, distribution)
+        if reshuffle and self._alone and self.size > 1:
+            raise ValueError('DataSet: reshuffle="epoch" needs the other ranks; it cannot go with rank= and size=')
+        self._normalize = normalize
+        self._reshuffle = seed if reshuffle and self.size > 1 else None
+        ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
+        self._source: Source = self._open(
+            format, path, options, ranks, missing, (validation_fraction, test_fraction, split), window, horizon
         )
+        self._deals = {
+            part: Deal(self._source.count(part), self.size, distribution, batch_size)
+            if part == "training" or distribution != "batch"
+            else Deal(self._source.count(part), self.size)
+            for part in PARTS
+        }
         self._held: dict[tuple[str, str], np.ndarray] = {}
-        self._taken = 0
+        self._taken = dict.fromkeys(PARTS, 0)
+        self._epochs = 0
 
-    def _open(self, name: str, path: str | PathLike, options: dict[str, Any]) -> Format:
-        opened = open_format(name, path, options)
-        if opened.count("training") < 1:
-            raise ReaderError(f"{self._name}: expected at least one training row, found none")
-        return opened
+    def _open(
+        self,
+        name: Any,
+        path: Any,
+        options: dict[str, Any],
+        ranks: Ranks,
+        missing: Any,
+        split: tuple[float, float, str],
+        window: int | None,
+        horizon: int,
+    ) -> Source:
+        def headers() -> Format:
+            if path is None and isinstance(name, str) and known(name):
+                raise TypeError(f"{self._name}: the format {name} needs a path")
+            found = (recognise(name), name) if path is None else (name, path)
+            return open_format(*found, options, missing)
 
-    def _together(self, action: Callable[[], Any], what: str, describe: Callable[[Any], str] | None = None) -> Any:
-        return action() if self._alone else on_all_ranks(action, what, describe)
+        def rows() -> Source:
+            source = Source(opened, split, window, horizon)
+            if source.count("training") < 1:
+                raise ReaderError(f"{self._name}: expected at least one training row, found none")
+            return source
+
+        doing = f"opening {self._name}"
+        opened = self._together(headers, doing, describe=_describe)
+        for turn in range(opened.surveys):
+            found: list[Any] = []
+            self._together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
+            self._together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
+        opened.settled()
+        return self._together(rows, doing, describe=lambda source: f"{[source.count(part) for part in PARTS]} rows")
+
+    def _together(
+        self,
+        action: Callable[[], Any],
+        what: str,
+        describe: Callable[[Any], str] | None = None,
+        into: list[Any] | None = None,
+    ) -> Any:
+        """`action()` on every rank, failing on all where it fails on one; what every rank found goes into `into`."""
+        share = None if into is None else lambda result: result
+        if self._alone:
+            result = action()
+            found = [result]
+        else:
+            result, found = on_all_ranks(action, what, describe, share)
+        if into is not None:
+            into[:] = found
+        return result
 
     @property
     def training_data(self) -> sharding.ShareArray:
@@ -72,6 +152,16 @@ class DataSet:
     def training_labels(self) -> sharding.ShareArray:
         """The labels of `training_data`."""
         return self._share("training", "labels")
+
+    @property
+    def validation_data(self) -> sharding.ShareArray:
+        """This rank's rows of the validation data."""
+        return self._share("validation", "data")
+
+    @property
+    def validation_labels(self) -> sharding.ShareArray:
+        """The labels of `validation_data`."""
+        return self._share("validation", "labels")
 
     @property
     def testing_data(self) -> sharding.ShareArray:
@@ -86,65 +176,198 @@ class DataSet:
     @property
     def global_size(self) -> int:
         """The number of training rows of all ranks."""
-        return self._format.count("training")
+        return self._source.count("training")
 
     @property
-    def local_slice(self) -> slice:
-        """Which of the `global_size` training rows are this rank's."""
-        return slice(*self._bounds("training", self.rank))
+    def local_slice(self) -> slice | np.ndarray:
+        """Which of the `global_size` training rows are this rank's: a slice, or row numbers for "batch"."""
+        return self._deals["training"].local(self.rank)
 
-    def next_train_batch(self, n: int) -> tuple[sharding.ShareArray, sharding.ShareArray]:
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """For each column of text, its values in the order of the integers that stand for them."""
+        return dict(self._source.format.categories)
+
+    @property
+    def scaling(self) -> scaling.Standard | None:
+        """With normalize="standard", the mean and the deviation of the training data; collective at first use."""
+        return self._scale() if self._normalize == "standard" else None
+
+    def next_train_batch(self, n: int) -> Batch:
         """(data, labels) of this rank's rows of the next global batch of `n` training rows.
 
         Every row is used once an epoch; the last batch of an epoch has the rows that are left, and the next call
         begins the next epoch. A rank takes its own rows in order, in proportion to what it holds. A rank that has
         none in a step (n is less than the number of ranks) gets one row, which counts for nothing in the gradient.
+        Labels are None where there are none.
         """
+        return self._next("next_train_batch", "training", n)
+
+    def next_validation_batch(self, n: int) -> Batch:
+        """The same of the validation rows."""
+        return self._next("next_validation_batch", "validation", n)
+
+    def next_test_batch(self, n: int) -> Batch:
+        """The same of the testing rows."""
+        return self._next("next_test_batch", "testing", n)
+
+    def as_dataset(
+        self,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        part: str = "training",
+    ) -> Any:
+        """A tf.data.Dataset of (data, labels), this rank's rows of each global batch, streamed from disk.
+
+        For data larger than memory: some pieces of 8 MiB are held at a time, and the next batches are read while a
+        step computes. `shuffle=True` gives another order in each epoch: pieces are taken in random order and rows
+        mixed among four of them; with distribution="batch" it is the batches that are reordered, the same on all
+        ranks, so that the loss curve is that of one rank. With reshuffle="epoch" the ranks also read other pieces in
+        each epoch. `part` is "training", "validation" or "testing". Collective.
+        """
+        from matex_tf.readers import streaming
+
+        self._require(part)
+        deal = self._deals[part]
+        if batch_size is None:
+            batch_size = deal.batch_size or 32
+        self._check_batch("as_dataset", deal, batch_size)
+        if seed is None:
+            drawn: list[int] = [0]
+            self._together(
+                lambda: int(np.random.SeedSequence().generate_state(1)[0]), f"streaming from {self._name}", into=drawn
+            )
+            seed = drawn[0]
+        row_bytes: list[int] = []
+        self._together(
+            lambda: sum(self._source.row_bytes(part, field) for field in self._fields()),
+            f"streaming from {self._name}",
+            into=row_bytes,
+        )
+        self._scale()
+        order = streaming.Order(deal, self.rank, shuffle, seed, self._reshuffle is not None and part == "training")
+        return streaming.stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
+
+    def _next(self, name: str, part: str, n: int) -> Batch:
         if n < 1:
-            raise ValueError(f"next_train_batch: expected a batch of 1 row or more; given {n}")
-        counts = [stop - start for start, stop in (self._bounds("training", rank) for rank in range(self.size))]
-        total = self.global_size
-        first, last = self._taken, min(self._taken + n, total)
-        start, stop = (sharding.share_rows_taken(counts, rows)[self.rank] for rows in (first, last))
+            raise ValueError(f"{name}: expected a batch of 1 row or more; given {n}")
+        self._require(part)
+        deal = self._deals[part]
+        self._check_batch(name, deal, n)
+        held = [self._hold(part, field) for field in self._fields()]
+        if part == "training" and self._reshuffle is not None and self._taken[part] == 0:
+            self._exchange(held)
+        first, last = self._taken[part], min(self._taken[part] + n, deal.count)
+        start, stop = (deal.taken(rows)[self.rank] for rows in (first, last))
         rows = slice(start, stop) if stop > start else slice(0, 1)
-        batch = tuple(sharding.as_share(self._hold("training", field)[rows]) for field in ("data", "labels"))
-        self._taken = last % total
+        batch = [sharding.as_share(array[rows]) for array in held]
+        self._taken[part] = last % deal.count
         if not self._alone and world.is_active():
             from matex_tf import steps
 
             steps.announce_rows(stop - start, last - first)
-        return batch  # type: ignore[return-value]
+        return batch[0], batch[1] if len(batch) > 1 else None
 
-    def _bounds(self, part: str, rank: int) -> tuple[int, int]:
-        return sharding.rows_of(self._format.count(part), rank, self.size)
+    def _exchange(self, held: list[np.ndarray]) -> None:
+        from matex_tf.readers.exchange import exchange
+
+        if self._epochs:
+            mine = self._deals["training"].held(self.rank)
+            exchange([array[:mine] for array in held], self._reshuffle or 0, self._epochs)
+        self._epochs += 1
+
+    def _check_batch(self, name: str, deal: Deal, n: int) -> None:
+        if deal.batch_size not in (None, n):
+            raise ValueError(
+                f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {n}'
+            )
+
+    def _fields(self) -> tuple[str, ...]:
+        return FIELDS if self._source.labelled else FIELDS[:1]
+
+    def _require(self, part: str, field: str = "data") -> None:
+        if part not in PARTS:
+            raise ValueError(f"{self._name}: part has to be one of {', '.join(PARTS)}; given {part!r}")
+        if not self._source.count(part):
+            option = {"validation": "validation_fraction", "testing": "test_fraction"}[part]
+            raise ValueError(f"{self._name} has no {part} rows; {option}= cuts some from the file's")
+        if field == "labels" and not self._source.labelled:
+            raise ValueError(f"{self._name} has no labels; labels= names them")
 
     def _share(self, part: str, field: str) -> sharding.ShareArray:
-        start, stop = self._bounds(part, self.rank)
-        return self._hold(part, field)[: stop - start]  # type: ignore[return-value]
+        self._require(part, field)
+        deal = self._deals[part]
+        mine = self._hold(part, field)[: deal.held(self.rank)].view()
+        if part == "training":
+            mine.dealt = sharding.Dealt(deal.batch_size, self._reshuffle)
+        return mine  # type: ignore[return-value]
 
     def _hold(self, part: str, field: str) -> np.ndarray:
         """This rank's rows, read at the first use; a rank without any has the first of all, for weight 0."""
         if (part, field) not in self._held:
-            start, stop = self._bounds(part, self.rank)
-            if stop == start:
-                start, stop = 0, 1
-            rows = self._together(
-                lambda: self._read(part, field, start, stop), f"reading {part}_{field} of {self._name}"
-            )
-            self._held[part, field] = rows
+            deal = self._deals[part]
+            count = deal.held(self.rank)
+            positions = self._positions(deal, 0, count) if count else range(1)
+            self._scale()
+            doing = f"reading {part}_{field} of {self._name}"
+            if self._source.window is not None and not self._source.format.labelled:
+                both = self._together(lambda: self._source.read_both(part, positions), doing)
+                self._held.update({(part, name): sharding.as_share(rows) for name, rows in zip(FIELDS, both)})
+            else:
+                rows = self._together(lambda: self._source.read(part, field, positions), doing)
+                self._held[part, field] = sharding.as_share(rows)
         return self._held[part, field]
 
-    def _read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        rows = sharding.as_share(self._format.read(part, field, start, stop))
-        if self._normalize and field == "data" and np.issubdtype(rows.dtype, np.integer):
-            largest = np.iinfo(rows.dtype).max
-            rows = rows.astype(np.float32)
-            rows /= np.float32(largest)
-        return rows
+    def _positions(self, deal: Deal, start: int, stop: int) -> Any:
+        if deal.distribution == "block":
+            first = sharding.rows_of(deal.count, self.rank, self.size)[0]
+            return range(first + start, first + stop)
+        return deal.positions(self.rank, start, stop)
+
+    def _scale(self) -> Any:
+        """Set and give how data are scaled; of "standard" each rank computes its part of the sums."""
+        source = self._source
+        if source.scale is None and self._normalize:
+            if self._normalize == "standard":
+                sums: list[Any] = []
+                size, rank = (1, 0) if self._alone else (self.size, self.rank)
+                self._together(
+                    lambda: source.training_moments(*sharding.rows_of(source.training_rows(), rank, size)),
+                    f"scaling the data of {self._name}",
+                    into=sums,
+                )
+                source.scale = scaling.standard(sums)
+            else:
+                source.scale = scaling.by_type
+        return source.scale
 
     def __repr__(self) -> str:
-        rows = self.local_slice
-        return (
-            f"{self._name}: {self.global_size} training and {self._format.count('testing')} testing rows, "
-            f"rank {self.rank} of {self.size} holds training rows {rows.start} to {rows.stop}"
-        )
+        deal = self._deals["training"]
+        counts = [(part, self._source.count(part)) for part in PARTS]
+        rows = " and ".join(f"{count} {part}" for part, count in counts if count)
+        held = deal.held(self.rank)
+        if deal.distribution == "block":
+            mine = self.local_slice
+            which = f"training rows {mine.start} to {mine.stop}"
+        elif deal.distribution == "cyclic":
+            which = f"{held} training rows, every {self.size}th from {self.rank}"
+        else:
+            which = f"{held} training rows, its slices of batches of {deal.batch_size}"
+        return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {which}"
+
+
+def _describe(opened: Format) -> str:
+    return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
+
+
+def _check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any) -> None:
+    if normalize not in scaling.CHOICES:
+        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {normalize!r}')
+    if window is not None and window < 1 or horizon < 1:
+        raise ValueError(f"DataSet: window and horizon count rows, 1 or more; given window={window}, horizon={horizon}")
+    if reshuffle not in (None, "epoch"):
+        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {reshuffle!r}')
+    if reshuffle and distribution == "batch":
+        raise ValueError('DataSet: distribution="batch" keeps the rows of each batch, reshuffle="epoch" changes them')

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-PARTS = ("training", "testing")
+PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
 
 
@@ -17,28 +20,87 @@ class ReaderError(ValueError):
     """A file isn't what its format says; the text names file, place, expected and found."""
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Who shares the reading: this rank, how many there are, and the host of each."""
+
+    rank: int = 0
+    size: int = 1
+    hosts: Sequence[str] = field(default=("",))
+
+    @property
+    def leader(self) -> int:
+        """The first rank on this rank's host."""
+        return self.hosts.index(self.hosts[self.rank])
+
+
 class Format(ABC):
-    """One format of files. Knows nothing of ranks: any process may ask for any rows.
+    """One format of files. Knows nothing of MPI: any process may ask for any rows.
 
     A subclass takes the path and its own keyword options in `__init__`, which opens: it finds the files, reads their
     headers, and raises FileNotFoundError or ReaderError where something is wrong. `register` makes it known by name.
+
+    Attributes:
+        files: the files that it reads; ranks compare their sizes and first bytes.
+        own_testing: whether testing rows are files of their own; else they are cut from the training rows.
+        labelled: whether there are labels.
+        categories: for each column of text, its values in the order of their numbers.
+        missing: what becomes of missing values, as in `DataSet(missing=...)`; set before anything is read.
+        surveys: how many times ranks have to look into the files together before rows can be counted.
+        settles_missing: whether `read` has already seen to them.
     """
+
+    files: Sequence[Path] = ()
+    own_testing: bool = False
+    labelled: bool = True
+    categories: dict[str, list[str]] = {}
+    missing: Any = "error"
+    surveys: int = 0
+    settles_missing: bool = False
 
     @abstractmethod
     def count(self, part: str) -> int:
-        """How many rows the part ("training" or "testing") has."""
+        """How many rows the part has: "training", and "testing" where `own_testing`."""
 
     @abstractmethod
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         """Rows `start` to `stop` of the part's "data" or "labels": all of them, in the machine's byte order.
 
-        No more than those rows is to be held in memory. Raises ReaderError where the file ends early or cannot be
-        decoded.
+        No more than those rows is to be held in memory. What is missing is NaN. Raises ReaderError where the file
+        ends early or cannot be decoded.
         """
 
-    @abstractmethod
     def describe(self) -> str:
         """What the headers say, in a few words; where ranks read the same files they have the same text."""
+        return ""
+
+    # Most formats need none of these three.
+
+    def survey(self, turn: int, ranks: Ranks) -> Any:  # noqa: B027
+        """What has to be known of the files beyond their headers, found in this rank's part of them alone.
+
+        Runs `surveys` times on every rank after opening; what it returns must not be large.
+        """
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:  # noqa: B027
+        """Take what all ranks found, in their order; after the last turn rows can be counted and read."""
+
+    def settled(self) -> None:  # noqa: B027
+        """Every rank has settled."""
+
+    def chunk_rows(self, part: str, field: str) -> int:
+        """How many rows the files store together, so that reading one costs as much as reading all."""
+        return 1
+
+    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+        """Where in the files the value `index` of a row stands, for a person."""
+        inside = f", element {list(index)} of it" if index else ""
+        return f"row {row} of the {part} {field}{inside}"
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        """Whether `path`, a folder or a file that begins with the bytes `head`, is of this format."""
+        return False
 
 
 _formats: dict[str, type[Format]] = {}
@@ -55,7 +117,33 @@ def register(*names: str) -> Any:
     return add
 
 
-def open_format(name: str, path: str | PathLike, options: dict[str, Any]) -> Format:
+def known(name: str) -> bool:
+    return str(name).upper() in _formats
+
+
+def recognise(path: str | PathLike | Sequence) -> str:
+    """The name of the format of what lies at `path`, told by its content.
+
+    Raises FileNotFoundError where nothing is there and ValueError where no format knows it.
+    """
+    from matex_tf.readers import files
+
+    first = files.find(path, allow_folder=True)[0]
+    head = b""
+    if not first.is_dir():
+        with open(first, "rb") as file:
+            head = file.read(512)
+    for name, kind in _formats.items():
+        if kind.recognises(first, head):
+            return name
+    begin = f"begins with the bytes {head[:8].hex(' ')}" if head else "is a folder or has no bytes"
+    raise ValueError(
+        f"DataSet: {first} {begin}, which tells no format; name it: DataSet(format, path), with one of "
+        f"{', '.join(sorted(_formats))}"
+    )
+
+
+def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "error") -> Format:
     """The registered format `name`, opened at `path`.
 
     Raises ValueError naming the choices for an unknown name, TypeError naming the right options for an unknown option.
@@ -63,9 +151,15 @@ def open_format(name: str, path: str | PathLike, options: dict[str, Any]) -> For
     kind = _formats.get(str(name).upper())
     if kind is None:
         raise ValueError(f"DataSet: there is no format {name!r}; the formats are {', '.join(sorted(_formats))}")
-    known = list(inspect.signature(kind).parameters)[1:]
-    unknown = sorted(set(options) - set(known))
+    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    right = [parameter.name for parameter in parameters]
+    unknown = sorted(set(options) - set(right))
     if unknown:
-        right = f"its options are {', '.join(known)}" if known else "it has no options of its own"
-        raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown[0]!r}; {right}")
-    return kind(path, **options)
+        options_are = f"its options are {', '.join(right)}" if right else "it has no options of its own"
+        raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown[0]!r}; {options_are}")
+    needed = [one.name for one in parameters if one.default is one.empty and one.name not in options]
+    if needed:
+        raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {needed[0]}=...")
+    opened = kind(path, **options)
+    opened.missing = missing
+    return opened

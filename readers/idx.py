@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from matex_tf.readers import agreement
 from matex_tf.readers.formats import ReaderError
 from matex_tf.sharding import ShareArray
 
@@ -123,6 +124,7 @@ class IdxFile:
             file.seek(self._start + start * self._row)
         filled = 0
         while filled < len(target):
+            agreement.stop_if_others_failed()
             got = file.readinto(target[filled : filled + _PIECE])  # type: ignore[attr-defined]
             if not got:
                 self._ended(start + filled // self._row, stop)
@@ -133,6 +135,7 @@ class IdxFile:
     def _skip(self, file: BinaryIO, count: int) -> None:
         left = count
         while left:
+            agreement.stop_if_others_failed()
             got = len(file.read(min(left, _PIECE)))
             if not got:
                 self._ended((count - left - self._start) // self._row, self.shape[0])

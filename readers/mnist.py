@@ -20,12 +20,15 @@ _CONTENTS = {"data": ("images", 3), "labels": ("labels", 1)}
 class Mnist(Format):
     """train-images, train-labels, t10k-images and t10k-labels in one folder, each plain or gzipped."""
 
+    own_testing = True
+
     def __init__(self, path: str | PathLike):
         folder = Path(path)
         names = _list_folder(folder)
         self._files = {
             (part, field): IdxFile(_find(folder, names, part, field)) for part in _PREFIXES for field in _CONTENTS
         }
+        self.files = [file.path for file in self._files.values()]
         for part in _PREFIXES:
             images, labels = self._files[part, "data"], self._files[part, "labels"]
             if images.shape[0] != labels.shape[0]:
@@ -43,6 +46,10 @@ class Mnist(Format):
     def describe(self) -> str:
         return ", ".join(f"{part} {field} {file.describe()}" for (part, field), file in self._files.items())
 
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return path.is_dir() and any(_pattern("training", "data").fullmatch(name) for name in os.listdir(path))
+
 
 def _list_folder(folder: Path) -> list[str]:
     if not folder.is_dir():
@@ -57,7 +64,7 @@ def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
     """The part's file: a plain one before a gzipped one, because any row of it can be reached at once."""
     content, dimensions = _CONTENTS[field]
     prefix = f"{_PREFIXES[part]}-{content}"
-    pattern = re.compile(rf"{prefix}[-.]idx\d+-\w+(\.gz)?")
+    pattern = _pattern(part, field)
     found = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
     if not found:
         usual = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
@@ -66,3 +73,7 @@ def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
             f"{folder}: no file of the {part} {content}: looked for {usual}; the folder holds {there}"
         )
     return folder / found[0]
+
+
+def _pattern(part: str, field: str) -> re.Pattern:
+    return re.compile(rf"{_PREFIXES[part]}-{_CONTENTS[field][0]}[-.]idx\d+-\w+(\.gz)?")

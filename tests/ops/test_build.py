@@ -203,4 +203,5 @@ def test_sources_travel_with_the_package():
     assert {"layout.cc", "inline.cc", "rendezvous.cc", "reduce_gradients.cc"} <= names
     assert all(Path(path).is_relative_to(build.SOURCE) for path in build.sources())
     assert "tensorflow" not in "".join(
-        line for path in build.SOURCE.glob("engine/*") for line in path.read_text().splitlines() if "#include" in line)
+        line for path in build.SOURCE.glob("engine/*") for line in path.read_text().splitlines() if "#include" in line
+    )

@@ -27,8 +27,12 @@ def other(tmp_path: Path) -> Path:
     lib.mkdir(parents=True)
     bin.mkdir()
     real = compiler.find().path
-    subprocess.run([real, "-x", "c++", "-", "-shared", "-fPIC", "-o", str(lib / "libmpi.so.99")], input=LIBRARY,
-                   text=True, check=True)
+    subprocess.run(
+        [real, "-x", "c++", "-", "-shared", "-fPIC", "-o", str(lib / "libmpi.so.99")],
+        input=LIBRARY,
+        text=True,
+        check=True,
+    )
     (lib / "libmpi.so").write_text("INPUT(libmpi.so.99)\n")
     path = bin / "mpicxx"
     path.write_text(f"#!/bin/sh\necho c++ -I{tmp_path} -L{lib} -lmpi\n")
@@ -71,10 +75,14 @@ def test_mpicxx_on_path_comes_before_that_of_the_package(tmp_path, monkeypatch):
     assert compiler.find() == compiler.Compiler(str(wrapper), usual.mpi)
 
 
-@pytest.mark.parametrize(("said", "short"), [
-    ("Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11", "Open MPI v5.0.11"),
-    ("MPICH Version:\t4.2.1\nMPICH Release date:\tWed", "MPICH Version: 4.2.1"),
-    ("Intel(R) MPI Library 2021.11 for Linux* OS\n", "Intel(R) MPI Library 2021.11 for Linux* OS"),
-    ("", "an unknown MPI")])
+@pytest.mark.parametrize(
+    ("said", "short"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11", "Open MPI v5.0.11"),
+        ("MPICH Version:\t4.2.1\nMPICH Release date:\tWed", "MPICH Version: 4.2.1"),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS\n", "Intel(R) MPI Library 2021.11 for Linux* OS"),
+        ("", "an unknown MPI"),
+    ],
+)
 def test_short(said, short):
     assert compiler.short(said) == short

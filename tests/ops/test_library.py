@@ -129,8 +129,9 @@ def test_ranks_that_differ_fail_however_tensorflow_runs_the_op(tmp_path):
 
 def test_two_mpi_libraries(monkeypatch):
     library = sys.modules["matex_tf.ops.library"]
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(
-        MPI=SimpleNamespace(Get_library_version=lambda: "Open MPI v5\0")))
+    monkeypatch.setitem(
+        sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(Get_library_version=lambda: "Open MPI v5\0"))
+    )
     same = SimpleNamespace(matex_mpi_version=lambda: b"Open MPI v5")
     other = SimpleNamespace(matex_mpi_version=lambda: b"MPICH 4")
     monkeypatch.setattr(library, "mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
@@ -144,10 +145,14 @@ def test_two_mpi_libraries(monkeypatch):
 
 def test_mpi_libraries_are_told_from_their_companions():
     pattern = sys.modules["matex_tf.ops.library"]._MPI_LIBRARY
-    assert all(pattern.match(name) for name in (
-        "libmpi.so.40.30.4", "libmpich.so.12", "libmpi.so", "libmpi_ibm.so.3", "libmpi_cray.so.12"))
-    assert not any(pattern.match(name) for name in (
-        "libmpi_cxx.so.40", "libmpi_mpifh.so.40", "libmpicxx.so.12", "libmpifort.so.12", "libmpijava.so"))
+    assert all(
+        pattern.match(name)
+        for name in ("libmpi.so.40.30.4", "libmpich.so.12", "libmpi.so", "libmpi_ibm.so.3", "libmpi_cray.so.12")
+    )
+    assert not any(
+        pattern.match(name)
+        for name in ("libmpi_cxx.so.40", "libmpi_mpifh.so.40", "libmpicxx.so.12", "libmpifort.so.12", "libmpijava.so")
+    )
 
 
 def test_library_that_cannot_be_loaded(tmp_path):

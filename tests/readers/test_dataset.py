@@ -30,6 +30,8 @@ def folder(tmp_path):
 class Counting(Format):
     """Rows that are their own numbers; remembers which were read."""
 
+    own_testing = True
+
     def __init__(self, path, rows=10):
         self.rows, self.asked = rows, []
 
@@ -82,7 +84,7 @@ def test_the_usual_names(folder, separator, packed):
 
 def test_data_are_read_at_first_use_once_and_only_the_share():
     data = DataSet("COUNTING", "nowhere", rank=1, size=3)
-    asked = data._format.asked
+    asked = data._source.format.asked
     assert asked == []
     data.training_labels  # noqa: B018
     data.training_labels  # noqa: B018

@@ -36,8 +36,14 @@ class Engine:
     def meet(self, kind: int, key: int, what: str) -> str:
         return self.error() if self.c.matex_rendezvous(kind, key, what.encode()) else ""
 
-    def reduce(self, arrays: Sequence[np.ndarray], names: Sequence[str], weight: float, place: str = "a test",
-               in_place: bool = False) -> tuple[list[np.ndarray], str]:
+    def reduce(
+        self,
+        arrays: Sequence[np.ndarray],
+        names: Sequence[str],
+        weight: float,
+        place: str = "a test",
+        in_place: bool = False,
+    ) -> tuple[list[np.ndarray], str]:
         count = len(arrays)
         arrays = [np.array(array) for array in arrays]
         outputs = arrays if in_place else [np.empty_like(array) for array in arrays]
@@ -52,7 +58,10 @@ class Engine:
             (ctypes.c_int * count)(*([np.dtype(dtype) for dtype in DTYPES].index(array.dtype) for array in arrays)),
             (ctypes.c_int * count)(*(array.ndim for array in arrays)),
             (ctypes.c_int64 * len(shapes))(*shapes),
-            pointers(arrays), pointers(outputs), weight, place.encode(),
+            pointers(arrays),
+            pointers(outputs),
+            weight,
+            place.encode(),
         )
         return outputs, self.error() if failed else ""
 
@@ -64,8 +73,20 @@ def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if MPI.COMM_WORLD.Get_rank() == 0:
         path = tmp_path_factory.mktemp("engine") / "engine.so"
         files = [str(file) for file in build.sources() if file.parent.name == "engine"]
-        command = [compiler.find().path, "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror",
-                   f"-I{build.SOURCE}", *files, "-o", str(path)]
+        command = [
+            compiler.find().path,
+            "-std=c++17",
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{build.SOURCE}",
+            *files,
+            "-o",
+            str(path),
+        ]
         answer = subprocess.run(command, capture_output=True, text=True)
         problem = answer.stderr if answer.returncode else None
     path, problem = MPI.COMM_WORLD.bcast((path, problem))

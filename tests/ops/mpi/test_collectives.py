@@ -39,8 +39,9 @@ def test_allreduce(op, dtype):
             wanted = np.trunc(wanted)
         for result in both_ways(lambda x: ops.allreduce(x, op))(tf.constant(value(RANK, shape, dtype))):
             assert result.dtype.name == dtype and result.shape == shape
-            np.testing.assert_allclose(result.numpy().astype(np.float64), wanted,
-                                       rtol={"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6))
+            np.testing.assert_allclose(
+                result.numpy().astype(np.float64), wanted, rtol={"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
+            )
 
 
 def test_allreduce_of_bool():
@@ -82,7 +83,8 @@ def test_broadcast(dtype):
     for shape in SHAPES:
         for root in range(SIZE):
             for result in both_ways(lambda x, root=root: ops.broadcast(x, root))(
-                    tf.constant(value(RANK, shape, dtype))):
+                tf.constant(value(RANK, shape, dtype))
+            ):
                 np.testing.assert_array_equal(result.numpy(), value(root, shape, dtype))
 
 
@@ -133,8 +135,13 @@ def test_functions_keep_the_order_of_ops():
 
     @tf.function
     def function(x):
-        return [ops.allreduce(x, "sum"), ops.allgather(x), ops.broadcast(x * 2), ops.allreduce(x * 3, "max"),
-                *ops.reduce_gradients([x], ["x"], 1.0)]
+        return [
+            ops.allreduce(x, "sum"),
+            ops.allgather(x),
+            ops.broadcast(x * 2),
+            ops.allreduce(x * 3, "max"),
+            *ops.reduce_gradients([x], ["x"], 1.0),
+        ]
 
     for _ in range(30):
         results = function(tf.fill([2], 1.0 + RANK))
@@ -165,6 +172,7 @@ def test_gradients(compiled):
                 tape.watch(x)
                 y = tf.reduce_sum(function(x)) * (RANK + 1.0)
             return tape.gradient(y, x)
+
         return tf.function(compute) if compiled else compute
 
     total = SIZE * (SIZE + 1) / 2
@@ -176,8 +184,9 @@ def test_gradients(compiled):
     np.testing.assert_allclose(gradient(lambda x: ops.allgather(x) ** 2)(rows), rows * 2 * total)
     for op, winner in (("max", SIZE - 1), ("min", 0)):
         mine = tf.constant([float(RANK), 5.0])
-        np.testing.assert_allclose(gradient(lambda x, op=op: ops.allreduce(x, op))(mine),
-                                   [total * (winner == RANK), total / SIZE], rtol=1e-6)
+        np.testing.assert_allclose(
+            gradient(lambda x, op=op: ops.allreduce(x, op))(mine), [total * (winner == RANK), total / SIZE], rtol=1e-6
+        )
     weighted = gradient(lambda x: ops.reduce_gradients([x, x * 2], ["a", "b"], RANK / 2)[1])(x)
     np.testing.assert_allclose(weighted, [total * RANK] * 2)
 

@@ -22,8 +22,7 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-15, "float16": 2e-3, "bfloat16": 2e-
 def gradients(rank: int, dtypes: tuple) -> list[np.ndarray]:
     """What rank `rank` puts in: every rank can compute every other's."""
     random = np.random.default_rng(rank)
-    return [np.asarray(random.standard_normal(shape)).astype(dtypes[i % len(dtypes)])
-            for i, shape in enumerate(SHAPES)]
+    return [np.asarray(random.standard_normal(shape)).astype(dtypes[i % len(dtypes)]) for i, shape in enumerate(SHAPES)]
 
 
 def weight(rank: int) -> float:
@@ -33,8 +32,9 @@ def weight(rank: int) -> float:
 def expected(dtypes: tuple) -> list[np.ndarray]:
     """The weighted sum over ranks in float64."""
     everyone = [gradients(rank, dtypes) for rank in range(SIZE)]
-    return [sum(weight(rank) * everyone[rank][i].astype(np.float64) for rank in range(SIZE))
-            for i in range(len(SHAPES))]
+    return [
+        sum(weight(rank) * everyone[rank][i].astype(np.float64) for rank in range(SIZE)) for i in range(len(SHAPES))
+    ]
 
 
 def assert_same_everywhere(arrays: list[np.ndarray]) -> None:
@@ -46,13 +46,17 @@ NAMES = [f"variable {i}" for i in range(len(SHAPES))]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize(("chunk_bytes", "fuse_bytes"), [
-    (1 << 20, 256 << 10), (1 << 20, 0), (512, 1 << 30), (1000, 500), (4096, 4096), (1 << 30, 1 << 30)])
-@pytest.mark.parametrize("dtypes", [
-    (np.float32,), (np.float64,), (np.float16,), (BFLOAT16,), (np.float32, np.float64, np.float16, BFLOAT16)])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "fuse_bytes"),
+    [(1 << 20, 256 << 10), (1 << 20, 0), (512, 1 << 30), (1000, 500), (4096, 4096), (1 << 30, 1 << 30)],
+)
+@pytest.mark.parametrize(
+    "dtypes", [(np.float32,), (np.float64,), (np.float16,), (BFLOAT16,), (np.float32, np.float64, np.float16, BFLOAT16)]
+)
 def test_weighted_sum(make_engine, dtypes, chunk_bytes, fuse_bytes, in_place):
     outputs, error = make_engine(chunk_bytes, fuse_bytes).reduce(
-        gradients(RANK, dtypes), NAMES, weight(RANK), in_place=in_place)
+        gradients(RANK, dtypes), NAMES, weight(RANK), in_place=in_place
+    )
     assert error == ""
     for output, wanted in zip(outputs, expected(dtypes)):
         assert output.shape == wanted.shape
@@ -114,7 +118,11 @@ def test_sums_of_sixteen_bit_floats_are_rounded_once(engine, dtype):
 
 def test_hash_is_xxh64(engine):
     """Known values of XXH64, seed 0."""
-    known = {b"": 0xEF46DB3751D8E999, b"a": 0xD24EC4F1A98C6E5B, b"abc": 0x44BC2CF5AD770999,
-             b"Nobody inspects the spammish repetition": 0xFBCEA83C8A378BF1}
+    known = {
+        b"": 0xEF46DB3751D8E999,
+        b"a": 0xD24EC4F1A98C6E5B,
+        b"abc": 0x44BC2CF5AD770999,
+        b"Nobody inspects the spammish repetition": 0xFBCEA83C8A378BF1,
+    }
     for text, value in known.items():
         assert engine.c.matex_hash(text, len(text), 0) == value

@@ -29,8 +29,10 @@ def weight(rank: int) -> float:
 
 
 def check(results: list) -> None:
-    wanted = [sum(weight(rank) * gradients(rank)[i].numpy().astype(np.float64) for rank in range(SIZE))
-              for i in range(len(NAMES))]
+    wanted = [
+        sum(weight(rank) * gradients(rank)[i].numpy().astype(np.float64) for rank in range(SIZE))
+        for i in range(len(NAMES))
+    ]
     for result, one, dtype in zip(results, wanted, DTYPES):
         result = np.asarray(result)
         assert result.shape == one.shape and tf.as_dtype(result.dtype).name == dtype
@@ -77,13 +79,13 @@ def test_ranks_that_trace_at_different_times():
 
     for turn in range(6):
         rows = 1 + (turn * (RANK + 1)) % 3
-        np.testing.assert_allclose(step(tf.ones([rows, 4])),
-                                   np.full(4, sum(1 + (turn * (rank + 1)) % 3 for rank in range(SIZE))))
+        np.testing.assert_allclose(
+            step(tf.ones([rows, 4])), np.full(4, sum(1 + (turn * (rank + 1)) % 3 for rank in range(SIZE)))
+        )
 
 
 def test_shapes_known_only_when_run():
-    function = tf.function(lambda x: ops.reduce_gradients([x], ["x"], 1.0)[0],
-                           input_signature=[tf.TensorSpec(None)])
+    function = tf.function(lambda x: ops.reduce_gradients([x], ["x"], 1.0)[0], input_signature=[tf.TensorSpec(None)])
     for shape in ((3,), (2, 2), (), (3,)):
         np.testing.assert_array_equal(function(tf.ones(shape)), np.full(shape, SIZE))
 

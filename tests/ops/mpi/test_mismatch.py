@@ -36,8 +36,15 @@ def check(engine, error: str, *parts: str) -> None:
 def test_shape(engine):
     mine = np.zeros((3, 5), np.float32) if RANK == ODD else KERNEL
     _, error = engine.reduce([BIAS, mine], ["bias", "kernel"], 1.0, "the update in fit")
-    check(engine, error, "the update in fit", "gradient 2", "variable 'kernel'", "float32 [3, 4] on rank 0 (host0)",
-          f"float32 [3, 5] on rank {ODD} (host{ODD})")
+    check(
+        engine,
+        error,
+        "the update in fit",
+        "gradient 2",
+        "variable 'kernel'",
+        "float32 [3, 4] on rank 0 (host0)",
+        f"float32 [3, 5] on rank {ODD} (host{ODD})",
+    )
 
 
 def test_dtype(engine):
@@ -47,15 +54,25 @@ def test_dtype(engine):
 
 def test_name(engine):
     _, error = engine.reduce([BIAS, KERNEL], ["bias", "other" if RANK == ODD else "kernel"], 1.0)
-    check(engine, error, "gradient 2", "'kernel', float32 [3, 4], on rank 0 (host0)",
-          f"'other', float32 [3, 4], on rank {ODD} (host{ODD})")
+    check(
+        engine,
+        error,
+        "gradient 2",
+        "'kernel', float32 [3, 4], on rank 0 (host0)",
+        f"'other', float32 [3, 4], on rank {ODD} (host{ODD})",
+    )
 
 
 def test_missing(engine):
     tensors, names = ([BIAS], ["bias"]) if RANK == ODD else ([BIAS, KERNEL], ["bias", "kernel"])
     _, error = engine.reduce(tensors, names, 1.0)
-    check(engine, error, "rank 0 (host0) has a gradient of variable 'kernel'", f"which rank {ODD} (host{ODD}) has not",
-          "2 and 1 gradients")
+    check(
+        engine,
+        error,
+        "rank 0 (host0) has a gradient of variable 'kernel'",
+        f"which rank {ODD} (host{ODD}) has not",
+        "2 and 1 gradients",
+    )
 
 
 def test_none_at_all(engine):
@@ -76,8 +93,14 @@ def test_places(engine):
         error = engine.meet(6, 0, "the weights at the start")
     else:
         _, error = engine.reduce([BIAS], ["bias"], 1.0, "the update in fit")
-    check(engine, error, "different places", "at the update in fit", f"rank {ODD} (host{ODD}) is at the weights at the "
-          "start", "collective number 1")
+    check(
+        engine,
+        error,
+        "different places",
+        "at the update in fit",
+        f"rank {ODD} (host{ODD}) is at the weights at the start",
+        "collective number 1",
+    )
 
 
 def test_keys(engine):

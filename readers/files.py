@@ -1,0 +1,70 @@
+"""Finding the files that a path, a pattern or a list names, and telling whether two ranks see the same ones."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+_HEADER = 1 << 16
+
+
+def find(path: str | PathLike | Sequence, allow_folder: bool = False) -> list[Path]:
+    """The files that `path` names: one file, a pattern such as "run_*.nc" (in the order of names), or a list of these.
+
+    Raises FileNotFoundError with near names where there is none.
+    """
+    if isinstance(path, (list, tuple)):
+        if not path:
+            raise FileNotFoundError("expected at least one file, given an empty list")
+        return [file for one in path for file in find(one, allow_folder)]
+    text = os.fspath(path)
+    here = Path(text)
+    if here.is_file() or (allow_folder and here.is_dir()):
+        return [here]
+    if glob.has_magic(text):
+        found = sorted(Path(name) for name in glob.glob(text) if os.path.isfile(name))
+        if found:
+            return found
+    if here.is_dir():
+        raise FileNotFoundError(f"{text}: expected a file, found a folder, which holds {listing(os.listdir(here))}")
+    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){_near(here)}")
+
+
+def _near(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {folder}"
+    names = os.listdir(folder)
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if close:
+        return f"; near names in {folder} are {', '.join(close)}"
+    return f"; {folder} holds {listing(names)}"
+
+
+def listing(names: Iterable[str], most: int = 12) -> str:
+    """A few of `names`, for a message."""
+    names = sorted(map(str, names))
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "nothing"
+
+
+def similar(name: Any, choices: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" where one of `choices` is near `name`; else nothing."""
+    close = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Size and a hash of the first bytes of each file, as text: the same where ranks see the same files."""
+    parts = []
+    for path in paths:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER)
+            size = os.fstat(file.fileno()).st_size
+        parts.append(f"{Path(path).name} of {size} bytes ({hashlib.blake2b(head, digest_size=4).hexdigest()})")
+    return ", ".join(parts)

@@ -1,0 +1,169 @@
+"""Where the records of a text of comma-separated values end, found in any part of it.
+
+A newline ends a record unless it stands within quotes, and whether a part of the text begins within quotes is not seen
+in that part. So a part is searched under both suppositions; the parts before it tell which one holds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_NEWLINE, _RETURN = 10, 13
+# Every so many records the place of one is kept.
+STRIDE = 1024
+
+
+@dataclass
+class Found:
+    """The records that end in one part of the text, under one supposition.
+
+    count: how many; places: the byte after every STRIDE-th; newlines: whether some stand within quotes; last: the byte
+    after the last one.
+    """
+
+    count: int = 0
+    places: list[int] = field(default_factory=list)
+    newlines: bool = False
+    last: int | None = None
+
+
+@dataclass
+class Part:
+    """What one rank found in its part: `outside` if that begins outside of quotes, `inside` if within."""
+
+    outside: Found
+    inside: Found
+    odd: bool
+    start: int
+    stop: int
+
+
+def search(
+    read: Callable[[int, int], bytes],
+    start: int,
+    stop: int,
+    quote: int | None,
+    stride: int = STRIDE,
+    piece: int = 1 << 20,
+) -> Part:
+    """The records that end between the bytes `start` and `stop`; `read(a, b)` gives those from a to b.
+
+    Lines with nothing in them are no records.
+    """
+    outside, inside = Found(), Found()
+    parity = 0
+    # A line that begins before this part is taken to have something in it unless it is seen to be empty.
+    before = read(max(0, start - 2), start)
+    ends = {0: _line_start(before, start), 1: _line_start(before, start)}
+    for begin in range(start, stop, piece):
+        data = read(begin, min(begin + piece, stop))
+        values = np.frombuffer(data, np.uint8)
+        newlines = np.flatnonzero(values == _NEWLINE)
+        quotes = np.flatnonzero(values == quote) if quote is not None and quote in data else None
+        if quotes is None:
+            free = {parity: newlines, 1 - parity: newlines[:0]}
+        else:
+            within = ((np.searchsorted(quotes, newlines) + parity) & 1).astype(bool)
+            free = {0: newlines[~within], 1: newlines[within]}
+        for supposed, found in ((0, outside), (1, inside)):
+            mine = free[supposed]
+            found.newlines |= len(mine) < len(newlines)
+            ends[supposed] = _add(found, values, begin, mine, ends[supposed], read, stride)
+        if quotes is not None:
+            parity = (parity + len(quotes)) & 1
+    return Part(outside, inside, bool(parity), start, stop)
+
+
+def _line_start(before: bytes, start: int) -> int:
+    """Where the line that goes on at `start` begins, or a byte that is far enough before it."""
+    if not before or before.endswith(b"\n"):
+        return start
+    if before == b"\r" or before == b"\n\r":
+        return start - 1
+    return start - 2
+
+
+def _add(
+    found: Found, values: np.ndarray, begin: int, newlines: np.ndarray, line: int, read: Callable, stride: int
+) -> int:
+    """Count the records that end at `newlines` of a piece; `line` and what is returned: where a line begins."""
+    if not len(newlines):
+        return line
+    ends = newlines + begin
+    starts = np.concatenate([[line], ends[:-1] + 1])
+    lengths = ends - starts
+    short = np.flatnonzero(lengths <= 1)
+    if len(short):
+        empty = np.array([_is_empty(values, begin, int(starts[i]), int(ends[i]), read) for i in short], bool)
+        ends = np.delete(ends, short[empty])
+    # Of the records found here, those whose number (the count that ends with them) is a multiple of the stride.
+    first = stride - found.count % stride - 1
+    found.places += (ends[first::stride] + 1).tolist()
+    found.count += len(ends)
+    if len(ends):
+        found.last = int(ends[-1]) + 1
+    return int(newlines[-1]) + begin + 1
+
+
+def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callable) -> bool:
+    if start == end:
+        return True
+    byte = values[start - begin] if start >= begin else read(start, start + 1)[0]
+    return bool(byte == _RETURN)
+
+
+def skip(read: Callable[[int, int], bytes], start: int, stop: int, count: int, quote: int | None) -> int:
+    """The byte after the first `count` records from `start`; `stop` where there are no more."""
+    window = 1 << 16
+    while count:
+        end = min(stop, start + window)
+        places = search(read, start, end, quote, stride=1, piece=window).outside.places
+        if len(places) >= count:
+            return places[count - 1]
+        if end == stop:
+            return stop
+        window *= 4
+    return start
+
+
+@dataclass
+class Records:
+    """Where the records of a whole text are.
+
+    count: how many; newlines: whether some have newlines within quotes; open: whether a quote is never closed; numbers
+    and places: a table of records and the bytes where they begin; stop: the end of the text.
+    """
+
+    count: int
+    newlines: bool
+    open: bool
+    numbers: list[int]
+    places: list[int]
+    stop: int
+
+    def near(self, record: int) -> tuple[int, int]:
+        """(number, first byte) of a record at or shortly before `record`."""
+        index = bisect.bisect_right(self.numbers, record) - 1
+        return self.numbers[index], self.places[index]
+
+
+def join(parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes]) -> Records:
+    """The records of the text from `start` to `stop`, from its parts in order; `rest` reads what follows the last."""
+    count, within, newlines = 0, False, False
+    numbers, places = [0], [start]
+    last = start
+    for part in parts:
+        found = part.inside if within else part.outside
+        numbers += [count + STRIDE * (i + 1) for i in range(len(found.places))]
+        places += found.places
+        count += found.count
+        newlines |= found.newlines
+        last = found.last or last
+        within ^= part.odd
+    # The last record may end without a newline; empty lines may follow it.
+    count += bool(within or rest(last, stop).strip(b"\r\n"))
+    return Records(count, newlines, within, numbers, places, stop)

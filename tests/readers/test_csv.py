@@ -1,0 +1,232 @@
+"""CSV: records are cut at their true ends whatever stands within quotes, and all ranks agree on what a text means."""
+
+import csv
+import gzip
+import io
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from matex_tf.readers import DataSet, ReaderError, records
+from matex_tf.readers.csv import Csv
+from matex_tf.readers.formats import Ranks
+
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def opened(path, size, **options):
+    """The file as each of `size` ranks opens it together with the others."""
+    hosts = [f"host{rank % 2}" for rank in range(size)]
+    ranks = [Ranks(rank, size, hosts) for rank in range(size)]
+    all_of_them = [Csv(path, **options) for _ in ranks]
+    for turn in range(all_of_them[0].surveys):
+        found = [one.survey(turn, rank) for one, rank in zip(all_of_them, ranks, strict=True)]
+        for one, rank in zip(all_of_them, ranks, strict=True):
+            one.settle(turn, rank, found)
+    for one in all_of_them:
+        one.settled()
+    return all_of_them
+
+
+def write(path, text, packed=False):
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    return path
+
+
+texts = st.text(alphabet="ab,\"\n\r é'", max_size=6)
+tables = st.lists(st.tuples(texts, st.integers(-99, 99)), min_size=1, max_size=40)
+styles = st.fixed_dictionaries(
+    {
+        "newline": st.sampled_from(["\n", "\r\n"]),
+        "bom": st.sampled_from(["", "\ufeff"]),
+        "header": st.booleans(),
+        "last": st.booleans(),
+        "blank": st.booleans(),
+    }
+)
+
+
+@relaxed
+@given(tables, styles, st.integers(1, 6), st.integers(1, 64), st.booleans())
+def test_any_table_under_any_number_of_ranks(tmp_path, table, style, size, stride, packed):
+    # A carriage return alone ends a line for some and not for others; within quotes it is a letter like others.
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator=style["newline"], quoting=csv.QUOTE_NONNUMERIC)
+    rows = [(f"t{text}", number) for text, number in table]
+    if style["header"]:
+        writer.writerow(["text", "number"])
+    for row in rows:
+        writer.writerow(row)
+        if style["blank"]:
+            buffer.write(style["newline"])
+    text = style["bom"] + buffer.getvalue()
+    if not style["last"]:
+        text = text.rstrip("\r\n")
+    path = write(tmp_path / "a.csv", text, packed)
+    before, records.STRIDE = records.STRIDE, stride
+    try:
+        readers = opened(path, size, labels=0, header=style["header"])
+        for reader in readers:
+            assert reader.count("training") == len(rows)
+            (values,) = reader.categories.values()
+            assert values == sorted({text for text, _ in rows})
+        middle = len(rows) // 2
+        for start, stop in ((0, len(rows)), (0, middle), (middle, len(rows)), (middle, middle + 1)):
+            found = readers[-1].read("training", "data", start, stop)
+            assert found[:, 0].tolist() == [number for _, number in rows[start:stop]]
+            codes = readers[0].read("training", "labels", start, stop)
+            assert [values[code] for code in codes] == [text for text, _ in rows[start:stop]]
+    finally:
+        records.STRIDE = before
+
+
+@relaxed
+@given(st.text(alphabet='ab",\n\r', max_size=60), st.integers(0, 60), st.integers(1, 5))
+def test_parts_find_what_the_whole_has(text, cut, piece):
+    data = text.encode()
+
+    def read(start, stop):
+        return data[max(0, start) : stop]
+
+    cuts = sorted({0, min(cut, len(data)), min(2 * cut, len(data)), len(data)})
+    whole = records.join([records.search(read, 0, len(data), ord('"'))], 0, len(data), read)
+    parts = [records.search(read, a, b, ord('"'), piece=piece) for a, b in zip(cuts, cuts[1:])]
+    joined = records.join(parts, 0, len(data), read)
+    assert joined == whole
+
+
+def numbers(path, rows, columns=3, **style):
+    table = np.arange(rows * columns).reshape(rows, columns) / 4
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, **style)
+        writer.writerow([f"c{number}" for number in range(columns)])
+        writer.writerows(table.tolist())
+    return table
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 7))
+@pytest.mark.parametrize("delimiter", (",", ";", "\t", "|"))
+def test_shares_by_hand(tmp_path, size, delimiter):
+    table = numbers(tmp_path / "a.csv", 5000, delimiter=delimiter)
+    for distribution in ({}, {"distribution": "cyclic"}, {"distribution": "batch", "batch_size": 64}):
+        shares = [DataSet(tmp_path / "a.csv", labels="c1", rank=r, size=size, **distribution) for r in range(size)]
+        for share in shares:
+            np.testing.assert_array_equal(share.training_data, table[share.local_slice][:, [0, 2]])
+            np.testing.assert_array_equal(share.training_labels, table[share.local_slice][:, 1])
+
+
+def test_types_and_columns(tmp_path):
+    path = write(tmp_path / "a.csv", "id,x,flag,kind,y\n1,0.5,true,b,3\n2,1.5,false,a,4\n3,2.5,true,b,5\n")
+    data = DataSet("CSV", path, labels="y", rank=0, size=1)
+    assert data.training_data.tolist() == [[1, 0.5, 1, 1], [2, 1.5, 0, 0], [3, 2.5, 1, 1]]
+    assert data.training_data.dtype == np.float64 and data.training_labels.dtype == np.int64
+    assert data.categories == {"kind": ["a", "b"]}
+    data = DataSet("CSV", path, labels=["y", "kind"], columns=["x", 0], dtype="float32", rank=0, size=1)
+    assert data.training_data.tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]] and data.training_data.dtype == np.float32
+    assert data.training_labels.tolist() == [[3, 1], [4, 0], [5, 1]]
+    data = DataSet("CSV", path, labels=-1, columns="id", dtype={"id": "uint8", "y": "float32"}, rank=0, size=1)
+    assert data.training_data.dtype == np.uint8 and data.training_labels.dtype == np.float32
+    with pytest.raises(ValueError, match="has no labels; labels= names them"):
+        DataSet("CSV", path, rank=0, size=1).training_labels  # noqa: B018
+
+
+def test_standard_scaling_is_by_column(tmp_path):
+    table = numbers(tmp_path / "a.csv", 500)
+    data = DataSet("CSV", tmp_path / "a.csv", normalize="standard", test_fraction=0.2, rank=0, size=1)
+    expected = (table - table[:400].mean(axis=0)) / table[:400].std(axis=0)
+    np.testing.assert_allclose(data.training_data, expected[:400])
+    np.testing.assert_allclose(data.testing_data, expected[400:])
+
+
+def test_missing_values(tmp_path):
+    path = write(tmp_path / "a.csv", "x,n,kind\n1,1,a\nNA,2,\n3,,b\n")
+
+    def share(**options):
+        return DataSet("CSV", path, rank=0, size=1, **options)
+
+    with pytest.raises(ReaderError, match=r"a.csv, line 3, column 'x': expected a number, found a missing value"):
+        share(labels="n", columns=["x"]).training_data  # noqa: B018
+    with pytest.raises(ReaderError, match=r"line 4, column 'n': expected a number, found a missing value"):
+        share(labels="n", columns=["x"]).training_labels  # noqa: B018
+    with pytest.raises(ReaderError, match=r"line 3, column 'kind'"):
+        share(labels="kind", columns=["x"]).training_labels  # noqa: B018
+    filled = share(labels="kind", missing=7)
+    assert filled.training_data.tolist() == [[1, 1], [7, 2], [3, 7]]
+    assert filled.training_labels.tolist() == [0, 7, 1]
+    kept = share(labels="kind", missing="nan")
+    assert np.isnan(kept.training_data).tolist() == [[False, False], [True, False], [False, True]]
+    assert np.isnan(kept.training_labels).tolist() == [False, True, False]
+
+
+def failing(path, match, error=ReaderError, **options):
+    with pytest.raises(error, match=match):
+        DataSet("CSV", path, rank=0, size=1, **options).training_data  # noqa: B018
+
+
+def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
+    lines = ["name,age,height"] + [f"n{i},{i},{i / 2}" for i in range(200_000)]
+    good = "\n".join(lines) + "\n"
+    lines[150_000] = "n,old,1.5"
+    options = {"columns": ["age", "height"]}
+    failing(
+        write(tmp_path / "a.csv", "\n".join(lines)),
+        "a.csv, line 150001, column 'age': expected a number .*'old'",
+        **options,
+    )
+    lines[150_000] = "n,1"
+    failing(write(tmp_path / "c.csv", "\n".join(lines)), "line 150001: expected 3 values, found 2", **options)
+    lines[150_000] = 'n,1,"2'
+    failing(write(tmp_path / "d.csv", "\n".join(lines)), "every quote to be closed.*quote=None", **options)
+    lines[150_000] = "n,1,2\r3,1,2"
+    failing(write(tmp_path / "e.csv", "\n".join(lines)), "carriage return|expected 3 values|expected", **options)
+    (tmp_path / "f.csv").write_bytes(good.encode()[:-3] + b"\xff\n")
+    failing(tmp_path / "f.csv", "line 200001", **options)
+    failing(tmp_path / "g.csv", "found none.*near names", FileNotFoundError)
+    failing(
+        tmp_path / "a.csv",
+        "column 'heigth', found none; did you mean 'height'.*columns are name, age, height",
+        labels="heigth",
+    )
+    failing(tmp_path / "a.csv", "column 3, found none", labels=3)
+    failing(write(tmp_path / "h.csv", ""), "found no line with anything in it")
+    failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
+    failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
+    failing(str(tmp_path / "*.csv"), "expected one CSV file, found")
+    packed = gzip.compress(good.encode())
+    (tmp_path / "k.csv.gz").write_bytes(packed[: len(packed) // 2])
+    failing(tmp_path / "k.csv.gz", "truncated or damaged: expected gzip data", **options)
+
+
+def test_labels_that_begin_as_integers(tmp_path):
+    lines = ["x,y"] + ["1,2"] * 400_000 + ["1,2.5"]
+    path = write(tmp_path / "a.csv", "\n".join(lines))
+    data = DataSet("CSV", path, labels="y", rank=0, size=1)
+    with pytest.raises(
+        ReaderError, match=r"line 400002, column 'y': .*found '2.5'; the first MiB.*dtype=\{'y': \"float64\"\}"
+    ):
+        data.training_labels  # noqa: B018
+    data = DataSet("CSV", path, labels="y", dtype={"y": "float64"}, rank=0, size=1)
+    assert data.training_labels[-1] == 2.5
+
+
+def test_a_share_costs_its_memory_and_little_more(tmp_path):
+    table = numbers(tmp_path / "a.csv", 500_000, 6)
+    share = DataSet(tmp_path / "a.csv", rank=1, size=2)
+    tracemalloc.start()
+    rows = share.training_data
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(rows, table[250_000:])
+    assert peak < 1.3 * rows.nbytes + (16 << 20)
+
+
+def test_a_gzipped_file_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = write(tmp_path / "a.csv.gz", "x,y\n" + "1,2\n" * 3000, packed=True)
+    readers = opened(path, 3, labels="y")
+    assert [len(reader.read("training", "data", 0, 3000)) for reader in readers] == [3000] * 3
+    assert [file.name for file in Path(tmp_path).iterdir()] == ["a.csv.gz"]

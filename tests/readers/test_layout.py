@@ -1,0 +1,70 @@
+"""Which rows are whose: none lost, none twice, for every number of ranks and every count."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from matex_tf import sharding
+from matex_tf.readers.layout import Deal, Split
+
+counts = st.integers(0, 200)
+sizes = st.integers(1, 9)
+fractions = st.sampled_from([0.0, 0.1, 0.25, 0.333, 0.5])
+
+
+@settings(max_examples=300, deadline=None)
+@given(counts, sizes, st.sampled_from(["block", "cyclic", "batch"]), st.integers(1, 40))
+def test_every_row_is_dealt_once(count, size, distribution, batch_size):
+    deal = Deal(count, size, distribution, batch_size if distribution == "batch" else None)
+    held = [deal.positions(rank, 0, deal.held(rank)) for rank in range(size)]
+    assert sorted(np.concatenate(held).tolist()) == list(range(count))
+    assert deal.counts() == [len(rows) for rows in held]
+    everything = np.arange(count)
+    for rank, rows in enumerate(held):
+        assert (np.diff(rows) > 0).all()
+        np.testing.assert_array_equal(everything[deal.local(rank)], rows)
+        middle = len(rows) // 2
+        np.testing.assert_array_equal(deal.positions(rank, middle, len(rows)), rows[middle:])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 200), sizes, st.integers(1, 40))
+def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count, size, batch_size):
+    deal = Deal(count, size, "batch", batch_size)
+    for first in range(0, count, batch_size):
+        last = min(first + batch_size, count)
+        before, after = deal.taken(first), deal.taken(last)
+        for rank in range(size):
+            start, stop = sharding.rows_of(last - first, rank, size)
+            assert deal.positions(rank, before[rank], after[rank]).tolist() == list(range(first + start, first + stop))
+
+
+@settings(max_examples=300, deadline=None)
+@given(counts, fractions, st.sampled_from([0.0, 0.1, 0.3, 0.49]), st.sampled_from(["last", "spread"]))
+def test_splits_share_out_all_rows(total, validation, testing, how):
+    split = Split(total, validation, testing, how)
+    parts = {part: split.rows(part, np.arange(split.count(part))) for part in ("training", "validation", "testing")}
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(total))
+    assert len(parts["testing"]) == round(total * testing) and len(parts["validation"]) == round(total * validation)
+    for rows in parts.values():
+        assert (np.diff(rows) > 0).all()
+    if how == "last":
+        assert parts["training"].tolist() == list(range(split.count("training")))
+
+
+def test_spread_rows_have_every_class_of_sorted_rows():
+    split = Split(150, 0.2, 0.2, "spread")
+    classes = np.repeat([0, 1, 2], 50)
+    for part, expected in (("training", 30), ("validation", 10), ("testing", 10)):
+        found = np.bincount(classes[split.rows(part, np.arange(split.count(part)))])
+        assert np.abs(found - expected).max() <= 1, part
+
+
+def test_wrong_arguments():
+    for arguments in ((10, -0.1, 0, "last"), (10, 0.5, 0.5, "last"), (10, 1.0, 0, "last"), (10, 0, 0, "first")):
+        with pytest.raises(ValueError, match="DataSet: .*given"):
+            Split(*arguments)
+    for arguments in ((10, 2, "blocks"), (10, 2, "batch"), (10, 2, "batch", 0), (10, 2, "block", 5)):
+        with pytest.raises(ValueError, match="DataSet: .*given"):
+            Deal(*arguments)
