@@ -101,9 +101,7 @@ class Recorder:
         def run(session, *args, **kwargs):
             if self.inside:
                 return original(session, *args, **kwargs)
-            return self._watch(
-                lambda: original(session, *args, **kwargs), lambda: self._weights_of(session, original)
-            )
+            return self._watch(lambda: original(session, *args, **kwargs), lambda: self._weights_of(session, original))
 
         return run
 

@@ -153,9 +153,7 @@ def compare(alone: Outcome, together: Outcome) -> list[Row]:
     rows.append(Row("weights", *count, verdict(worst), f"largest difference {worst:.1e}"))
     rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
     count = [str(len(outcome.printed)) for outcome in (alone, together)]
-    unlike = next(
-        ((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None
-    )
+    unlike = next(((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None)
     note = f"first: {unlike[0][:60]!r} and {unlike[1][:60]!r}" if unlike else ""
     rows.append(Row("lines printed", *count, "differs" if unlike or count[0] != count[1] else "equal", note))
     count = [str(len(outcome.files)) for outcome in (alone, together)]

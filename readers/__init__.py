@@ -4,6 +4,7 @@ A new format is a subclass of `Format` (open, count, read rows a to b) given to 
 """
 
 # Each registers its formats; a path alone is offered to them in this order.
+from matex_tf.readers import cifar as _cifar  # noqa: F401
 from matex_tf.readers import csv as _csv  # noqa: F401
 from matex_tf.readers import hdf5 as _hdf5  # noqa: F401
 from matex_tf.readers import mnist as _mnist  # noqa: F401

@@ -323,8 +323,8 @@ class Csv(Format):
             if len(table) != last - first:
                 raise ReaderError(
                     f"{self.path}: expected {last - first} records from line {self._line(begin)} on, found "
-                    f"{len(table)}: a quote within a value, or a carriage return alone. Where quotes are letters like others, give "
-                    "quote=None"
+                    f"{len(table)}: a quote within a value, or a carriage return alone. Where quotes are letters like "
+                    "others, give quote=None"
                 )
             yield first, table
 

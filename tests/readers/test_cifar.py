@@ -1,0 +1,131 @@
+"""CIFAR: the binary and the Python version give the same rows, and a hostile pickle runs nothing."""
+
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from matex_tf.readers import DataSet, ReaderError, pickles
+
+random = np.random.default_rng(0)
+IMAGES = random.integers(0, 256, (24, 32, 32, 3), np.uint8)
+FINE, COARSE = random.integers(0, 100, 24), random.integers(0, 20, 24)
+TEN = {f"data_batch_{n}": slice(4 * n - 4, 4 * n) for n in range(1, 6)} | {"test_batch": slice(20, 24)}
+HUNDRED = {"train": slice(0, 20), "test": slice(20, 24)}
+
+
+def stored(images):
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), 3072))
+
+
+def binary(folder, files, labels):
+    folder.mkdir(parents=True)
+    for name, rows in files.items():
+        columns = [label[rows, None].astype(np.uint8) for label in labels]
+        (folder / f"{name}.bin").write_bytes(np.concatenate([*columns, stored(IMAGES[rows])], axis=1).tobytes())
+    return folder
+
+
+def python2(rows, labels):
+    """A batch as Python 2 wrote the published ones: protocol 2, bytes as str."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value
+
+    data = stored(IMAGES[rows]).tobytes()
+    count = struct.pack("<H", len(IMAGES[rows]))
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + text(b"b") + b"tR(K\x01M" + count
+        + b"M\x00\x0c\x86cnumpy\ndtype\n(" + text(b"u1") + b"K\x00K\x01tR(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ"
+        + b"\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(data)) + data + b"tb"
+    )  # fmt: skip
+    lists = b"".join(
+        text(name) + b"](" + b"".join(b"K" + bytes([value]) for value in label[rows]) + b"e"
+        for name, label in labels.items()
+    )
+    return b"\x80\x02}(" + text(b"data") + array + lists + text(b"batch_label") + text(b"one of five") + b"u."
+
+
+def pickled(folder, files, labels, protocol=None):
+    folder.mkdir(parents=True)
+    for name, rows in files.items():
+        if protocol is None:
+            content = python2(rows, {key.encode(): value for key, value in labels.items()})
+        else:
+            lists = {key.encode(): value[rows].tolist() for key, value in labels.items()}
+            content = pickle.dumps({b"data": stored(IMAGES[rows]), **lists}, protocol)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def check(name, path, expected, **options):
+    for size in (1, 2, 3, 30):
+        shares = [DataSet(name, path, rank=rank, size=size, **options) for rank in range(size)]
+        for part, rows in (("training", slice(0, 20)), ("testing", slice(20, 24))):
+            found = np.concatenate([getattr(share, f"{part}_data") for share in shares])
+            np.testing.assert_array_equal(found, IMAGES[rows])
+            found = np.concatenate([getattr(share, f"{part}_labels") for share in shares])
+            np.testing.assert_array_equal(found, expected[rows])
+
+
+@pytest.mark.parametrize("protocol", [None, 0, 1, 2, 3, 4, 5])
+def test_python_versions(tmp_path, protocol):
+    if protocol == 0:
+        with pytest.raises(ReaderError, match="plain values"):  # text of Python's own, not how archives are written
+            check("CIFAR10", pickled(tmp_path / "ten", TEN, {"labels": COARSE}, protocol), COARSE)
+        return
+    check("CIFAR10", pickled(tmp_path / "ten", TEN, {"labels": COARSE}, protocol), COARSE)
+    both = {"coarse_labels": COARSE, "fine_labels": FINE}
+    folder = pickled(tmp_path / "hundred", HUNDRED, both, protocol)
+    check("CIFAR100", folder, FINE)
+    check("cifar100", folder, COARSE, labels="coarse")
+
+
+def test_binary_versions_and_the_folder_above(tmp_path):
+    binary(tmp_path / "a" / "cifar-10-batches-bin", TEN, [COARSE])
+    check("CIFAR10", tmp_path / "a", COARSE)
+    assert DataSet(tmp_path / "a", rank=0, size=1).global_size == 20
+    folder = binary(tmp_path / "b", HUNDRED, [COARSE, FINE])
+    check("CIFAR100", folder, FINE)
+    check("CIFAR100", folder, COARSE, labels="coarse")
+    assert DataSet(folder, rank=0, size=1).global_size == 20
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [1]}, protocol))
+    with pytest.raises(ReaderError, match="found"):
+        pickles.load(tmp_path / "bad")
+    assert not (tmp_path / "ran").exists()
+
+
+def failing(path, match, error=ReaderError, name="CIFAR10", **options):
+    with pytest.raises(error, match=match):
+        DataSet(name, path, rank=0, size=1, **options)
+
+
+def test_wrong_files(tmp_path):
+    folder = binary(tmp_path / "bin", TEN, [COARSE])
+    (folder / "test_batch.bin").write_bytes((folder / "test_batch.bin").read_bytes()[:-1])
+    failing(folder, "test_batch.bin: truncated: expected a number of records of 3073 bytes, .*3 records and 3072 bytes")
+    (folder / "test_batch.bin").unlink()
+    failing(folder, "expected data_batch_1.*with .bin .*folder holds data_batch_1.bin", FileNotFoundError)
+    failing(folder / "none", "found nothing", FileNotFoundError)
+    folder = pickled(tmp_path / "py", TEN, {"labels": COARSE}, 4)
+    good = (folder / "data_batch_3").read_bytes()
+    for length in (*range(60), *range(60, len(good), 997)):
+        (folder / "data_batch_3").write_bytes(good[:length])
+        failing(folder, "data_batch_3: (truncated|not a pickle)")
+    (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": stored(IMAGES[:4]), b"labels": [1, 2]}))
+    failing(folder, r"as many rows as labels, found u1 of shape \(4, 3072\)")
+    (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": stored(IMAGES[:4])}))
+    failing(folder, "list of numbers under 'labels', found NoneType; the pickle has data")
+    failing(folder, 'labels of CIFAR100 have to be "fine" or "coarse"', ValueError, "CIFAR100", labels="middle")
