@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, loops, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, early_rows, loops, output, pipeline, settings, sharding, steps, variables, world
 
 _state = threading.local()
 
@@ -114,15 +114,17 @@ class Stage:
             return pipeline.grouped(dataset)
         if self.own_batches is not None:
             return pipeline.own_batches(dataset, self._most_batches())
-        return pipeline.sliced(getattr(dataset, "_matex_whole", dataset), self._keep_first)
+        dataset = getattr(dataset, "_matex_whole", dataset)
+        choose = early_rows.of_arrays if are_arrays else early_rows.of_rows
+        return choose(dataset, self._keep_first) or pipeline.sliced(dataset, self._keep_first)
 
     def _most_batches(self) -> int | None:
         """The number of batches of the rank that has most; None where they do not end."""
         assert self.own_batches is not None
         return None if min(self.own_batches) < 0 else max(self.own_batches)
 
-    def _keep_first(self, element: Any) -> None:
-        self.first = comparison.batch_digest(element)
+    def _keep_first(self, digest: tuple[int, int]) -> None:
+        self.first = digest
 
     def batches(self, number: int | None, are_arrays: bool) -> int | None:
         """How many steps an epoch has where Keras counted `number` batches on this rank."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, sharding, steps, world
+from matex_tf import comparison, ops, sharding, steps, world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
@@ -43,17 +43,17 @@ def my_slice(element: Any) -> tuple[Any, Any]:
     return take_rows(element, start, stop), steps.slice_tensor(has_rows, start, stop, count)
 
 
-def sliced(dataset: Any, on_first: Callable[[Any], None]) -> Any:
+def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     """A dataset of `Batch`: this rank's rows of each batch of `dataset`.
 
-    `on_first` is called, in a thread of the pipeline, with the first whole batch of each iteration (eager tensors).
+    `on_first` is called, in a thread of the pipeline, with (rows, hash) of the first whole batch of each iteration.
     """
     import tensorflow as tf
 
     spec = dataset.element_spec
 
     def show(*parts: Any) -> bool:
-        on_first(tf.nest.pack_sequence_as(spec, parts, expand_composites=True))
+        on_first(comparison.batch_digest(tf.nest.pack_sequence_as(spec, parts, expand_composites=True)))
         return True
 
     def cut(index: Any, element: Any) -> Batch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -134,8 +136,14 @@ def let_go(resource: Any) -> None:
     import tensorflow as tf
 
     if not sys.is_finalizing():
+        _wait_for_let_go_at_exit()
         with tf.init_scope():  # the garbage collector may call while a graph is being made
             library().ops.matex_let_go(resource)
+
+
+@functools.cache
+def _wait_for_let_go_at_exit() -> None:
+    atexit.register(library().c.matex_wait_for_let_go)
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:

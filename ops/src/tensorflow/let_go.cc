@@ -4,6 +4,8 @@
 // that its iterator is cancelled: CancellationManager wakes it before it says so. Whoever lets go of the iterator then
 // waits for the sleep to end, at the end of each epoch, and all ranks with it.
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -18,6 +20,10 @@ using namespace tensorflow;
 constexpr std::chrono::milliseconds kPause(5);
 constexpr int kPauses = 2000;  // then somebody else goes on holding it, and it is for them to let go
 
+std::mutex going_mutex;
+std::condition_variable all_gone;
+int going = 0;
+
 class LetGoKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -25,9 +31,15 @@ class LetGoKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     ResourceHandle handle = context->input(0).scalar<ResourceHandle>()();
     if (!handle.IsRefCounting()) return;  // a resource with a name lives until it is destroyed by that name
+    {
+      std::lock_guard<std::mutex> lock(going_mutex);
+      ++going;
+    }
     std::thread([handle = std::move(handle)]() mutable {
       for (int n = 0; n < kPauses && !handle.resource()->RefCountIsOne(); ++n) std::this_thread::sleep_for(kPause);
       handle = ResourceHandle();
+      std::lock_guard<std::mutex> lock(going_mutex);
+      if (--going == 0) all_gone.notify_all();
     }).detach();
   }
 };
@@ -42,3 +54,9 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 
 }  // namespace
 }  // namespace matex
+
+// Returns when nothing is left to let go of. Python must live until then: functions in a pipeline refer to it.
+extern "C" __attribute__((visibility("default"))) void matex_wait_for_let_go() {
+  std::unique_lock<std::mutex> lock(matex::going_mutex);
+  matex::all_gone.wait(lock, [] { return matex::going == 0; });
+}

@@ -1,0 +1,185 @@
+"""Rows chosen before work is done on them: pipelines whose steps are taken apart so that ranks share that work, too.
+
+Two shapes are recognised. In Keras' pipeline over arrays, a batch begins as a vector of indices: it is cut before rows
+are gathered. In a script's own, rows that pass through maps one by one before they are batched are dropped ahead of the
+maps by the ranks that do not compute them. Whatever is not recognised is left to `pipeline.sliced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import comparison, pipeline, sharding, steps, world
+
+_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
+"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
+"""Stateful if what they call is, which is looked at by itself."""
+
+
+def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+    """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
+
+    `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch.
+    """
+    import tensorflow as tf
+
+    gather, _ = _below(dataset, ("PrefetchDataset", "OptionsDataset"))
+    if _kind(gather) != "ParallelMapDataset" or _kind(gather._input_dataset) != "ZipDataset":
+        return None
+    parts = gather._input_dataset._datasets
+    if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
+        return None
+    indices, data = parts
+    me = world.current()
+
+    def show(chosen: Any) -> bool:
+        on_first(comparison.batch_digest(chosen))
+        return True
+
+    def cut(position: Any, chosen: Any) -> tuple[Any, Any]:
+        count = tf.size(chosen, tf.int64)
+        start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+        shown = tf.cond(
+            position == 0, lambda: tf.py_function(show, (chosen,), tf.bool), lambda: tf.constant(True)
+        )
+        with tf.control_dependencies([shown]):
+            return chosen[start:stop], steps.slice_tensor(has_rows, start, stop, count)
+
+    grab = gather._map_func._func
+
+    def batch(chosen: Any, arrays: Any) -> pipeline.Batch:
+        own, numbers = chosen
+        return pipeline.Batch(grab(own, arrays), numbers)
+
+    chosen = indices.enumerate().map(cut, num_parallel_calls=1)
+    result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    return pipeline.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+    """A dataset of `Batch` for a pipeline that maps rows and then batches them; None if that is not all it does.
+
+    The maps must be parallel ones, which says that they are worth sharing, and give the same for a row whatever its
+    neighbours; the number of rows must be known, for the last batch. `on_first` as in `of_arrays`.
+    """
+    import tensorflow as tf
+
+    batching, above = _below(dataset, ("PrefetchDataset", "OptionsDataset", "RepeatDataset"))
+    if _kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+        return None
+    maps = []
+    source = batching._input_dataset
+    while _kind(source) in ("MapDataset", "ParallelMapDataset"):
+        maps.insert(0, source)
+        source = source._input_dataset
+    rows = int(source.cardinality())
+    parallel = any(_kind(step) == "ParallelMapDataset" for step in maps)
+    if rows < 1 or not parallel or any(_depends_on_order(step) for step in maps):
+        return None
+    plan = _Plan(rows, int(batching._batch_size), bool(batching._drop_remainder))
+    if plan.batches == 0:
+        return None
+    first = _First(plan.first_batch, on_first)
+
+    def is_mine(position: Any, row: Any) -> Any:
+        parts = tf.nest.flatten(row, expand_composites=True)
+        shown = tf.cond(
+            position < plan.first_batch,
+            lambda: tf.py_function(first.see, [position, *parts], tf.bool),
+            lambda: tf.constant(True),
+        )
+        return tf.logical_and(plan.takes(position), shown)
+
+    result = source.enumerate().filter(is_mine).map(lambda position, row: row)
+    for step in maps:
+        calls = getattr(step, "_num_parallel_calls", None)
+        exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
+        given = {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
+        result = result.map(step._map_func._func, **given)
+    result = result.batch(plan.own_rows).enumerate().map(
+        lambda number, data: pipeline.Batch(data, plan.numbers(number)), num_parallel_calls=1
+    )
+    result = result.apply(tf.data.experimental.assert_cardinality(plan.batches))
+    for step in reversed(above):
+        if _kind(step) == "RepeatDataset":
+            result = result.repeat(step._count)
+    return pipeline.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+class _Plan:
+    """Which rows of a sequence this rank computes: its slices of batches of equal size and of a smaller last one."""
+
+    def __init__(self, rows: int, batch_size: int, drop_remainder: bool):
+        me = world.current()
+        self.batch_size = batch_size
+        self.full, rest = divmod(rows, batch_size)
+        rest = 0 if drop_remainder else rest
+        self.batches = self.full + bool(rest)
+        self.first_batch = batch_size if self.full else rest
+        # (start, stop, whether its rows count, rows of the batch) of a full batch and of the last one.
+        self.slices = [(*sharding.slice_bounds(size, me.rank, me.size), size) for size in (batch_size, rest)]
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows a batch of this rank has, but for the last, which may have fewer."""
+        start, stop, *_ = self.slices[0 if self.full else 1]
+        return stop - start
+
+    def takes(self, position: Any) -> Any:
+        """Whether this rank is to have row number `position`, a tensor."""
+        number, within = position // self.batch_size, position % self.batch_size
+        start, stop, _, _ = self._slice(number)
+        return (number < self.batches) & (within >= start) & (within < stop)
+
+    def numbers(self, number: Any) -> Any:
+        """The numbers of the step that computes batch `number`, a tensor."""
+        start, stop, has_rows, of_rows = self._slice(number)
+        return steps.slice_tensor(has_rows > 0, start, stop, of_rows)
+
+    def _slice(self, number: Any) -> list[Any]:
+        import tensorflow as tf
+
+        full, last = (tf.constant([int(part) for part in slice_], tf.int64) for slice_ in self.slices)
+        return tf.unstack(tf.where(number < self.full, full, last))
+
+
+class _First:
+    """Collects what goes into the first batch, row by row, and tells its rows and hash."""
+
+    def __init__(self, rows: int, on_first: Callable[[tuple[int, int]], None]):
+        self.rows = rows
+        self.on_first = on_first
+        self.content = 0
+
+    def see(self, position: Any, *parts: Any) -> bool:
+        self.content = 0 if position == 0 else self.content
+        for part in parts:
+            self.content = comparison.digest(part, self.content)
+        if position == self.rows - 1:
+            self.on_first((self.rows, self.content))
+        return True
+
+
+def _kind(dataset: Any) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
+    above = []
+    while _kind(dataset) in kinds:
+        above.append(dataset)
+        dataset = dataset._input_dataset
+    return dataset, above
+
+
+def _depends_on_order(step: Any) -> bool:
+    """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
+    from tensorflow.python.framework import op_def_registry
+
+    graph = step._map_func.function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
+    return any(op is not None and op.is_stateful for op in known.values())
