@@ -31,7 +31,8 @@ def batch_digest(element: Any) -> tuple[int, int]:
 def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     """Compare (rows, hash) of this rank's whole batch with the others'. Collective.
 
-    Other rows in the same step are said once; None where this rank saw no batch.
+    Other rows in the same step are said once, and a batch that is too small for so many ranks; None where this rank saw
+    no batch.
 
     Raises:
         RankError: on every rank, if the numbers of rows differ.
@@ -47,6 +48,11 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
                 f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
                 "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
             )
+    if seen and 0 < seen[0][1][0] < len(everyone):
+        output.note(
+            f"a batch of {seen[0][1][0]} rows is fewer than the {len(everyone)} ranks ({what}): the ranks without a "
+            "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
+        )
     if len({content for _, (_, content) in seen}) > 1:
         output.note(
             f"the ranks see different rows in the same step ({what}): the order of the data differs between ranks, for "
