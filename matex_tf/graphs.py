@@ -28,6 +28,22 @@ def reduces(graph: Any) -> bool:
     return bool(reductions(graph.get_operations()))
 
 
+def op_types(graph: Any) -> set[str]:
+    """The types of all ops in `graph` and in the functions that they call."""
+    found = set()
+    pending = [op.node_def for op in graph.get_operations()]
+    seen: set[str] = set()
+    while pending:
+        node = pending.pop()
+        found.add(node.op)
+        for name in _functions_of(node):
+            function = None if name in seen else graph._get_function(name)
+            seen.add(name)
+            if function is not None:
+                pending.extend(function.cached_definition.node_def)
+    return found
+
+
 def _functions_of(node: Any) -> list[str]:
     names = []
     for attribute in node.attr.values():

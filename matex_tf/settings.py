@@ -152,6 +152,14 @@ TABLE = (
         "bind (`matex run` sets it). off: left as the launcher set them.",
     ),
     Setting(
+        "xla",
+        _choice("auto", "off"),
+        "auto",
+        "auto, off",
+        "auto: functions with jit_compile=True are compiled by XLA with our collectives in them, on CPUs; its kernels "
+        "are built at first need (a minute, once). off: XLA is turned off for functions that hold a collective.",
+    ),
+    Setting(
         "quiet",
         _boolean,
         False,

@@ -1,4 +1,6 @@
-"""The build of the compiled ops: once for each TensorFlow, MPI, compiler and source, kept in a cache folder.
+"""The builds of the compiled ops and of their XLA kernels: once for each TensorFlow, MPI, compiler and source.
+
+They are kept in a cache folder, as two libraries: that of the kernels takes longer and few scripts need it.
 
 However many processes ask at once, one builds and the others wait for it. A library enters the cache under its name
 only when it is whole, and its digest stands beside it, so that a build that was killed or a damaged file is made anew.
@@ -7,6 +9,7 @@ only when it is whole, and its digest stands beside it, so that a build that was
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -16,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from . import compiler as compilers
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
+_XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
+_XLA_LIBRARY = "libtensorflow_cc.so.2"
 _PATIENCE = 2.0  # seconds of waiting before a word about it
 _POLL = 0.05
 
@@ -34,10 +38,13 @@ class BuildError(RuntimeError):
     """The ops cannot be built or loaded; the text says why and what to do."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would be built, and where it is kept."""
+    """What would be built from the rooms of `SOURCE` named, and where it is kept."""
 
+    what: str
+    seconds: int
+    rooms: tuple[str, ...]
     compiler: compilers.Compiler
     tensorflow: str
     command: tuple[str, ...]
@@ -61,14 +68,27 @@ def build(verbose: bool = False) -> Path:
     Raises:
         BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
-    plan = make_plan()
+    return _ensure(make_plan(), verbose)
+
+
+def build_xla(verbose: bool = False) -> Path:
+    """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
+
+    Raises:
+        BuildError: as `build`; or this TensorFlow does not come with what they are built from.
+    """
+    build(verbose)
+    return _ensure(make_xla_plan(), verbose)
+
+
+def _ensure(plan: Plan, verbose: bool) -> Path:
     if not is_whole(plan):
         with _locked(plan):
             if not is_whole(plan):
                 _compile(plan, verbose)
                 return plan.library
     if verbose:
-        _say(f"the ops for {_versions(plan)} are built already")
+        _say(f"{plan.what} for {_versions(plan)} are built already")
     return plan.library
 
 
@@ -112,12 +132,31 @@ def make_plan() -> Plan:
         source_digest(),
     ]
     key = "matex-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return Plan(compiler, tf.version.VERSION, command, cache_folder(), key)
+    return Plan("the ops", 15, ("engine", "tensorflow"), compiler, tf.version.VERSION, command, cache_folder(), key)
 
 
-def sources() -> list[Path]:
-    """The C++ files that are compiled, in a fixed order."""
-    return sorted(SOURCE.glob("engine/*.cc")) + sorted(SOURCE.glob("tensorflow/*.cc"))
+def make_xla_plan() -> Plan:
+    """The build of the XLA kernels. They use the library of the ops, which lies beside theirs.
+
+    Raises:
+        BuildError: as `make_plan`; or TensorFlow's folder lacks the library or the headers.
+    """
+    import tensorflow as tf
+
+    ops = make_plan()
+    folder, include = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
+    for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
+        if not needed.exists():
+            raise BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
+    command = (*ops.command, *(f"-I{include / name}" for name in _XLA_INCLUDES), f"-L{folder}", f"-l:{_XLA_LIBRARY}",
+               f"-L{ops.folder}", f"-l:{ops.library.name}", "-Wl,-rpath,$ORIGIN")
+    key = ops.key.replace("matex-", "matex-xla-")
+    return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
+
+
+def sources(*rooms: str) -> list[Path]:
+    """The C++ files that are compiled, in a fixed order; default those of the ops."""
+    return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/*.cc"))]
 
 
 def source_digest() -> str:
@@ -189,7 +228,7 @@ def _locked(plan: Plan) -> Iterator[None]:
         while not _try_lock(lock):
             if not told and time.monotonic() - start > _PATIENCE:
                 told = True
-                _say_once_for_all(plan, "other ranks wait while one of them builds the ops")
+                _say_once_for_all(plan, f"other ranks wait while one of them builds {plan.what}")
             time.sleep(_POLL)
         yield
 
@@ -216,7 +255,7 @@ _kept_open: list[Any] = []
 
 
 def _compile(plan: Plan, verbose: bool) -> None:
-    _say(f"building the ops for {_versions(plan)}, once; this takes some 15 s")
+    _say(f"building {plan.what} for {_versions(plan)}, once; this takes some {plan.seconds} s")
     if verbose:
         _say(" ".join(plan.command))
     for left in plan.folder.glob(f"{plan.key}.*.tmp"):
@@ -227,7 +266,7 @@ def _compile(plan: Plan, verbose: bool) -> None:
     start = time.monotonic()
     try:
         # One unit of all files: the headers of TensorFlow, read once, take most of the time.
-        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources())
+        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources(*plan.rooms))
         answer = subprocess.run(
             [*plan.command, "-o", str(made)], input=unit, capture_output=True, text=True, errors="replace"
         )

@@ -36,6 +36,7 @@ def install() -> None:
     """Install every patch of the runtime."""
     from matex_tf.patches import (
         batch_normalization,
+        compilation,
         datasets,
         eager_values,
         files,
@@ -57,6 +58,7 @@ def install() -> None:
         tapes,
         functions,
         function_loops,
+        compilation,
         eager_values,
         datasets,
         session,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import loops, losses, output, pipeline, variables
+from matex_tf import loops, losses, pipeline, variables
 from matex_tf.patches import replace
 
 
@@ -44,10 +44,6 @@ def _call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
-        if self._jit_compile:
-            # XLA has no kernel for our collectives; which functions hold one is known only once they are traced.
-            self._jit_compile = False
-            output.note("XLA (jit_compile=True) is turned off under several ranks; the results are the same")
         sources = (tf.data.Dataset, tf.data.Iterator)
         with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
             result = original(self, *args, **kwargs)

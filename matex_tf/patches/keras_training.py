@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from matex_tf import fitting, metrics, output, pipeline, steps, world
+from matex_tf import fitting, metrics, pipeline, steps, world
 from matex_tf.patches import keras_losses, replace, when_imported
 
 
@@ -193,9 +193,6 @@ def _make_function(which: str) -> Any:
             if step not in vars(self):
                 # On the instance, because subclasses have training steps of their own.
                 vars(self)[step] = _unpack(getattr(self, step))
-            if which == "train" and getattr(self, "jit_compile", False) is True:
-                output.note("XLA (jit_compile=True) is turned off under several ranks; the results are the same")
-                self.jit_compile = False
             before = getattr(self, f"{which}_function", None)
             result = original(self, *args, **kwargs)
             made = getattr(self, f"{which}_function")

@@ -8,9 +8,9 @@
 namespace matex {
 namespace {
 
-uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes) {
+uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled) {
   Hasher hasher;
-  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(entries.size()));
+  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled)).Add(static_cast<int64_t>(entries.size()));
   for (const Entry& entry : entries) {
     hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) hasher.Add(dimension);
@@ -38,11 +38,12 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes)
+Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled)
     : entries_(std::move(entries)),
       chunk_bytes_(chunk_bytes),
       fuse_bytes_(fuse_bytes),
-      key_(KeyOf(entries_, chunk_bytes, fuse_bytes)) {
+      compiled_(compiled),
+      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compiled)) {
   Step open[kTypes];
   for (int type = 0; type < kTypes; ++type) open[type].type = static_cast<Type>(type);
   for (size_t i = 0; i < entries_.size(); ++i) {

@@ -3,28 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "fields.h"
+
 namespace matex {
 namespace {
-
-// A report as text: each field is its length, a colon and its bytes.
-void Put(std::string& text, const std::string& field) { text += std::to_string(field.size()) + ":" + field; }
-void Put(std::string& text, int64_t value) { Put(text, std::to_string(value)); }
-
-class Fields {
- public:
-  explicit Fields(const std::string& text) : text_(text) {}
-  std::string Text() {
-    const size_t colon = text_.find(':', at_);
-    const size_t length = std::stoull(text_.substr(at_, colon - at_));
-    at_ = colon + 1 + length;
-    return text_.substr(colon + 1, length);
-  }
-  int64_t Number() { return std::stoll(Text()); }
-
- private:
-  const std::string& text_;
-  size_t at_ = 0;
-};
 
 std::string Named(size_t rank, const std::vector<Report>& reports) {
   return "rank " + std::to_string(rank) + " (" + reports[rank].host + ")";
@@ -32,7 +14,8 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
-         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.rows == b.rows;
+         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compiled == b.compiled &&
+         a.rows == b.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -66,6 +49,10 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
   }
   if (reports[a].chunk_bytes != reports[b].chunk_bytes || reports[a].fuse_bytes != reports[b].fuse_bytes) {
     return first + " has " + Settings(reports[a]) + ", " + second + " has " + Settings(reports[b]);
+  }
+  if (reports[a].compiled != reports[b].compiled) {
+    return "XLA has compiled the step on " + (reports[a].compiled ? first : second) + " but not on " +
+           (reports[a].compiled ? second : first) + ", where it may not be available; MATEX_XLA=off turns it off";
   }
   return "";
 }
@@ -122,13 +109,8 @@ std::string Encode(const Report& report) {
   Put(text, report.what);
   Put(text, report.chunk_bytes);
   Put(text, report.fuse_bytes);
-  Put(text, static_cast<int64_t>(report.entries.size()));
-  for (const Entry& entry : report.entries) {
-    Put(text, entry.name);
-    Put(text, static_cast<int64_t>(entry.type));
-    Put(text, static_cast<int64_t>(entry.shape.size()));
-    for (int64_t dimension : entry.shape) Put(text, dimension);
-  }
+  Put(text, static_cast<int64_t>(report.compiled));
+  Put(text, report.entries);
   Put(text, report.rows);
   return text;
 }
@@ -142,13 +124,8 @@ Report Decode(const std::string& text) {
   report.what = fields.Text();
   report.chunk_bytes = fields.Number();
   report.fuse_bytes = fields.Number();
-  report.entries.resize(fields.Number());
-  for (Entry& entry : report.entries) {
-    entry.name = fields.Text();
-    entry.type = static_cast<Type>(fields.Number());
-    entry.shape.resize(fields.Number());
-    for (int64_t& dimension : entry.shape) dimension = fields.Number();
-  }
+  report.compiled = fields.Number() != 0;
+  report.entries = fields.Entries();
   report.rows = fields.Number();
   return report;
 }

@@ -22,7 +22,7 @@ enum class Kind : int {
 
 constexpr int kKinds = 8;
 
-// Where one rank is. Entries, chunk and fuse bytes are those of a layout, rows those of its batch, for gradients only.
+// Where one rank is. For gradients only: what is of a layout, and the rows of its batch.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;
@@ -30,6 +30,7 @@ struct Report {
   std::string what;
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
+  bool compiled = false;
   std::vector<Entry> entries;
   int64_t rows = 0;
 };

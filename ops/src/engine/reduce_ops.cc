@@ -121,6 +121,13 @@ const char* NameOf(Reduction reduction) {
   return "";
 }
 
+Reduction ReductionOf(const std::string& name) {
+  for (Reduction one : {Reduction::kMean, Reduction::kMin, Reduction::kMax}) {
+    if (name == NameOf(one)) return one;
+  }
+  return Reduction::kSum;
+}
+
 MPI_Op MpiOp(Type type, Reduction reduction) {
   const bool is_sum = reduction == Reduction::kSum || reduction == Reduction::kMean;
   if (type == Type::kFloat16) return OwnOp<Float16>(reduction);

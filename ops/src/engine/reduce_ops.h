@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <string>
 
 #include "types.h"
 
@@ -12,6 +13,9 @@ namespace matex {
 enum class Reduction { kSum, kMean, kMin, kMax };
 
 const char* NameOf(Reduction reduction);
+
+// The reduction of this name, one of those that the ops allow.
+Reduction ReductionOf(const std::string& name);
 
 // The MPI_Op for `type`. Sums of 16-bit floats are computed in float32 and rounded once. Minima and maxima of floats
 // carry NaN on, whichever rank has it: MPI_MIN and MPI_MAX may give one rank the NaN and another the number.

@@ -32,6 +32,7 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   if (call.layout != nullptr) {
     mine.chunk_bytes = call.layout->chunk_bytes();
     mine.fuse_bytes = call.layout->fuse_bytes();
+    mine.compiled = call.layout->compiled();
     mine.entries = call.layout->entries();
     mine.rows = call.rows;
   }

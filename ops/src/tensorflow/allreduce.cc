@@ -12,9 +12,7 @@ class AllreduceKernel : public Collective {
   explicit AllreduceKernel(OpKernelConstruction* construction) : Collective(construction) {
     std::string name;
     OP_REQUIRES_OK(construction, construction->GetAttr("reduction", &name));
-    for (Reduction one : {Reduction::kSum, Reduction::kMean, Reduction::kMin, Reduction::kMax}) {
-      if (name == NameOf(one)) reduction_ = one;
-    }
+    reduction_ = ReductionOf(name);
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
   }
 

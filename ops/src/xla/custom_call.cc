@@ -1,0 +1,108 @@
+#include "custom_call.h"
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "engine/collectives.h"
+#include "engine/fields.h"
+#include "engine/hash.h"
+#include "engine/inline.h"
+#include "engine/world.h"
+#include "xla/service/custom_call_status_internal.h"
+#include "xla/service/custom_call_target_registry.h"
+
+namespace matex {
+
+std::string Encode(const Request& request) {
+  std::string text;
+  Put(text, static_cast<int64_t>(request.kind));
+  Put(text, static_cast<int64_t>(request.reduction));
+  Put(text, static_cast<int64_t>(request.root));
+  Put(text, static_cast<int64_t>(request.has_rows));
+  Put(text, request.entries);
+  Put(text, request.place);
+  return text;
+}
+
+namespace {
+
+// A request as it is run: decoded, and laid out, once.
+struct Prepared {
+  Request request;
+  std::unique_ptr<const Layout> layout;  // of gradients
+  Subject subject{};                     // of a collective on one tensor
+};
+
+std::unique_ptr<const Prepared> Prepare(const std::string& text) {
+  auto prepared = std::make_unique<Prepared>();
+  Request& request = prepared->request;
+  Fields fields(text);
+  request.kind = static_cast<Kind>(fields.Number());
+  request.reduction = static_cast<Reduction>(fields.Number());
+  request.root = static_cast<int>(fields.Number());
+  request.has_rows = fields.Number() != 0;
+  request.entries = fields.Entries();
+  request.place = fields.Text();
+  if (request.kind == Kind::kGradients) {
+    const World& world = TheWorld();
+    prepared->layout = std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes, true);
+  } else if (!request.entries.empty()) {
+    prepared->subject = {request.entries[0].type, request.entries[0].shape, request.place};
+  }
+  return prepared;
+}
+
+const Prepared& PreparedFor(const char* text, size_t length) {
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const known = new std::unordered_map<uint64_t, std::unique_ptr<const Prepared>>;
+  const uint64_t key = Hash(text, length, 0);
+  std::lock_guard<std::mutex> lock(*mutex);
+  std::unique_ptr<const Prepared>& prepared = (*known)[key];
+  if (prepared == nullptr) prepared = Prepare(std::string(text, length));
+  return *prepared;
+}
+
+Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
+  const Request& request = prepared.request;
+  const size_t count = request.entries.size();
+  switch (request.kind) {
+    case Kind::kGradients: {
+      const double* const weight = static_cast<const double*>(in[count]);
+      const int64_t rows = request.has_rows ? static_cast<int64_t>(weight[1]) : 0;
+      return ReduceInline(*prepared.layout, in, out, weight[0], rows, [&request] { return request.place; });
+    }
+    case Kind::kAllreduce:
+      return Allreduce(prepared.subject, request.reduction, in[0], out[0]);
+    case Kind::kBroadcast:
+      if (out[0] != in[0]) {
+        std::memcpy(out[0], in[0], prepared.subject.count() * SizeOf(prepared.subject.type));
+      }
+      return Broadcast(prepared.subject, request.root, out[0]);
+    default:
+      return Barrier(request.place);
+  }
+}
+
+// XLA's convention for one result is its address, for several the addresses of all.
+void Call(void* result, const void** operands, const char* text, size_t length, XlaCustomCallStatus* status) {
+  const Prepared& prepared = PreparedFor(text, length);
+  const size_t count = prepared.request.entries.size();
+  void* const* const results = count == 0 ? &result : static_cast<void* const*>(result);
+  if (Error error = Run(prepared, operands, results)) {
+    // The function that sets it is hidden in TensorFlow's libraries.
+    status->message = Place() + ": " + error.message;
+    return;
+  }
+  const size_t token = count + (prepared.request.kind == Kind::kGradients ? 1 : 0);
+  std::memcpy(results[count], operands[token], sizeof(int32_t));
+}
+
+const bool registered = [] {
+  xla::CustomCallTargetRegistry::Global()->Register(kTarget, reinterpret_cast<void*>(&Call), "Host");
+  return true;
+}();
+
+}  // namespace
+}  // namespace matex

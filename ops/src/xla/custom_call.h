@@ -1,0 +1,29 @@
+// A collective in a program that XLA has compiled: one custom call, whose description travels as text beside the tensors.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/mismatch.h"
+#include "engine/reduce_ops.h"
+
+namespace matex {
+
+// What a custom call is to do. Its operands are a tensor for each entry, for gradients the weight, and the token; its
+// results a tensor for each entry and the token. Tensors are flat, so that XLA cannot lay them out in another order.
+struct Request {
+  Kind kind = Kind::kBarrier;
+  Reduction reduction = Reduction::kSum;  // of an allreduce
+  int root = 0;                           // of a broadcast
+  bool has_rows = false;                  // of gradients: whether the weight comes with the rows of the batch
+  std::vector<Entry> entries;
+  std::string place;
+};
+
+std::string Encode(const Request& request);
+
+// The name under which XLA finds the function that runs requests on the host.
+constexpr char kTarget[] = "matex_collective";
+
+}  // namespace matex

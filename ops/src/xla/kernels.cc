@@ -1,0 +1,121 @@
+// The ops as XLA compiles them, for CPUs: each becomes one custom call.
+//
+// XLA runs what does not depend on one another in any order, and at once. So each call takes the value of the variable
+// by which TensorFlow orders the ops (MATEX_ORDER) as a token and gives it back, for the next one to take.
+#include <string>
+#include <vector>
+
+#include "custom_call.h"
+#include "tensorflow/compiler/tf2xla/shape_util.h"
+#include "tensorflow/compiler/tf2xla/type_util.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tensorflow/kernel.h"
+#if __has_include("xla/hlo/builder/xla_builder.h")
+#include "xla/hlo/builder/xla_builder.h"
+#else
+#include "xla/client/xla_builder.h"
+#endif
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class XlaCollective : public XlaOpKernel {
+ public:
+  XlaCollective(OpKernelConstruction* construction, Kind kind) : XlaOpKernel(construction) {
+    request_.kind = kind;
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &request_.place));
+    OP_REQUIRES_OK(construction, construction->GetAttr("order_count", &ordered_));
+  }
+
+  void Compile(XlaOpKernelContext* context) final {
+    Request request = request_;
+    std::vector<xla::XlaOp> operands;
+    std::vector<xla::Shape> results;
+    const int order = context->num_inputs() - static_cast<int>(ordered_);
+    const int tensors = order - (request.kind == Kind::kGradients ? 1 : 0);
+    for (int i = 0; i < tensors; ++i) {
+      const TensorShape shape = context->InputShape(i);
+      std::vector<int64_t> dimensions(shape.dims());
+      for (int d = 0; d < shape.dims(); ++d) dimensions[d] = shape.dim_size(d);
+      request.entries.push_back({NameOf(i), TypeOf(context->input_type(i)), dimensions});
+      operands.push_back(xla::Reshape(context->Input(i), {shape.num_elements()}));
+      xla::PrimitiveType type;
+      OP_REQUIRES_OK(context, DataTypeToPrimitiveType(context->input_type(i), &type));
+      results.push_back(xla::ShapeUtil::MakeShape(type, {shape.num_elements()}));
+    }
+    if (request.kind == Kind::kGradients) {
+      request.has_rows = context->InputShape(tensors).dims() == 1;
+      operands.push_back(context->Input(tensors));
+    }
+    xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);
+    if (ordered_ > 0) OP_REQUIRES_OK(context, context->ReadVariableInput(order, DT_INT32, nullptr, &token));
+    operands.push_back(token);
+    results.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
+    const xla::XlaOp call = xla::CustomCall(
+        context->builder(), kTarget, operands, tensors == 0 ? results[0] : xla::ShapeUtil::MakeTupleShape(results),
+        Encode(request), /*has_side_effect=*/true, {}, nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
+        xla::CustomCallApiVersion::API_VERSION_STATUS_RETURNING_UNIFIED);
+    for (int i = 0; i < tensors; ++i) {
+      context->SetOutput(i, xla::Reshape(xla::GetTupleElement(call, i), request.entries[i].shape));
+    }
+    token = tensors == 0 ? call : xla::GetTupleElement(call, tensors);
+    if (ordered_ > 0) OP_REQUIRES_OK(context, context->AssignVariable(order, DT_INT32, token));
+  }
+
+ protected:
+  // The name of tensor `index` in messages and layouts, where it has one of its own.
+  virtual std::string NameOf(int index) const { return ""; }
+
+  Request request_;
+
+ private:
+  tensorflow::int64 ordered_ = 0;
+};
+
+class XlaReduceGradients : public XlaCollective {
+ public:
+  explicit XlaReduceGradients(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kGradients) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
+  }
+
+ protected:
+  std::string NameOf(int index) const override { return names_[index]; }
+
+ private:
+  std::vector<std::string> names_;
+};
+
+class XlaAllreduce : public XlaCollective {
+ public:
+  explicit XlaAllreduce(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kAllreduce) {
+    std::string name;
+    OP_REQUIRES_OK(construction, construction->GetAttr("reduction", &name));
+    request_.reduction = ReductionOf(name);
+  }
+};
+
+class XlaBroadcast : public XlaCollective {
+ public:
+  explicit XlaBroadcast(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kBroadcast) {
+    tensorflow::int64 root = 0;
+    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root));
+    request_.root = static_cast<int>(root);
+  }
+};
+
+class XlaBarrier : public XlaCollective {
+ public:
+  explicit XlaBarrier(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kBarrier) {}
+};
+
+// Not REGISTER_XLA_OP: what is registered that way after the first function was compiled is not seen any more.
+REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU_XLA_JIT), XlaReduceGradients);
+REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU_XLA_JIT), XlaAllreduce);
+REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU_XLA_JIT), XlaBroadcast);
+REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_CPU_XLA_JIT), XlaBarrier);
+
+}  // namespace
+}  // namespace matex

@@ -1,0 +1,43 @@
+"""The ops under XLA: whether functions that hold them can be compiled, with kernels built and loaded at first need."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterable
+
+from matex_tf import settings
+
+from . import build
+from .collectives import OP_TYPES
+
+KERNELS = ("MatexAllreduce", "MatexBroadcast", "MatexBarrier", "MatexReduceGradients")
+"""The ops that XLA has kernels for. The shape of what an allgather gives is known only once it has run."""
+
+
+def obstacle(types: Iterable[str]) -> str:
+    """Why XLA cannot compile a function with ops of these types; "" if it can. Communicates with nobody.
+
+    The first function with one of our ops has the kernels built, if they are not in the cache, and loaded.
+    """
+    ours = sorted(set(types) & set(OP_TYPES))
+    missing = [name for name in ours if name not in KERNELS]
+    if missing:
+        return f"XLA has no kernel for {', '.join(missing)}"
+    return _kernels() if ours else ""
+
+
+@functools.cache
+def _kernels() -> str:
+    """Loads the kernels; "" or why that cannot be."""
+    import tensorflow as tf
+
+    if settings.current().xla == "off":
+        return "MATEX_XLA=off"
+    if tf.config.list_physical_devices("GPU"):
+        return "the collectives have XLA kernels for CPUs only"
+    try:
+        ctypes.CDLL(str(build.build_xla()))
+    except (build.BuildError, OSError) as error:
+        return str(error).splitlines()[0]
+    return ""

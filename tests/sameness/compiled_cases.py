@@ -1,0 +1,139 @@
+"""Training with `jit_compile=True` in every place where scripts have it, in float64: `python compiled_cases.py FOLDER`.
+
+Stores what each case gives, as cases.py does.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.backend.set_floatx("float64")
+GENERATOR = np.random.RandomState(5)
+X, Y = GENERATOR.rand(53, 6, 6, 1), GENERATOR.randint(0, 3, 53)
+BATCH = 16
+
+
+def model_of():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(4, 3, activation="tanh"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def branches_of():
+    """A model whose gradients become ready in any order."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6, 6, 1))
+    ends = []
+    for width in (1, 3, 5):
+        end = keras.layers.Conv2D(2, width, padding="same", activation="tanh", activity_regularizer="l2")(inputs)
+        ends.append(keras.layers.GlobalAveragePooling2D()(end))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(ends)))
+
+
+def loss_of():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(53, seed=5).batch(BATCH)
+
+
+def fit(model, arrays, **options):
+    model.compile(keras.optimizers.Adam(0.01), loss_of(), metrics=["accuracy"], jit_compile=True, **options)
+    data = {"x": X, "y": Y, "batch_size": BATCH} if arrays else {"x": dataset()}
+    weights = {"sample_weight": GENERATOR.rand(53)} if arrays else {}
+    history = model.fit(**data, **weights, epochs=3, verbose=0, validation_data=(X[:9], Y[:9])).history
+    figures = [history[name] for name in sorted(history)]
+    return [*figures, model.evaluate(X, Y, batch_size=10, verbose=0), model.predict(X, verbose=0), *model.get_weights()]
+
+
+def loop(model, around):
+    """`around`: what is compiled, of "step", "forward", "both", and "epoch" for a step called in a loop in a function."""
+    optimizer, loss_fn, accuracy = keras.optimizers.Adam(0.01), loss_of(), keras.metrics.SparseCategoricalAccuracy()
+    compiled = tf.function(jit_compile=True)
+    forward = (lambda x: model(x, training=True)) if around in ("step", "epoch") else compiled(model)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = forward(x)
+            loss = loss_fn(y, logits)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        accuracy.update_state(y, logits)
+        return loss
+
+    if around != "forward":
+        step = compiled(step)
+
+    @tf.function
+    def epoch(batches):
+        last = tf.constant(0.0, tf.float64)
+        for x, y in batches:
+            last = step(x, y)
+        return last
+
+    seen = []
+    for _ in range(3):
+        accuracy.reset_state()
+        if around == "epoch":
+            seen.append(float(epoch(dataset())))
+        else:
+            for x, y in dataset():
+                seen.append(float(step(x, y)))
+        seen.append(float(accuracy.result()))
+    return [np.array(seen), *model.get_weights()]
+
+
+def raw():
+    """Plain TensorFlow: variables, updates by hand, and control flow in the compiled step."""
+    w, b = tf.Variable(np.ones((36, 3)) / 36), tf.Variable(np.zeros(3))
+    flat, wanted = X.reshape(53, 36), np.eye(3)[Y]
+
+    @tf.function(jit_compile=True)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(y, tf.matmul(x, w) + b))
+        first, second = tape.gradient(loss, [w, b])
+        w.assign_sub(0.5 * first)
+        for _ in tf.range(2):
+            b.assign_sub(0.25 * second)
+        return loss
+
+    seen = []
+    for x, y in tf.data.Dataset.from_tensor_slices((flat, wanted)).batch(BATCH).repeat(3):
+        seen.append(float(step(x, y)))
+    return [np.array(seen), w.numpy(), b.numpy()]
+
+
+def cases():
+    found = {
+        "fit, arrays": lambda: fit(model_of(), True),
+        "fit, dataset": lambda: fit(branches_of(), False),
+        "fit, several steps at once": lambda: fit(model_of(), False, steps_per_execution=3),
+        "raw": raw,
+    }
+    for around in ("step", "forward", "both", "epoch"):
+        found[f"loop, {around}"] = lambda around=around: loop(model_of(), around)
+    found["loop, branches"] = lambda: loop(branches_of(), "step")
+    return found
+
+
+def main(folder):
+    results = {f"{name}|{index}": value for name, case in cases().items() for index, value in enumerate(case())}
+    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
