@@ -63,6 +63,7 @@ class Stage:
         self.batch_size = 0
         self.own_batches: list[int] | None = None
         self.shuffle = False
+        self.epochs = 1  # that one iteration of arrays goes through: all of them under Keras 2
         self.first: tuple[int, int] | None = None
 
     @property
@@ -109,7 +110,7 @@ class Stage:
     def distribute(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `pipeline.Batch`."""
         if self.counts is not None:
-            return pipeline.shares(self.inputs, self.counts, self.batch_size, self.shuffle)
+            return pipeline.shares(self.inputs, self.counts, self.batch_size, self.shuffle, self.epochs)
         if self.weak and not are_arrays and self.own_batches is None:
             return pipeline.grouped(dataset)
         if self.own_batches is not None:

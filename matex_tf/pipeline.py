@@ -128,14 +128,15 @@ def _empty(spec: Any) -> Any:
     return tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
 
 
-def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -> Any:
+def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, epochs: int = 1) -> Any:
     """A dataset of `Batch` over this rank's own rows.
 
     Args:
         inputs: a structure of arrays, all of this rank's `counts[rank]` rows.
         counts: the rows of each rank.
         batch_size: rows over all ranks in each step; the last step takes what is left.
-        shuffle: whether this rank's rows come in a new order in each iteration.
+        shuffle: whether this rank's rows come in a new order in each epoch.
+        epochs: how many epochs one iteration goes through.
     """
     import numpy as np
     import tensorflow as tf
@@ -163,8 +164,9 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool) -
         data = tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
         return Batch(data, steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
-    dataset = tf.data.Dataset.range(1).map(order).flat_map(steps_of).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+    dataset = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
+    dataset = dataset.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
     return exempt(dataset.prefetch(tf.data.AUTOTUNE))
 
 

@@ -306,7 +306,7 @@ def _failure(plan: Plan, output: str) -> str:
         line for line in output.splitlines() if "error" in line.lower() or "not found" in line
     ] or output.splitlines()
     return (
-        f"the TensorFlow ops cannot be built: {plan.compiler.path} failed. All of what it says is in {log}; the "
+        f"{plan.what} cannot be built for TensorFlow: {plan.compiler.path} failed. All of what it says is in {log}; the "
         "first of it:\n"
         + "\n".join(errors[:8])
         + "\nA C++17 compiler is needed (GCC 9 or newer).\n"

@@ -15,9 +15,12 @@ from matex_tf.patches import replace, when_imported
 def install() -> None:
     when_imported("keras.src.losses.loss", lambda module: replace(module, "reduce_weighted_values", _keras3))
     for package in ("keras", "tf_keras"):
-        when_imported(
-            f"{package}.src.utils.losses_utils", lambda module: replace(module, "compute_weighted_loss", _keras2)
-        )
+        when_imported(f"{package}.src.utils.losses_utils", _keras2_utils)
+
+
+def _keras2_utils(module: Any) -> None:
+    replace(module, "compute_weighted_loss", _keras2)
+    replace(module, "apply_valid_mask", _keras2_mask)
 
 
 def _ratio(part: Any, whole: Any, like: Any) -> Any:
@@ -34,20 +37,28 @@ def _scale_sum(loss: Any) -> Any:
 
 def scale_own(loss: Any) -> Any:
     """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows."""
+    return _scale_sum(loss) if _is_sum(loss) else loss
+
+
+def _is_sum(loss: Any) -> bool:
     if hasattr(loss, "numpy") or not hasattr(loss, "op"):
-        return _scale_sum(loss) if reductions.marked(loss) == "sum" else loss
-    return _scale_sum(loss) if reductions.kind(loss) == "sum" else loss
+        return reductions.marked(loss) == "sum"
+    return reductions.kind(loss) == "sum"
 
 
 def _scale_mean(loss: Any, denominator: Any) -> Any:
     """Scale a mean over `denominator` units of this slice to its part of the mean over those of the batch."""
+    return reductions.mark(loss * _mean_ratio(denominator, loss), "mean")
+
+
+def _mean_ratio(denominator: Any, like: Any) -> Any:
     import tensorflow as tf
 
     numbers = steps.numbers()
     own = tf.stop_gradient(tf.cast(denominator, tf.float64))
     total = ops.allreduce(tf.where(numbers[2] > 0, own, tf.zeros_like(own)), op="sum", name="loss_denominator")
     share = tf.math.divide_no_nan(own, total)
-    return reductions.mark(loss * _ratio(share, numbers[0], loss), "mean")
+    return _ratio(share, numbers[0], like)
 
 
 def _keras3(original: Any) -> Any:
@@ -76,7 +87,26 @@ def _keras3(original: Any) -> Any:
 
 def _keras2(original: Any) -> Any:
     def compute_weighted_loss(losses, sample_weight=None, reduction="sum_over_batch_size", name=None):
+        import tensorflow as tf
+
         loss = original(losses, sample_weight=sample_weight, reduction=reduction, name=name)
-        return _scale_sum(loss) if reduction == "sum" else loss
+        of_one = isinstance(losses, tf.Tensor) and losses.shape.rank == 0
+        if reduction == "sum" or of_one and reduction != "none" and _is_sum(losses):
+            return _scale_sum(loss)
+        return loss
 
     return compute_weighted_loss
+
+
+def _keras2_mask(original: Any) -> Any:
+    """Keras 2 makes the mean over what is not masked by a factor on the weights."""
+
+    def apply_valid_mask(losses, sw, mask, reduction):
+        import tensorflow as tf
+
+        weights = original(losses, sw, mask, reduction)
+        if mask is None or reduction not in ("auto", "sum_over_batch_size"):
+            return weights
+        return weights * _mean_ratio(tf.reduce_sum(tf.cast(mask, weights.dtype)), weights)
+
+    return apply_valid_mask

@@ -159,6 +159,7 @@ def _handler(original: Any) -> Any:
                 part for part in (given.get("x"), given.get("y"), given.get("sample_weight")) if part is not None
             )
             stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+            stage.epochs = given.get("epochs", 1) - given.get("initial_epoch", 0)
         stage.look_at_source(given.get("x"))
         given.pop("self")
         # The adapter is made inside, and asked for its dataset and size there.

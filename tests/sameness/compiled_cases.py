@@ -58,7 +58,7 @@ def fit(model, arrays, **options):
 
 
 def loop(model, around):
-    """`around`: what is compiled, of "step", "forward", "both", and "epoch" for a step called in a loop in a function."""
+    """What is compiled is the "step", the "forward" pass, "both", or the step that an "epoch" in a function calls."""
     optimizer, loss_fn, accuracy = keras.optimizers.Adam(0.01), loss_of(), keras.metrics.SparseCategoricalAccuracy()
     compiled = tf.function(jit_compile=True)
     forward = (lambda x: model(x, training=True)) if around in ("step", "epoch") else compiled(model)
