@@ -21,8 +21,8 @@ usage: matex COMMAND ...
       run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
   matex info
       versions, MPI, cores, GPUs, the state of the compiled ops, and what is wrong, if anything, with how to mend it
-  matex build
-      compile the ops now rather than at first use
+  matex build [--xla]
+      compile the ops now rather than at first use; with --xla their kernels for jit_compile=True, too
   matex --version | --help
 """
 
@@ -120,13 +120,13 @@ def run(words: Sequence[str]) -> int:
 
 
 def build(words: Sequence[str]) -> int:
-    """`matex build`: compiles the ops and prints where they are."""
-    if words:
-        raise UsageError(f"matex build takes no arguments; {shlex.join(words)} was given")
+    """`matex build`: compiles the ops, with `--xla` their XLA kernels too, and prints where they are."""
+    if [*words] not in ([], ["--xla"]):
+        raise UsageError(f"matex build takes no argument but --xla; {shlex.join(words)} was given")
     from matex_tf.ops import build as builder
 
     try:
-        print(builder.build(verbose=True))
+        print(builder.build_xla(verbose=True) if words else builder.build(verbose=True))
     except (ImportError, OSError, RuntimeError) as error:
         print(f"matex build: {error}", file=sys.stderr)
         return 1

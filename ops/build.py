@@ -93,7 +93,7 @@ def _ensure(plan: Plan, verbose: bool) -> Path:
 
 
 def status() -> dict[str, Any]:
-    """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built"}.
+    """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built", "XLA kernels"}.
 
     Raises:
         BuildError: as `build` does, short of compiling.
@@ -105,7 +105,15 @@ def status() -> dict[str, Any]:
         "TensorFlow": plan.tensorflow,
         "library": str(plan.library),
         "built": "yes" if is_whole(plan) else "no (at first use, or now by `matex build`)",
+        "XLA kernels": _xla_status(),
     }
+
+
+def _xla_status() -> str:
+    try:
+        return "built" if is_whole(make_xla_plan()) else "not built (at first use, or now by `matex build --xla`)"
+    except BuildError as error:
+        return str(error)
 
 
 def make_plan() -> Plan:

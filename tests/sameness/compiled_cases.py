@@ -1,6 +1,6 @@
-"""Training with `jit_compile=True` in every place where scripts have it, in float64: `python compiled_cases.py FOLDER`.
+"""Training with `jit_compile=True` in every place where scripts have it, in float64.
 
-Stores what each case gives, as cases.py does.
+`python compiled_cases.py FOLDER [NAME...]` stores what each case gives, as cases.py does.
 """
 
 import os
@@ -33,10 +33,8 @@ def branches_of():
     """A model whose gradients become ready in any order."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6, 6, 1))
-    ends = []
-    for width in (1, 3, 5):
-        end = keras.layers.Conv2D(2, width, padding="same", activation="tanh", activity_regularizer="l2")(inputs)
-        ends.append(keras.layers.GlobalAveragePooling2D()(end))
+    flat = keras.layers.Flatten()(inputs)
+    ends = [keras.layers.Dense(width, "tanh", activity_regularizer="l2")(flat) for width in (1, 3, 5)]
     return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(ends)))
 
 
@@ -58,10 +56,10 @@ def fit(model, arrays, **options):
 
 
 def loop(model, around):
-    """What is compiled is the "step", the "forward" pass, "both", or the step that an "epoch" in a function calls."""
-    optimizer, loss_fn, accuracy = keras.optimizers.Adam(0.01), loss_of(), keras.metrics.SparseCategoricalAccuracy()
+    """What is compiled is the whole "step", the "forward" pass, or the step that an "epoch" in a function calls."""
+    optimizer, loss_fn, accuracy = keras.optimizers.SGD(0.05), loss_of(), keras.metrics.SparseCategoricalAccuracy()
     compiled = tf.function(jit_compile=True)
-    forward = (lambda x: model(x, training=True)) if around in ("step", "epoch") else compiled(model)
+    forward = compiled(model) if around == "forward" else lambda x: model(x, training=True)
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -119,21 +117,20 @@ def raw():
 def cases():
     found = {
         "fit, arrays": lambda: fit(model_of(), True),
-        "fit, dataset": lambda: fit(branches_of(), False),
-        "fit, several steps at once": lambda: fit(model_of(), False, steps_per_execution=3),
+        "fit, dataset": lambda: fit(branches_of(), False, steps_per_execution=3),
         "raw": raw,
     }
-    for around in ("step", "forward", "both", "epoch"):
+    for around in ("step", "forward", "epoch"):
         found[f"loop, {around}"] = lambda around=around: loop(model_of(), around)
-    found["loop, branches"] = lambda: loop(branches_of(), "step")
     return found
 
 
-def main(folder):
-    results = {f"{name}|{index}": value for name, case in cases().items() for index, value in enumerate(case())}
+def main(folder, names):
+    chosen = {name: case for name, case in cases().items() if not names or name in names}
+    results = {f"{name}|{index}": value for name, case in chosen.items() for index, value in enumerate(case())}
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

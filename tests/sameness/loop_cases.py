@@ -111,6 +111,18 @@ def two_outputs():
     return [*model.get_weights(), *[np.array(history[name]) for name in sorted(history)]]
 
 
+def masked():
+    keras.utils.set_random_seed(1)
+    words = GENERATOR.randint(0, 3, (50, 7))  # 0 is masked
+    model = keras.Sequential(
+        [keras.Input((7,)), keras.layers.Embedding(3, 4, mask_zero=True), keras.layers.LSTM(5, return_sequences=True)]
+    )
+    model.add(keras.layers.Dense(2))
+    model.compile("sgd", "mse")
+    history = model.fit(words, GENERATOR.rand(50, 7, 2), batch_size=16, epochs=2, verbose=0).history
+    return [*model.get_weights(), np.array(history["loss"])]
+
+
 def cases():
     found = {}
     for name, loss_of in LOSSES.items():
@@ -126,6 +138,7 @@ def cases():
     found["fit, custom sum"] = lambda: fit(lambda y, p: tf.reduce_sum(squares(y, p)))
     found["fit, activity penalty"] = lambda: fit("mse", "l2")
     found["fit, two outputs"] = two_outputs
+    found["fit, masked"] = masked
     return found
 
 

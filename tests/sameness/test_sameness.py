@@ -4,16 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparing import close
 
 import launch
 
 CASES = Path(__file__).with_name("cases.py")
-
-
-def close(got, want):
-    """Within 1e-10 of the larger of the tensor's maximum and 1e-3."""
-    scale = max(np.abs(want).max(initial=0.0), 1e-3)
-    return np.abs(got - want).max(initial=0.0) <= 1e-10 * scale
 
 
 @pytest.fixture(scope="module")
