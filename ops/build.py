@@ -156,8 +156,15 @@ def make_xla_plan() -> Plan:
     for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
         if not needed.exists():
             raise BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
-    command = (*ops.command, *(f"-I{include / name}" for name in _XLA_INCLUDES), f"-L{folder}", f"-l:{_XLA_LIBRARY}",
-               f"-L{ops.folder}", f"-l:{ops.library.name}", "-Wl,-rpath,$ORIGIN")
+    command = (
+        *ops.command,
+        *(f"-I{include / name}" for name in _XLA_INCLUDES),
+        f"-L{folder}",
+        f"-l:{_XLA_LIBRARY}",
+        f"-L{ops.folder}",
+        f"-l:{ops.library.name}",
+        "-Wl,-rpath,$ORIGIN",
+    )
     key = ops.key.replace("matex-", "matex-xla-")
     return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
 
@@ -314,7 +321,7 @@ def _failure(plan: Plan, output: str) -> str:
         line for line in output.splitlines() if "error" in line.lower() or "not found" in line
     ] or output.splitlines()
     return (
-        f"{plan.what} cannot be built for TensorFlow: {plan.compiler.path} failed. All of what it says is in {log}; the "
+        f"{plan.what} cannot be built for TensorFlow: {plan.compiler.path} failed. All of it is in {log}; the "
         "first of it:\n"
         + "\n".join(errors[:8])
         + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
