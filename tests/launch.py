@@ -18,6 +18,9 @@ from pathlib import Path
 from matex_tf import launch as launcher
 from matex_tf import placement, probe
 
+ALL_FILES = {"MATEX_OUTPUT": "all"}
+"""The environment of scripts that store what each rank has: as a rule only rank 0's files are there at the end."""
+
 
 @dataclass(frozen=True)
 class Result:

@@ -40,7 +40,7 @@ def turned_off(output):
 
 @pytest.mark.timeout(1000)
 def test_compiled_training_gives_the_sequential_result(alone, tmp_path):
-    result = launch.run(3, CASES, tmp_path, timeout=550).check()
+    result = launch.run(3, CASES, tmp_path, env=launch.ALL_FILES, timeout=550).check()
     assert len(check(tmp_path, 3, alone)) == 6
     assert not turned_off(result.output), "every function stays compiled"
 
@@ -48,7 +48,7 @@ def test_compiled_training_gives_the_sequential_result(alone, tmp_path):
 @pytest.mark.timeout(900)
 def test_where_xla_has_no_kernels_it_is_turned_off_and_said_once(alone, tmp_path):
     names = ("fit, arrays", "loop, step", "loop, forward")
-    result = launch.run(2, CASES, tmp_path, *names, env={"MATEX_XLA": "off"}, timeout=400).check()
+    result = launch.run(2, CASES, tmp_path, *names, env={**launch.ALL_FILES, "MATEX_XLA": "off"}, timeout=400).check()
     assert check(tmp_path, 2, alone) == set(names)
     functions = turned_off(result.output)
     # Keras' step and the script's own; a compiled forward pass has no collective and stays as it is.

@@ -21,7 +21,7 @@ def alone(tmp_path_factory):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_style_gives_the_sequential_result(alone, ranks, tmp_path):
-    launch.run(ranks, CASES, tmp_path, timeout=800).check()
+    launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=800).check()
     results = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
     problems = []
     for name, want in alone.items():
@@ -76,7 +76,7 @@ def test_losses_and_loops_of_every_kind_are_exact(tmp_path):
     alone.mkdir()
     together.mkdir()
     launch.run_alone(script, alone, timeout=200).check()
-    launch.run(3, script, together, timeout=350).check()
+    launch.run(3, script, together, env=launch.ALL_FILES, timeout=350).check()
     want = dict(np.load(alone / "rank-0.npz"))
     found = [dict(np.load(together / f"rank-{rank}.npz")) for rank in range(3)]
     wrong = [name for name in want if not all(close(part[name], want[name]) for part in found)]
