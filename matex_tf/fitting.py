@@ -65,6 +65,8 @@ class Stage:
         self.shuffle = False
         self.epochs = 1  # that one iteration of arrays goes through: all of them under Keras 2
         self.first: tuple[int, int] | None = None
+        self.dealt = sharding.Dealt()
+        self.numbered: Any = None
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Stage:
     @property
     def compares(self) -> bool:
         """Whether ranks are to see the same batches."""
-        return self.counts is None and self.own_batches is None and not self.weak
+        return self.counts is None and self.own_batches is None and self.numbered is None and not self.weak
 
     def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
         """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
@@ -89,10 +91,33 @@ class Stage:
             batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
         self.batch_size = batch_size * world.current().size if self.weak else batch_size
         self.inputs, self.shuffle = inputs, bool(shuffle)
+        if self.trains:
+            self._learn_dealt(arrays)
+
+    def _learn_dealt(self, arrays: list[np.ndarray]) -> None:
+        """Learn how a reader dealt the rows, and that this call of fit takes them so."""
+        for dealt in map(sharding.dealt, arrays):
+            self.dealt = sharding.Dealt(*(mine if mine is not None else its for mine, its in zip(self.dealt, dealt)))
+        mine = (self.dealt, self.batch_size)
+        everyone = world.control.allgather(mine, f"how the rows of {self.name} were dealt")
+        dealt = everyone[0][0]
+        if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, self.batch_size):
+            raise world.RankError(
+                f'{self.name}: its rows were dealt for batches of {dealt.batch_size} (distribution="batch"), the batch '
+                f"size of this call is {self.batch_size}; give both the same, on all ranks"
+            )
+        if dealt.batch_size is not None and self.shuffle:
+            output.note(
+                'the rows were dealt in batches (distribution="batch") for the loss curve of the sequential run, but '
+                "fit shuffles them (its default); with shuffle=False each step has the sequential run's rows"
+            )
 
     def look_at_source(self, source: Any) -> None:
         """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
         if not hasattr(source, "element_spec") or not sharding.is_share(source) or hasattr(source, "_matex_whole"):
+            return
+        self.numbered = getattr(source, "_matex_numbered", None)
+        if self.numbered is not None:
             return
         number = int(source.cardinality())
         self.own_batches = world.control.allgather(number, f"counting the batches of {self.name}")
@@ -110,7 +135,16 @@ class Stage:
     def distribute(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `pipeline.Batch`."""
         if self.counts is not None:
-            return pipeline.shares(self.inputs, self.counts, self.batch_size, self.shuffle, self.epochs)
+            if self.dealt.reshuffle is not None and self.epochs > 1:
+                output.note(
+                    'reshuffle="epoch" exchanges no rows between the epochs of fit on arrays under Keras 2, which '
+                    "iterates them once for all epochs; as_dataset deals the rows anew in each"
+                )
+            return pipeline.shares(
+                self.inputs, self.counts, self.batch_size, self.shuffle, self.dealt, epochs=self.epochs
+            )
+        if self.numbered is not None:
+            return self.numbered
         if self.weak and not are_arrays and self.own_batches is None:
             return pipeline.grouped(dataset)
         if self.own_batches is not None:
@@ -131,6 +165,8 @@ class Stage:
         """How many steps an epoch has where Keras counted `number` batches on this rank."""
         if self.counts is not None:
             return -(-sum(self.counts) // self.batch_size)
+        if self.numbered is not None:
+            return int(self.numbered.cardinality())
         if self.own_batches is not None:
             return self._most_batches()
         if self.weak and not are_arrays and number is not None:

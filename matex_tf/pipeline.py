@@ -128,7 +128,9 @@ def _empty(spec: Any) -> Any:
     return tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
 
 
-def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, epochs: int = 1) -> Any:
+def shares(
+    inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: sharding.Dealt, epochs: int = 1
+) -> Any:
     """A dataset of `Batch` over this rank's own rows.
 
     Args:
@@ -136,6 +138,7 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, e
         counts: the rows of each rank.
         batch_size: rows over all ranks in each step; the last step takes what is left.
         shuffle: whether this rank's rows come in a new order in each epoch.
+        dealt: how the rows came to the ranks.
         epochs: how many epochs one iteration goes through.
     """
     import numpy as np
@@ -143,13 +146,12 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, e
 
     me = world.current()
     number = -(-sum(counts) // batch_size)
-    taken = np.array([sharding.share_step_rows(counts, step, batch_size) for step in range(number)]).reshape(
-        -1, me.size
-    )
+    taken = np.array([sharding.share_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(number)])
+    taken = taken.reshape(-1, me.size)
     mine, totals = taken[:, me.rank].astype(np.int64), taken.sum(axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(mine)[:-1]]).astype(np.int64)
     plan = tf.data.Dataset.from_tensor_slices((starts, mine, totals))
-    tensors = tf.nest.map_structure(lambda array: tf.convert_to_tensor(np.asarray(array)), inputs)
+    take, before_epoch = _rows_of(inputs, counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[me.rank], dtype=tf.int64)
@@ -161,13 +163,50 @@ def shares(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, e
     def gather(rows: Any, own: Any, total: Any) -> Batch:
         # Past the last row of a rank without rows there is none to compute with weight 0; take its first.
         rows = tf.cond(tf.size(rows) > 0, lambda: rows, lambda: tf.zeros([1], tf.int64))
-        data = tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
-        return Batch(data, steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
+        return Batch(take(rows), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
     dataset = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
     dataset = dataset.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
-    return exempt(dataset.prefetch(tf.data.AUTOTUNE))
+    dataset = exempt(dataset.prefetch(tf.data.AUTOTUNE))
+    dataset._matex_before_epoch = before_epoch
+    return dataset
+
+
+def _rows_of(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
+    """A function that gives chosen rows of `inputs`, and what is to be called before each epoch (None if nothing)."""
+    import numpy as np
+    import tensorflow as tf
+
+    rows = counts[world.current().rank]
+    # A rank without rows computes one of zeros, with weight 0.
+    arrays = tf.nest.map_structure(
+        lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
+    )
+    if reshuffle is None:
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
+
+    from matex_tf.readers.exchange import BeforeEpoch
+
+    # Tensors would be copies; the arrays change from epoch to epoch.
+    flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
+
+    def take(chosen: Any) -> Any:
+        parts = tf.numpy_function(lambda index: [array[index] for array in flat], [chosen], [a.dtype for a in flat])
+        for part, array in zip(parts, flat, strict=True):
+            part.set_shape([None, *array.shape[1:]])
+        return tf.nest.pack_sequence_as(arrays, parts)
+
+    return take, BeforeEpoch([array[:rows] for array in flat], reshuffle)
+
+
+def before_epoch(dataset: Any) -> None:
+    """What has to be done, on all ranks, before `dataset` is iterated anew."""
+    for step in sharding.pipeline_of(dataset):
+        action = getattr(step, "_matex_before_epoch", None)
+        if action is not None:
+            action()
 
 
 def own_batches(dataset: Any, number: int | None) -> Any:

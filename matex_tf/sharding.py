@@ -137,7 +137,7 @@ def is_share(x: Any) -> bool:
     """
     if isinstance(x, np.ndarray):
         return _share_behind(x) is not None
-    return any(getattr(dataset, "_matex_share", False) for dataset in _pipeline(x))
+    return any(getattr(dataset, "_matex_share", False) for dataset in pipeline_of(x))
 
 
 def dealt(x: Any) -> Dealt:
@@ -204,14 +204,22 @@ def _taken(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def share_step_rows(counts: Sequence[int], step: int, batch_size: int) -> list[int]:
+def share_step_rows(
+    counts: Sequence[int], step: int, batch_size: int, dealt_batch_size: int | None = None
+) -> list[int]:
     """Rows of each rank in global step `step` (from 0) when shares of `counts` rows are consumed `batch_size` a step.
 
     They sum to `batch_size`, in the last step to what is left, and each rank gives its rows in order, each once. A rank
-    gives 0 rows to a step where its proportion is less than one.
+    gives 0 rows to a step where its proportion is less than one. Shares that were dealt in batches of
+    `dealt_batch_size`, the same as `batch_size`, give the very rows of each batch.
     """
-    before = share_rows_taken(counts, step * batch_size)
-    after = share_rows_taken(counts, (step + 1) * batch_size)
+
+    def taken(rows: int) -> list[int]:
+        if dealt_batch_size is None:
+            return share_rows_taken(counts, rows)
+        return batch_rows_taken(sum(counts), dealt_batch_size, len(counts), rows)
+
+    before, after = taken(step * batch_size), taken((step + 1) * batch_size)
     return [b - a for a, b in zip(before, after, strict=True)]
 
 
@@ -303,7 +311,7 @@ def is_batched(dataset: Any) -> bool | None:
     """Whether the elements of a tf.data.Dataset are batches: True or False where its steps tell, None where they do not
     (a generator may yield either).
     """
-    for step in _pipeline(dataset):
+    for step in pipeline_of(dataset):
         name = type(step).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:
             return False
@@ -312,7 +320,7 @@ def is_batched(dataset: Any) -> bool | None:
     return None
 
 
-def _pipeline(x: Any) -> list[Any]:
+def pipeline_of(x: Any) -> list[Any]:
     """A dataset and all it is made from, nearest first; empty for anything else."""
     found: list[Any] = []
     waiting = [x] if hasattr(x, "element_spec") and hasattr(x, "_inputs") else []

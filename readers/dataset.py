@@ -254,6 +254,7 @@ class DataSet:
         if n < 1:
             raise ValueError(f"{name}: expected a batch of 1 row or more; given {n}")
         self._require(part)
+        self._refuse_windows_that_move(part)
         deal = self._deals[part]
         self._check_batch(name, deal, n)
         held = [self._hold(part, field) for field in self._fields()]
@@ -284,6 +285,13 @@ class DataSet:
                 f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {n}'
             )
 
+    def _refuse_windows_that_move(self, part: str) -> None:
+        if part == "training" and self._reshuffle is not None and self._source.window is not None:
+            raise ValueError(
+                f'{self._name}: windows share their rows and cannot be exchanged (reshuffle="epoch"); as_dataset deals '
+                "them anew from disk"
+            )
+
     def _fields(self) -> tuple[str, ...]:
         return FIELDS if self._source.labelled else FIELDS[:1]
 
@@ -298,6 +306,7 @@ class DataSet:
 
     def _share(self, part: str, field: str) -> sharding.ShareArray:
         self._require(part, field)
+        self._refuse_windows_that_move(part)
         deal = self._deals[part]
         mine = self._hold(part, field)[: deal.held(self.rank)].view()
         if part == "training":

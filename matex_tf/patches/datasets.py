@@ -30,6 +30,8 @@ def _iterate(original: Any) -> Any:
     def __iter__(self):
         import tensorflow as tf
 
+        if tf.executing_eagerly() and world.is_active():
+            pipeline.before_epoch(self)
         iterator = original(self)
         if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
             own = weakref.ref(iterator)

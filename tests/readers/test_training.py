@@ -1,0 +1,193 @@
+"""What readers give to training under mpirun: the sequential loss curve, every row once an epoch, errors everywhere."""
+
+import json
+
+import numpy as np
+import pytest
+
+import launch
+
+SCRIPT = """
+import json, sys, time
+import numpy as np
+import tensorflow as tf
+import keras
+import matex_tf
+from matex_tf import world
+from matex_tf.readers import DataSet, Format, ReaderError, agreement, register
+
+keras.backend.set_floatx("float64")
+rank, size = matex_tf.rank(), matex_tf.size()
+path, few = sys.argv[1:]
+WHOLE = np.genfromtxt(path, delimiter=",", skip_header=1)
+X, Y = WHOLE[:, :5], WHOLE[:, 5:]
+said = {}
+
+def make():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+def outcome(model, history):
+    weights = np.concatenate([value.ravel() for value in model.get_weights()])
+    same = len(set(world.control.allgather(weights.tobytes(), "weights"))) == 1
+    return [int(model.optimizer.iterations.numpy()), history.history["loss"], weights.tolist(), same]
+
+def fit(x, y=None, model=None, epochs=3, **options):
+    model = model or make()
+    return outcome(model, model.fit(x, y, epochs=epochs, verbose=0, **options))
+
+def rows_of_all(mine):
+    return np.concatenate(world.control.allgather(np.asarray(mine), "rows"))
+
+# The loss curve of the sequential run.
+said["sequential"] = fit(X, Y, batch_size=8, shuffle=False)
+data = DataSet(path, labels=["y"], distribution="batch", batch_size=8)
+said["batch arrays"] = fit(data.training_data, data.training_labels, batch_size=8, shuffle=False)
+said["batch arrays, another view"] = fit(
+    np.asarray(data.training_data.astype("float64")), data.training_labels + 0.0, batch_size=8, shuffle=False)
+said["batch dataset"] = fit(data.as_dataset(8))
+alone = DataSet(path, labels=["y"], distribution="batch", batch_size=8, rank=0, size=1)
+said["alone, shuffled batches"] = fit(alone.as_dataset(8, shuffle=True, seed=5))
+said["shuffled batches"] = fit(data.as_dataset(8, shuffle=True, seed=5))
+try:
+    fit(data.training_data, data.training_labels, batch_size=16, shuffle=False)
+    said["another batch size"] = "nothing" if size > 1 else "dealt for batches of 8"
+except world.RankError as error:
+    said["another batch size"] = str(error)
+
+# Two rows, of which the third rank has none.
+X2, Y2 = X[:2], Y[:2]
+two = DataSet(few, labels=["y"])
+said["two rows, sequential"] = fit(X2, Y2, batch_size=2, shuffle=False)
+said["two rows"] = fit(two.training_data, two.training_labels, batch_size=2, shuffle=False)
+said["two rows streamed"] = fit(two.as_dataset(2))
+
+# Streams: every row once an epoch, in the sequential number of steps, in fit and in a loop.
+seen = []
+for shuffle in (False, True):
+    for distribution in ("block", "cyclic"):
+        data = DataSet(path, labels=["y"], distribution=distribution)
+        stream = data.as_dataset(8, shuffle=shuffle, seed=1)
+        said[f"steps of a stream {shuffle} {distribution}"] = [fit(stream, epochs=2)[0], 14]
+        rows = rows_of_all(np.concatenate([np.concatenate([x, y], axis=1) for x, y in stream]))
+        seen.append(sorted(map(tuple, rows.tolist())) == sorted(map(tuple, WHOLE.tolist())))
+said["rows of streams"] = all(seen)
+model, optimizer = make(), keras.optimizers.SGD(0.1)
+losses = []
+for epoch in range(2):
+    for x, y in DataSet(path, labels=["y"]).as_dataset(8):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        losses.append(float(loss))
+weights = model.get_weights()[0].tobytes()
+said["loop"] = [len(losses), 14, len(set(world.control.allgather(weights, "weights"))) == 1]
+
+# Rows are exchanged between epochs: each keeps its label, all are seen, and a rank comes to hold others.
+everything = sorted(map(tuple, WHOLE.tolist()))
+def pairs(x, y):
+    return sorted(map(tuple, np.concatenate([rows_of_all(x), rows_of_all(y)], axis=1).tolist()))
+data = DataSet(path, labels=["y"], reshuffle="epoch", seed=4)
+epochs = []
+for epoch in range(3):
+    taken = [data.next_train_batch(8) for _ in range(7)]
+    mine = [np.concatenate(part) for part in zip(*taken)]
+    held = data._deals["training"].held(rank)
+    epochs.append([pairs(mine[0][:held], mine[1][:held]) == everything, mine[0][:held, 0].tolist()])
+said["exchanged in batches"] = [all(fine for fine, _ in epochs),
+                                size == 1 or all(sorted(a) != sorted(b) for (_, a), (_, b) in zip(epochs, epochs[1:]))]
+data = DataSet(path, labels=["y"], reshuffle="epoch")
+before = np.array(data.training_data)
+steps = fit(data.training_data, data.training_labels, batch_size=8)
+said["exchanged in fit"] = [steps[0], 21, steps[3], pairs(data.training_data, data.training_labels) == everything,
+                            size == 1 or not np.array_equal(before, data.training_data)]
+stream = DataSet(path, labels=["y"], reshuffle="epoch").as_dataset(8, seed=2)
+turns = [np.concatenate([np.concatenate([x, y], axis=1) for x, y in stream]) for _ in range(2)]
+said["dealt anew in a stream"] = [sorted(map(tuple, rows_of_all(turn).tolist())) == everything for turn in turns]
+
+# One rank fails at once; the others, which would read for ever, end within seconds.
+@register("ENDLESS")
+class Endless(Format):
+    def __init__(self, path):
+        pass
+    def count(self, part):
+        return 3 if part == "training" else 0
+    def read(self, part, field, start, stop):
+        if rank == size - 1:
+            raise PermissionError(13, "Permission denied", "data.bin")
+        while True:
+            agreement.stop_if_others_failed()
+            time.sleep(0.01)
+
+if size > 1:
+    for turn in range(2):
+        begin = time.time()
+        try:
+            DataSet("ENDLESS", "").training_data
+            said["endless"] = "nothing"
+        except (ReaderError, PermissionError) as error:
+            said["endless"] = [f"{type(error).__name__}: {error}", time.time() - begin < 20]
+print("SAID" + json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    random = np.random.RandomState(0)
+    x = random.rand(53, 5)
+    table = np.concatenate([x, x @ random.rand(5, 1)], axis=1)
+    for name, rows in (("all", 53), ("few", 2)):
+        np.savetxt(folder / f"{name}.csv", table[:rows], "%.17g", ",", header="a,b,c,d,e,y", comments="")
+    return folder / "all.csv", folder / "few.csv"
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def said(request, files):
+    result = launch.run(request.param, SCRIPT, *files, timeout=280).check()
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]
+    return json.loads(line[4:])
+
+
+def equal(one, other):
+    assert one[0] == other[0], "steps"
+    assert one[1] == pytest.approx(other[1], rel=1e-10)
+    assert one[2] == pytest.approx(other[2], rel=1e-9, abs=1e-11)
+    assert one[3] and other[3], "weights of ranks differ"
+
+
+def test_rows_dealt_in_batches_give_the_sequential_loss_curve(said):
+    for name in ("batch arrays", "batch arrays, another view", "batch dataset"):
+        equal(said[name], said["sequential"])
+    equal(said["shuffled batches"], said["alone, shuffled batches"])
+    assert said["shuffled batches"][1] != said["batch dataset"][1]
+    assert "dealt for batches of 8" in said["another batch size"]
+
+
+def test_a_rank_without_rows_takes_part(said):
+    equal(said["two rows"], said["two rows, sequential"])
+    equal(said["two rows streamed"], said["two rows, sequential"])
+
+
+def test_streams_give_every_row_once_in_the_sequential_number_of_steps(said):
+    assert said["rows of streams"]
+    for name in said:
+        if name.startswith("steps of a stream"):
+            assert said[name][0] == said[name][1], name
+    assert said["loop"][0] == said["loop"][1] and said["loop"][2]
+
+
+def test_reshuffled_rows_are_all_there_with_their_labels(said):
+    assert said["exchanged in batches"] == [True, True]
+    steps, expected, *fine = said["exchanged in fit"]
+    assert steps == expected and all(fine)
+    assert all(said["dealt anew in a stream"])
+
+
+def test_an_error_on_one_rank_ends_the_reading_of_the_others(said):
+    if "endless" in said:
+        text, soon = said["endless"]
+        assert text.startswith("ReaderError: reading training_data") and "PermissionError" in text
+        assert soon
