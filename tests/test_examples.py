@@ -20,6 +20,8 @@ ARGUMENTS = {
     "mnist_eager.py": FEW,
     "mnist_v1.py": FEW,
     "mnist_import.py": ONE_BATCH,
+    "cars_csv.py": ("--epochs", "4"),
+    "climate_netcdf.py": ("--epochs", "3"),
 }
 # Of a loss, relative, after 10 steps in float32.
 TOLERANCE = 5e-5

@@ -1,0 +1,29 @@
+"""At least 500 damaged files of each format: an error that names the file, or right rows; no crash, no hang."""
+
+import ast
+import collections
+import sys
+from pathlib import Path
+
+import pytest
+
+import launch
+
+SCRIPT = Path(__file__).with_name("fuzz.py")
+NUMBER = 510
+FORMATS = (
+    "NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4", "HDF5", "HDF5-CHUNKED", "CSV", "CSV-GZIP",
+    "MNIST", "MNIST-GZIP", "CIFAR", "CIFAR-PICKLE-2", "CIFAR-PICKLE-4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("which", FORMATS)
+def test_damaged_files_are_errors_or_right_rows(which, tmp_path):
+    command = [sys.executable, "-X", "faulthandler", str(SCRIPT), which, str(tmp_path), str(NUMBER)]
+    output = launch.execute(command, launch.environment(), timeout=200).check().stdout
+    outcomes = collections.Counter()
+    for line in output.splitlines():
+        if line.startswith("outcomes "):
+            outcomes.update(ast.literal_eval(line[9:]))
+    assert sum(outcomes.values()) == NUMBER
+    assert outcomes["error"] >= NUMBER // 4, outcomes
