@@ -47,12 +47,19 @@ def mpirun() -> launcher.Mpirun:
     return found
 
 
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """For all that launches of this process leave behind; removed with it. A short path: MPI's sockets lie beneath."""
+    return tempfile.TemporaryDirectory(prefix="matex-test-")
+
+
 def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """This process's environment for a child, without MATEX_* and launcher variables; None in `extra` removes."""
     mine = {name: value for name, value in probe.without_launcher(os.environ).items() if not name.startswith("MATEX_")}
     if "MATEX_CACHE_DIR" in os.environ:
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
     mine.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    mine["TMPDIR"] = _folder().name
     for name, value in (extra or {}).items():
         if value is None:
             mine.pop(name, None)
@@ -95,8 +102,7 @@ def script_file(script: str | os.PathLike) -> str:
     text = os.fspath(script)
     if "\n" not in text:
         return text
-    folder = tempfile.mkdtemp(prefix="matex-test-")
-    path = Path(folder, "script.py")
+    path = Path(tempfile.mkdtemp(dir=_folder().name), "script.py")
     path.write_text(text)
     return str(path)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,8 @@ def seen(result):
 
 
 def private():
-    return {
-        name for name in os.listdir(tempfile.gettempdir()) if name.startswith(("matex_tf-files", "matex_tf-ledger"))
-    }
+    folder = launch.environment()["TMPDIR"]
+    return {name for name in os.listdir(folder) if name.startswith(("matex_tf-files", "matex_tf-ledger"))}
 
 
 @pytest.fixture(scope="module")
