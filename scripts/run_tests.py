@@ -6,6 +6,7 @@ Started by scripts/test with the Python of the environment. Exit code 1 if anyth
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -81,8 +82,9 @@ def run(command: Sequence[str], report: Path, limit: float) -> Counts:
     try:
         code = child.wait(limit)
     except subprocess.TimeoutExpired:
-        child.terminate()  # mpirun ends its ranks on this signal; killed, it would leave them behind
-        child.wait(20)
+        # pytest ends what it has launched, and mpirun its ranks; killed, they would leave them behind.
+        child.send_signal(signal.SIGINT)
+        child.wait(60)
         print(f"run_tests: no end within {limit} s: {' '.join(command)}", flush=True)
         return Counts(failed=1)
     counts = read_counts(report)

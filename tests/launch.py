@@ -84,17 +84,25 @@ def execute(command: list[str], env: Mapping[str, str], timeout: float, cwd: str
     try:
         stdout, stderr = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        # mpirun ends its ranks, which are in sessions of their own, on SIGTERM; only then is the rest killed.
-        os.killpg(child.pid, signal.SIGTERM)
-        try:
-            stdout, stderr = child.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            stdout, stderr = child.communicate()
+        stdout, stderr = _end(child)
         raise AssertionError(
             f"no end within {timeout:.0f} s: {' '.join(command)}\n{stdout[-4000:]}\n{stderr[-8000:]}"
         ) from None
+    except BaseException:
+        _end(child)  # the tests were interrupted
+        raise
     return Result(child.returncode, stdout, stderr)
+
+
+def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """Ends a process group; gives the rest of its output."""
+    # mpirun ends its ranks, which are in sessions of their own, on SIGTERM; only then is the rest killed.
+    os.killpg(child.pid, signal.SIGTERM)
+    try:
+        return child.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        return child.communicate()
 
 
 def script_file(script: str | os.PathLike) -> str:
