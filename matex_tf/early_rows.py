@@ -41,9 +41,7 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     def cut(position: Any, chosen: Any) -> tuple[Any, Any]:
         count = tf.size(chosen, tf.int64)
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-        shown = tf.cond(
-            position == 0, lambda: tf.py_function(show, (chosen,), tf.bool), lambda: tf.constant(True)
-        )
+        shown = tf.cond(position == 0, lambda: tf.py_function(show, (chosen,), tf.bool), lambda: tf.constant(True))
         with tf.control_dependencies([shown]):
             return chosen[start:stop], steps.slice_tensor(has_rows, start, stop, count)
 
@@ -98,8 +96,10 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
         given = {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
         result = result.map(step._map_func._func, **given)
-    result = result.batch(plan.own_rows).enumerate().map(
-        lambda number, data: pipeline.Batch(data, plan.numbers(number)), num_parallel_calls=1
+    result = (
+        result.batch(plan.own_rows)
+        .enumerate()
+        .map(lambda number, data: pipeline.Batch(data, plan.numbers(number)), num_parallel_calls=1)
     )
     result = result.apply(tf.data.experimental.assert_cardinality(plan.batches))
     for step in reversed(above):
