@@ -55,9 +55,9 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
         )
     if len({content for _, (_, content) in seen}) > 1:
         output.note(
-            f"the ranks see different rows in the same step ({what}): the order of the data differs between ranks, for "
-            "instance by a shuffle without a seed, deterministic=False or the order in which files are listed. Each "
-            "rank computes its slice of its own batch; the results are not exactly those of the script alone."
+            f"the ranks see different rows in the same step ({what}): data or their order differ between ranks, for "
+            "instance by a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the "
+            "order in which files are listed. Each rank computes its slice of its own batch; the results are not exactly those of the script alone."
         )
 
 
