@@ -57,7 +57,8 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
         output.note(
             f"the ranks see different rows in the same step ({what}): data or their order differ between ranks, for "
             "instance by a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the "
-            "order in which files are listed. Each rank computes its slice of its own batch; the results are not exactly those of the script alone."
+            "order in which files are listed. Each rank computes its slice of its own batch; the results are not "
+            "exactly those of the script alone."
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, early_rows, loops, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, early_rows, loops, ops, output, pipeline, settings, sharding, steps, variables, world
 
 _state = threading.local()
 
@@ -34,6 +35,32 @@ def run(kind: str, model: Any) -> Iterator[Run]:
         stack.pop()
         if not stack:
             steps.set_values(before)
+
+
+_MUCH = 0.5
+_ENOUGH_STEPS, _ENOUGH_SECONDS = 20, 2.0
+
+
+class _Clock:
+    """How much of the time of an epoch's steps goes into collectives, without the first step, which compiles."""
+
+    def __init__(self) -> None:
+        self.steps = -1
+        self._begin = self._end = (0.0, 0.0)
+
+    def tick(self) -> None:
+        """A step is over."""
+        self.steps += 1
+        now = time.perf_counter(), ops.seconds(1) + ops.seconds(2)
+        if self.steps == 0:
+            self._begin = now
+        self._end = now
+
+    def elapsed(self) -> float:
+        return self._end[0] - self._begin[0]
+
+    def share(self) -> float:
+        return (self._end[1] - self._begin[1]) / self.elapsed() if self.elapsed() > 0 else 0.0
 
 
 def _has_fixed_batch(model: Any) -> bool:
@@ -183,6 +210,8 @@ class Run:
         self.training: Stage | None = None
         self.stages = 0
         self.step = 0
+        self.rows = 0
+        self.clock: _Clock | None = None
         self.agreed = False
         self.slices = kind != "predict"
         if self.slices and _has_fixed_batch(model):
@@ -213,18 +242,35 @@ class Run:
     def after_step(self) -> None:
         """After the first training step of an epoch: the ranks saw the same rows."""
         self.step += 1
+        if self.clock is None:
+            self.clock = _Clock()
+        self.clock.tick()
         if not self.agreed:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
             variables.synchronize(self._variables())
         if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
+            self.rows = first[0] if first else 0
             comparison.compare_batch(first, "the first batch of an epoch of fit")
 
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
         self.step = 0
+        if self.clock is not None:
+            self._judge(self.clock)
+            self.clock = None
         variables.check_drift(self.model.weights, self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
+
+    def _judge(self, clock: _Clock) -> None:
+        share = clock.share()
+        if share > _MUCH and clock.steps >= _ENOUGH_STEPS and clock.elapsed() >= _ENOUGH_SECONDS:
+            size = world.current().size
+            of_rows = f", with some {max(self.rows // size, 1)} rows of each batch on each rank" if self.rows else ""
+            output.note(
+                f"{share:.0%} of the time of training steps goes into adding up gradients and waiting for the other "
+                f"ranks{of_rows}. A larger batch, fewer ranks, or fewer ranks on each node would use them better"
+            )
 
     def _built(self) -> bool:
         return bool(getattr(self.model, "built", False)) and all(

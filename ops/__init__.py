@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .build import BuildError
 from .collectives import OP_TYPES, allgather, allreduce, barrier, broadcast, let_go, reduce_gradients
-from .library import MismatchError, content_hash, count, expect, library, rendezvous
+from .library import MismatchError, content_hash, count, expect, library, rendezvous, seconds
 
 __all__ = [
     "BuildError",
@@ -21,4 +21,5 @@ __all__ = [
     "library",
     "reduce_gradients",
     "rendezvous",
+    "seconds",
 ]

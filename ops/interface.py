@@ -12,6 +12,7 @@ _FUNCTIONS = {
     "matex_start": (c_int, [c_int, c_int, c_int, c_int, c_char_p, c_int64, c_int64]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
     "matex_count": (c_int64, [c_int]),
+    "matex_seconds": (c_double, [c_int]),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
     "matex_expect": (None, [POINTER(c_int64), c_int]),
     "matex_wait_for_let_go": (None, []),

@@ -132,6 +132,11 @@ def count(kind: int) -> int:
     return library().c.matex_count(kind) if world.is_active() and _library is not None else 0
 
 
+def seconds(kind: int) -> float:
+    """How long collectives of `kind` (as in `count`) took this process, with the time that it waited for the others."""
+    return library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
+
+
 def expect(turns: Sequence[int]) -> None:
     """Announce the collectives of the v1 run about to start, by their attribute `turn`, in the order all ranks use.
 

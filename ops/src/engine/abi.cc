@@ -58,6 +58,10 @@ MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
+MATEX_EXPORT double matex_seconds(int kind) {
+  return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
+}
+
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
   return matex::Hash(data, static_cast<size_t>(bytes), seed);
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -12,10 +13,14 @@
 namespace matex {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Sequence {
   int64_t number = 0;
   Error poison;
   std::array<std::atomic<int64_t>, kKinds> counts{};
+  Clock::time_point met;
+  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
 };
 
 Sequence& TheSequence() {
@@ -82,6 +87,7 @@ Error Check(const World& world, const Call& call, int64_t number) {
 Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
+  sequence.met = Clock::now();
   if (world.size == 1) return Error();
   if (sequence.poison) return sequence.poison;
   sequence.poison = Check(world, call, sequence.number);
@@ -94,10 +100,14 @@ Error Finish(const Call& call, Error error) {
   if (error) {
     sequence.poison = error;
   } else {
-    ++sequence.counts[static_cast<int>(call.kind)];
+    const int kind = static_cast<int>(call.kind);
+    ++sequence.counts[kind];
+    sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }
   return error;
 }
+
+double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }
 
 int64_t CountOf(Kind kind) { return TheSequence().counts[static_cast<int>(kind)]; }
 

@@ -33,4 +33,7 @@ Error Finish(const Call& call, Error error);
 // Collectives of `kind` that this process has completed.
 int64_t CountOf(Kind kind);
 
+// How long they took, from meeting to end, with the time that this process waited for the others.
+double SecondsOf(Kind kind);
+
 }  // namespace matex
