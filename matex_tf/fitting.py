@@ -235,9 +235,15 @@ class Run:
     def before_step(self) -> None:
         """Before the first training step: the variables are the same on all ranks."""
         loops.shared_elsewhere()
-        if not self.agreed and self._built():
+        if not self.agreed:
+            self.agree()
+
+    def agree(self) -> bool:
+        """Give all ranks the same variables, if the model has them already; whether it has. Collective where it has."""
+        if self._built():
             self.agreed = True
             variables.synchronize(self._variables())
+        return self.agreed
 
     def after_step(self) -> None:
         """After the first training step of an epoch: the ranks saw the same rows."""

@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, steps
+from matex_tf import ops, steps, world
 
 KIND_GRADIENTS = 1
 
 _born: dict[int, Any] = {}
-_entangled: set[int] = set()
+_entangled: dict[int, Any] = {}
 _state = threading.local()
 
 
@@ -36,12 +36,17 @@ def name_of(variable: Any) -> str:
 def mark(variables: Sequence[Any], born: bool) -> None:
     """Remember whether the gradients of `variables` were reduced where they were born."""
     for variable in variables:
-        inner = underlying(variable)
-        key = id(inner)
         if born:
-            _born[key] = weakref.ref(inner, lambda _, key=key: _born.pop(key, None))
+            _remember(_born, variable)
         else:
-            _born.pop(key, None)
+            _born.pop(id(underlying(variable)), None)
+
+
+def _remember(where: dict[int, Any], variable: Any) -> None:
+    """Note `variable` in `where` for as long as it lives: the next may have its number."""
+    inner = underlying(variable)
+    key = id(inner)
+    where[key] = weakref.ref(inner, lambda _: where.pop(key, None))
 
 
 def entangle(variables: Sequence[Any]) -> None:
@@ -50,7 +55,8 @@ def entangle(variables: Sequence[Any]) -> None:
     What is made of them is a sum of unreduced parts, so the optimizer reduces it and nobody before.
     """
     mark(variables, born=False)
-    _entangled.update(id(underlying(variable)) for variable in variables)
+    for variable in variables:
+        _remember(_entangled, variable)
 
 
 def are_entangled(variables: Sequence[Any]) -> bool:
@@ -58,7 +64,8 @@ def are_entangled(variables: Sequence[Any]) -> bool:
 
 
 def disentangle(variables: Sequence[Any]) -> None:
-    _entangled.difference_update(id(underlying(variable)) for variable in variables)
+    for variable in variables:
+        _entangled.pop(id(underlying(variable)), None)
 
 
 def are_born_reduced(variables: Sequence[Any]) -> bool:
@@ -115,7 +122,7 @@ def reduce(
     """The gradients of the global batch: the sum over ranks of each rank's, times its weight.
 
     Args:
-        gradients: tensors, `tf.IndexedSlices` (made dense) or None, one for each of `variables`.
+        gradients: tensors, `tf.IndexedSlices` or None, one for each of `variables`.
         variables: what they are gradients of, in the order of the model; names come from here.
         scalars: further floating-point tensors that are to be reduced in the same way, such as the loss.
         weight: this rank's weight, a float64 scalar, or that and the rows of the global batch; default those of a
@@ -123,24 +130,66 @@ def reduce(
         place: where in the program this is, for messages.
 
     Returns:
-        The reduced gradients (None where none was given) and the reduced scalars.
+        The reduced gradients (None where none was given) and the reduced scalars. Of `tf.IndexedSlices` the ranks'
+        parts stand one below the other, as the whole batch would have given them: optimizers and clipping may treat
+        rows that occur twice otherwise than their sum.
 
     Raises:
         tf.errors.FailedPreconditionError: when run, if ranks differ in variables, shapes, types or places.
     """
-    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-    order = present[::-1]
-    if not order:
+    import tensorflow as tf
+
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None][::-1]
+    if not present:
         return list(gradients), list(scalars)
-    tensors = [_dense(gradients[index]) for index in order]
-    names = [name_of(variables[index]) for index in order]
+    order = [index for index in present if not isinstance(gradients[index], tf.IndexedSlices)]
+    weight = steps.weight_and_rows() if weight is None else weight
+    # Where all gradients are sparse this op is still the update's own, on which the ranks agree and which is counted.
+    further = list(scalars) if order or scalars else [tf.zeros([])]
     outputs = ops.reduce_gradients(
-        tensors + list(scalars),
-        names + [f"loss {index}" for index in range(len(scalars))],
-        steps.weight_and_rows() if weight is None else weight,
+        [gradients[index] for index in order] + further,
+        [name_of(variables[index]) for index in order] + [f"loss {index}" for index in range(len(further))],
+        weight,
         place,
     )
     result = list(gradients)
     for index, output in zip(order, outputs):
         result[index] = output
-    return result, list(outputs[len(order) :])
+    before = outputs[-1]
+    for index in present:
+        if index not in order:
+            result[index], before = _gathered(gradients[index], weight, before, name_of(variables[index]))
+    return result, list(outputs[len(order) :][: len(scalars)])
+
+
+def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:
+    """All ranks' parts of a sparse gradient, and what the next collective is to come after (v1 graphs ask for it).
+
+    Rows that are the same ones on all ranks and each there once, such as those of positions, are no rows of the batch:
+    alone their gradients are sums over it, and so they are here.
+    """
+    import tensorflow as tf
+
+    size = world.current().size
+    weight = tf.reshape(tf.convert_to_tensor(weight, tf.float64), [-1])[0]
+    count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
+    with tf.control_dependencies([before]):
+        indices, counts = ops.allgather_rows(slices.indices[:count], name)
+    with tf.control_dependencies([indices]):
+        values = ops.allgather(slices.values[:count] * tf.cast(weight, slices.values.dtype), name)
+
+    def are_the_same() -> Any:
+        table = tf.reshape(indices, [size, -1])
+        ordered = tf.sort(table[0])
+        return tf.reduce_all(table == table[:1]) & tf.reduce_all(ordered[1:] != ordered[:-1])
+
+    def summed() -> Any:
+        shape = tf.concat([[size, -1], tf.shape(values)[1:]], axis=0)
+        return tf.reduce_sum(tf.reshape(values, shape), axis=0), tf.reshape(indices, [size, -1])[0]
+
+    even = tf.reduce_all(counts == counts[0]) & (counts[0] > 0)
+    together = tf.cond(even, are_the_same, lambda: tf.constant(False))
+    parts, rows = tf.cond(together, summed, lambda: (values, indices))
+    if not tf.executing_eagerly():
+        parts.set_shape([None, *slices.values.shape[1:]])
+    return tf.IndexedSlices(parts, rows, slices.dense_shape), values

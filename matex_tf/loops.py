@@ -18,13 +18,15 @@ _training: weakref.WeakSet = weakref.WeakSet()
 class Loop:
     """What is known of one iterator: whether its batches train, and what it gave last."""
 
-    def __init__(self, shares: bool, pull: Callable[[], Any], fixed: bool = False):
+    def __init__(self, shares: bool, pull: Callable[[], Any], fixed: bool = False, dataset: Any = None):
         self.trains = False
         self.shares = shares
         self.pull = pull
         self.weak = settings.current().scaling == "weak"
         self.fixed = fixed and not self.weak
         self.credited = False
+        self.dataset = dataset
+        self.first_slice: tuple[Any, Any] | None = None
         self.first_row: Any = None
         self.done = False
 
@@ -36,16 +38,35 @@ class Loop:
         _gave(self)
         if self.fixed:
             if self.credited:
-                say_fixed()
+                say_fixed(self.dataset)
             return element
-        if not self.trains and self.credited:
+        starts = not self.trains and self.credited
+        if starts:
             self._start_training(element)
         if not self.trains:
             if _someone_trains(self):
                 steps.set_metrics_weight(steps.whole_values()[2])
             return element
-        _watch_drift()
-        return self._give_one_of_group(element) if self.weak else self._give_slice(element)
+        watch_drift()
+        if self.weak:
+            return self._give_one_of_group(element)
+        mine = self._give_slice(element)
+        self.first_slice = (mine, element) if starts else None
+        return mine
+
+    def take_back(self) -> None:
+        """The step cannot compute slices: from here on every rank computes whole batches of this dataset."""
+        self.first_slice = None
+        self.fixed, self.trains = True, False
+        if self.dataset is not None:
+            self.dataset._matex_whole_batches = True
+        _training.discard(self)
+        steps.set_whole()
+        shared_elsewhere()
+        output.note(
+            "a training step cannot be traced for a part of the batch, but for the whole (it names the batch's size), "
+            "so every rank computes whole batches: right, but not faster"
+        )
 
     def _give_slice(self, element: Any) -> Any:
         me = world.current()
@@ -132,8 +153,25 @@ def _credit_last() -> None:
         loop.credited = True
 
 
-def say_fixed() -> None:
+def whole_batch_in(args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """`args` and `kwargs` with the whole batch in place of the first slice that a loop gave; None if none is there."""
+    import tensorflow as tf
+
+    for loop in list(_training):
+        if loop.first_slice is None:
+            continue
+        mine, whole = (tf.nest.flatten(part, expand_composites=False) for part in loop.first_slice)
+        known = {id(part): instead for part, instead in zip(mine, whole)}
+        if any(id(part) in known for part in tf.nest.flatten((args, kwargs))):
+            loop.take_back()
+            return tf.nest.map_structure(lambda part: known.get(id(part), part), (args, kwargs))  # noqa: B023
+    return None
+
+
+def say_fixed(dataset: Any = None) -> None:
     shared_elsewhere()
+    if dataset is not None and getattr(dataset, "_matex_whole_batches", False):
+        return
     output.note(
         "the batches of a loop have a fixed size (drop_remainder=True), which the script may rely on, so every rank "
         "computes them whole: right, but not faster. Without drop_remainder they are shared out"
@@ -147,7 +185,7 @@ def _someone_trains(but: Loop) -> bool:
 _checked = 0
 
 
-def _watch_drift() -> None:
+def watch_drift() -> None:
     """Every so many updates, compare the weights of all ranks."""
     global _checked
     every = settings.current().drift_steps

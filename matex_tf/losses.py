@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import output, reductions, steps
+from matex_tf import ops, output, reductions, steps
 
 _ATTRIBUTE = "_matex_global"
+_ALL = "_matex_globals"
 
 
 def reducible(target: Any) -> list[Any]:
@@ -31,12 +32,16 @@ def weight(target: Any) -> Any:
     import tensorflow as tf
 
     parts = [part for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)]
+    if len(parts) == 1:
+        own = reductions.divisor(parts[0])
+        if own is not None:
+            return tf.stack([share_of(own), steps.numbers()[3]])
     if tf.executing_eagerly():
         kinds = {reductions.marked(part) or ("sum" if part.shape.rank else "mean") for part in parts}
         return steps.weight_and_rows(of_sum=kinds == {"sum"})
     found = [reductions.analyse(part) for part in parts]
     of_sum = {one.kind for one in found} == {"sum"}
-    if any(one.ratio for one in found):
+    if any(one.ratios for one in found):
         output.note(
             "a loss is divided by a sum over the data, such as a mask: ranks' losses are weighed by rows, which is "
             "exact only where each slice has the same such sum for each row"
@@ -54,10 +59,28 @@ def weight(target: Any) -> Any:
     return steps.weight_and_rows(of_sum=of_sum)
 
 
+def share_of(denominator: Any) -> Any:
+    """What this rank's part of a loss weighs that is divided by `denominator`, a sum or mean over its rows. Collective.
+
+    A float64 scalar: the rank's share in the sum over ranks; that of the rows where the sum is 0.
+    """
+    import tensorflow as tf
+
+    numbers = steps.numbers()
+    eager = hasattr(denominator, "numpy")
+    kind = reductions.marked(denominator) if eager else reductions.kind(denominator)
+    own = tf.stop_gradient(tf.cast(denominator, tf.float64))
+    own = own * numbers[0] if kind == "mean" else own
+    own = tf.where(numbers[2] > 0, own, tf.zeros_like(own))
+    total = ops.allreduce(own, op="sum", name="loss_denominator")
+    return tf.where(tf.equal(total, 0), numbers[0], tf.math.divide_no_nan(own, total))
+
+
 def remember(local: Sequence[Any], total: Sequence[Any]) -> None:
     """Note that `total` are the global values of the tensors `local`."""
     for tensor, value in zip(local, total):
         setattr(tensor, _ATTRIBUTE, value)
+        setattr(tensor, _ALL, [*getattr(tensor, _ALL, []), value])
 
 
 def global_value(tensor: Any) -> Any:
@@ -66,3 +89,42 @@ def global_value(tensor: Any) -> Any:
     if value is None or hasattr(value, "numpy"):
         return value
     return value if value.graph is getattr(tensor, "graph", None) else None
+
+
+def global_values(tensor: Any) -> list[Any]:
+    """Of a tensor in a graph of `tf.compat.v1` the global values by each reduction that it went through."""
+    return getattr(tensor, _ALL, [])
+
+
+def global_figures(tensors: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """For the tensors that a training step in a graph returns, what they are over the whole batch; None for the rest.
+
+    Scalars whose graph shows that they are a mean or a sum over rows are summed over the ranks, weighed as a loss would
+    be: an accuracy, a part of the loss, the loss divided by a number. `known` has the global values known already.
+    """
+    import tensorflow as tf
+
+    result, chosen, weighed = list(known), [], []
+    for index, tensor in enumerate(tensors):
+        if known[index] is not None or not isinstance(tensor, tf.Tensor) or tensor.shape.rank != 0:
+            continue
+        weight = _weight_of_figure(tensor)
+        if weight is not None:
+            chosen.append(index)
+            weighed.append(tf.where(weight > 0, tf.cast(tensor, tf.float64) * weight, tf.zeros([], tf.float64)))
+    if chosen:
+        totals = tf.unstack(ops.allreduce(tf.stack(weighed), op="sum", name="figures of a step"), num=len(chosen))
+        for index, total in zip(chosen, totals):
+            result[index] = tf.cast(total, tensors[index].dtype)
+    return result
+
+
+def _weight_of_figure(tensor: Any) -> Any:
+    found = reductions.analyse(tensor)
+    if found.kind == "unknown" or found.bent or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        return None
+    if found.ratios:
+        return None if found.denominator is None else share_of(found.denominator)
+    if found.kind == "mean" and tensor.dtype.is_integer:
+        return None
+    return steps.numbers()[1 if found.kind == "sum" else 0]

@@ -40,6 +40,13 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
+def detached(result: Any) -> Any:
+    """`result` of a metric with copies in place of variables, whose values are other ones once `whole_state` ends."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
+
+
 def _read(variable: Any) -> Any:
     import tensorflow as tf
 

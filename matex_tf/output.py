@@ -36,8 +36,25 @@ def attach() -> None:
     faulthandler.enable(file=_terminal)
     if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
         _redirect(me.rank)
+    _be_the_launchers_terminal()
     sys.excepthook = _report
     sys.exit = _exit
+
+
+def _be_the_launchers_terminal() -> None:
+    """Say that standard output is no terminal where that of mpirun is none.
+
+    Open MPI gives each rank a terminal of its own, so that colours and moving progress bars would end up in a log.
+    """
+    try:
+        launcher = f"/proc/{os.getppid()}"
+        with open(f"{launcher}/comm") as file:
+            is_launcher = file.read().strip() in ("prterun", "mpirun", "mpiexec", "orterun")
+        goes_to = os.readlink(f"{launcher}/fd/1")
+    except OSError:
+        return
+    if is_launcher and not goes_to.startswith(("/dev/pts/", "/dev/tty")):
+        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
 def _redirect(rank: int) -> None:

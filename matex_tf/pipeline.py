@@ -248,7 +248,9 @@ def exempt(dataset: Any) -> Any:
 
 
 def is_exempt(dataset: Any) -> bool:
-    return getattr(dataset, "_matex_exempt", False)
+    return getattr(dataset, "_matex_exempt", False) or any(
+        getattr(source, "_matex_exempt", False) for source in sharding.pipeline_of(dataset)
+    )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ casts) to the reductions. A sum that is divided by a count taken from the data's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _THROUGH = {
@@ -32,20 +32,37 @@ _DIVIDE = {"RealDiv", "DivNoNan", "Div", "TruncateDiv"}
 _BENT = {"Sqrt", "Rsqrt", "Square", "Pow", "Log", "Log1p", "Exp", "Abs", "Maximum", "Minimum", "Tanh", "Sigmoid"}
 _COUNTS = {"Shape", "Size", "ShapeN"}
 _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
+# What comes out of these is the same on all ranks.
+_GLOBAL = {"MatexAllreduce", "MatexAllgather", "MatexReduceGradients"}
 _STEPS = 2000
 
 
 _MARK = "_matex_kind"
+_DIVISOR = "_matex_divisor"
 
 
 @dataclass
 class Analysis:
-    """What a loss is: "mean", "sum" or "unknown", and what makes its ranks' parts add up to something else."""
+    """What a loss is: "mean", "sum" or "unknown", and what makes its ranks' parts add up to something else.
+
+    `terms` counts the parts that depend on the rows, `ratios` holds what those are divided by where that is a figure of
+    the data.
+    """
 
     kind: str = "unknown"
     penalty: bool = False
-    ratio: bool = False
     bent: bool = False
+    terms: int = 0
+    ratios: list[Any] = field(default_factory=list)
+
+    @property
+    def denominator(self) -> Any:
+        """The only divisor of the loss's only term, where ranks' losses weighed by it add up; else None."""
+        if len(self.ratios) != 1 or self.terms != 1 or self.bent:
+            return None
+        divisor = analyse(self.ratios[0])
+        trained = _reaches(self.ratios[0], _VARIABLE, set())
+        return None if trained or divisor.bent or divisor.ratios or divisor.kind == "unknown" else self.ratios[0]
 
 
 def mark(tensor: Any, kind_of: str) -> Any:
@@ -56,6 +73,19 @@ def mark(tensor: Any, kind_of: str) -> Any:
 
 def marked(tensor: Any) -> str | None:
     return getattr(tensor, _MARK, None)
+
+
+def divide(tensor: Any, divisor: Any) -> Any:
+    """Note on the eager `tensor` that it is a sum over rows divided by another, `divisor`; returns it."""
+    setattr(tensor, _DIVISOR, divisor)
+    return mark(tensor, "mean")
+
+
+def divisor(tensor: Any) -> Any:
+    """What `tensor` is divided by if it is a ratio of sums over rows, so that ranks weigh by it; else None."""
+    if hasattr(tensor, "numpy") or not hasattr(tensor, "op"):
+        return getattr(tensor, _DIVISOR, None)
+    return analyse(tensor).denominator
 
 
 def kind(loss: Any) -> str:
@@ -81,6 +111,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         return set()
     seen.add(id(tensor))
     if marked(tensor) is not None:
+        result.terms += 1
         return {marked(tensor)}
     if op.type in ("Mean", "Sum"):
         if not _depends_on_data(op.inputs[0]):
@@ -89,17 +120,23 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         before = _removals(op.inputs[0], result, seen)
         if before or _keeps_rows(op) or op.inputs[0].shape.rank == 0:
             return before
+        result.terms += 1
         return {"mean" if op.type == "Mean" else "sum"}
     if op.type == "L2Loss":
         if not _depends_on_data(op.inputs[0]):
             result.penalty = True
             return set()
-        return _removals(op.inputs[0], result, seen) or {"sum"}
+        before = _removals(op.inputs[0], result, seen)
+        result.terms += not before
+        return before or {"sum"}
     if op.type in _DIVIDE:
         if _is_count(op.inputs[1]) or _divides_by_own_size(op):
+            result.terms += 1
             return {"mean"}
-        if _depends_on_data(op.inputs[1]):
-            result.ratio = True
+        # A divisor of each row is that row's own affair.
+        if op.inputs[1].shape.rank == 0 and _depends_on_data(op.inputs[1]):
+            result.terms += 1
+            result.ratios.append(op.inputs[1])
             return {"mean"}
         return _removals(op.inputs[0], result, seen)
     if op.type in _BENT and tensor.shape.rank == 0:
@@ -169,7 +206,9 @@ def _constant(tensor: Any) -> float | None:
 
 def _depends_on_data(tensor: Any) -> bool:
     return _reaches(
-        tensor, {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"}, _VARIABLE
+        tensor,
+        {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"},
+        _VARIABLE | _GLOBAL,
     )
 
 

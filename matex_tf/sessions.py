@@ -30,11 +30,15 @@ _state = threading.local()
 
 @dataclass
 class Plan:
-    """What a set of fetches means: the reductions and variables it needs, and what to fetch in place of each."""
+    """What a set of fetches means: what to fetch in place of each, and what that needs.
+
+    That is the turns of our ops, the variables, and the tensors of the batch that an iterator of `tf.data` gives.
+    """
 
     fetches: Any
-    reductions: list[Any]
+    turns: list[int]
     variables: list[Any]
+    batches: list[Any]
     runs: int = 0
     prepared: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
@@ -131,20 +135,55 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
     replaced = _global_fetches(graph, leaves, training_ops)
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
-    return Plan(new, training_ops, used)
+    turns = sorted(op.get_attr("turn") for op in needed if op.type in ops.OP_TYPES)
+    return Plan(new, turns, used, _batches(graph, needed))
+
+
+_DATASETS = "_matex_datasets"
+
+
+def note_dataset(iterator: Any, dataset: Any) -> None:
+    """Remember that the op `iterator` goes through `dataset`; of several that it goes through in turn, all."""
+    if not hasattr(iterator.graph, _DATASETS):
+        setattr(iterator.graph, _DATASETS, {})
+    getattr(iterator.graph, _DATASETS).setdefault(iterator.name, []).append(dataset)
+
+
+def _batches(graph: Any, needed: list[Any]) -> list[Any]:
+    """The tensors of the batch that the ops `needed` take from an iterator, if it is one whose rows can be dealt."""
+    found = [op for op in needed if op.type == "IteratorGetNext"]
+    if not found:
+        return []
+    datasets = getattr(graph, _DATASETS, {}).get(found[0].inputs[0].op.name, [])
+    known = datasets and all(sharding.is_batched(one) and not sharding.is_share(one) for one in datasets)
+    shapes = [tensor.shape for tensor in found[0].outputs]
+    plain = all(shape.rank and shape.as_list()[0] is None for shape in shapes) and all(
+        tensor.dtype.name not in ("variant", "resource") for tensor in found[0].outputs
+    )
+    if len(found) == 1 and known and plain:
+        return list(found[0].outputs)
+    output.note(
+        "a training run takes its batches from iterators of tf.data in a graph whose rows cannot be dealt (several "
+        "iterators, batches of a fixed size, or an iterator that is fed): every rank computes whole batches; right, "
+        "but not faster"
+    )
+    return []
 
 
 def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> dict[int, Any]:
     """What to fetch for each tensor that a slice gives a rank's own value of."""
     import tensorflow as tf
 
+    needed = set(training_ops)
     replaced: dict[int, Any] = {}
     scalars, whole_numbers, rows = [], [], []
     for leaf in leaves:
         if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Placeholder", "Const"):
             continue
-        if losses.global_value(leaf) is not None:
-            replaced[id(leaf)] = losses.global_value(leaf)
+        known = losses.global_values(leaf)
+        if known:
+            # By a reduction that runs anyhow, where there is one; another would compute its gradients, too.
+            replaced[id(leaf)] = next((value for value in known if value.op in needed), known[-1])
         elif leaf.dtype.is_floating and leaf.shape.rank == 0 and _depends_on_feeds(leaf):
             scalars.append(leaf)
         elif leaf.dtype.name in ("int32", "int64") and leaf.shape.rank == 0 and reductions.kind(leaf) == "sum":
@@ -196,18 +235,21 @@ def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]
         _agree(session, plan, "comparing the variables before the first training run", error=False)
     elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
         _agree(session, plan, f"after {plan.runs} training runs", error=True)
+    if plan.batches:
+        # The next batch is fetched whole and its rows fed, as if the script had fed it.
+        with _plain_runs():
+            feeds = {**feeds, **dict(zip(plan.batches, session.run(plan.batches)))}
     mine, values = _slice_feeds(session.graph, feeds, first=plan.runs == 0)
     plan.runs += 1
     mine[numbers] = values
-    turns = [op.get_attr("turn") for op in plan.reductions if op.type == graphs.REDUCTION]
-    if len(turns) > 1:
-        ops.expect(turns)
+    if len(plan.turns) > 1:
+        ops.expect(plan.turns)
     _state.inside = True
     try:
         yield plan.fetches, mine
     finally:
         _state.inside = False
-        if len(turns) > 1:
+        if len(plan.turns) > 1:
             ops.expect([])
 
 

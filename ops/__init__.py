@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import BuildError
-from .collectives import OP_TYPES, allgather, allreduce, barrier, broadcast, let_go, reduce_gradients
+from .collectives import OP_TYPES, allgather, allgather_rows, allreduce, barrier, broadcast, let_go, reduce_gradients
 from .library import MismatchError, content_hash, count, expect, library, rendezvous, seconds
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "MismatchError",
     "OP_TYPES",
     "allgather",
+    "allgather_rows",
     "allreduce",
     "barrier",
     "broadcast",

@@ -83,7 +83,13 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
         import tensorflow as tf
 
         return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else _same(tensor)
-    return library().ops.matex_allgather(x=tensor, order=_order(), place=name or "", turn=_turn()).y
+    return allgather_rows(tensor, name)[0]
+
+
+def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
+    """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
+    gathered = library().ops.matex_allgather(x=tensor, order=_order(), place=name or "", turn=_turn())
+    return gathered.y, gathered.rows
 
 
 def barrier(name: str | None = None) -> Any:

@@ -35,7 +35,8 @@ def _iterate(original: Any) -> Any:
         iterator = original(self)
         if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
             own = weakref.ref(iterator)
-            loop = loops.Loop(sharding.is_share(self), lambda: own()._next_internal(), pipeline.has_fixed_rows(self))
+            fixed = pipeline.has_fixed_rows(self) or getattr(self, "_matex_whole_batches", False)
+            loop = loops.Loop(sharding.is_share(self), lambda: own()._next_internal(), fixed, self)
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator

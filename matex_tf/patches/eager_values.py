@@ -22,7 +22,7 @@ def install() -> None:
         replace(owner, "reduce_mean", _noted("mean"))
     replace(tf.nn, "compute_average_loss", _average)
     for name in _OPERATORS:
-        replace(tf.Tensor, name, _operator)
+        replace(tf.Tensor, name, _operator(name.strip("_").removeprefix("r")))
     for kind in ops.EagerTensor.__mro__:
         if "__array__" in vars(kind) and kind is not object and kind.__module__.startswith("tensorflow"):
             replace(kind, "__array__", _array)
@@ -73,20 +73,33 @@ def _array(original: Any) -> Any:
     return read
 
 
-def _operator(original: Any) -> Any:
-    adds = original.__name__.strip("_") in ("add", "radd", "sub", "rsub")
+def _operator(does: str) -> Any:
+    def make(original: Any) -> Any:
+        def operate(self, other):
+            # A script that adds up its losses outside of a tape means those of the whole batches.
+            mine, theirs = losses.global_value(self), losses.global_value(other)
+            if (mine is not None or theirs is not None) and not (tapes.recording() or steps.in_session_graph()):
+                return original(self if mine is None else mine, other if theirs is None else theirs)
+            result = original(self, other)
+            if tapes.recording() and hasattr(result, "numpy"):
+                _pass_on(does, self, other, result)
+            return result
 
-    def operate(self, other):
-        # A script that adds up its losses outside of a tape means those of the whole batches.
-        mine, theirs = losses.global_value(self), losses.global_value(other)
-        if (mine is not None or theirs is not None) and not (tapes.recording() or steps.in_session_graph()):
-            return original(self if mine is None else mine, other if theirs is None else theirs)
-        result = original(self, other)
-        # A sum over rows stays one when it is scaled by a number or added to something.
-        if tapes.recording() and hasattr(result, "numpy"):
-            kinds = {reductions.marked(part) for part in (self, other)} - {None}
-            if len(kinds) == 1 and (adds or not hasattr(other, "shape")):
-                reductions.mark(result, kinds.pop())
-        return result
+        return operate
 
-    return operate
+    return make
+
+
+def _pass_on(does: str, left: Any, right: Any, result: Any) -> None:
+    """A sum over rows stays one when it is scaled by a number or added to something; of two, one divides the other.
+
+    So does a ratio of two, unless it is added to another figure of the rows.
+    """
+    kinds = {reductions.marked(part) for part in (left, right)} - {None}
+    if does == "truediv" and reductions.marked(left) and reductions.marked(right):
+        reductions.divide(result, right)
+    elif len(kinds) == 1 and (does in ("add", "sub") or not hasattr(right, "shape")):
+        reductions.mark(result, kinds.pop())
+        marked = [part for part in (left, right) if reductions.marked(part)]
+        if len(marked) == 1 and reductions.divisor(marked[0]) is not None:
+            reductions.divide(result, reductions.divisor(marked[0]))

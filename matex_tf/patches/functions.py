@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import loops, losses, pipeline, variables
+from matex_tf import graphs, loops, losses, pipeline, variables, world
 from matex_tf.patches import replace
 
 
@@ -24,6 +24,8 @@ def _trace(original: Any) -> Any:
             outputs = python_func(*call_args, **call_kwargs)
             flat = tf.nest.flatten(outputs, expand_composites=False)
             replaced = [losses.global_value(value) if isinstance(value, tf.Tensor) else None for value in flat]
+            if _is_training_step(tf.compat.v1.get_default_graph()):
+                replaced = losses.global_figures(flat, replaced)
             if all(value is None for value in replaced):
                 return outputs
             return tf.nest.pack_sequence_as(
@@ -40,13 +42,26 @@ def _trace(original: Any) -> Any:
     return func_graph_from_py_func
 
 
+def _is_training_step(graph: Any) -> bool:
+    """Whether `graph` is that of a function, not of a branch or of a loop's body, and reduces gradients."""
+    control_flow = type(graph).__name__.startswith(("Cond", "While", "Switch"))
+    return world.is_active() and not control_flow and graphs.reduces(graph)
+
+
 def _call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
         sources = (tf.data.Dataset, tf.data.Iterator)
         with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
-            result = original(self, *args, **kwargs)
+            try:
+                result = original(self, *args, **kwargs)
+            except ValueError:
+                # While it was traced: nothing has run. A step may rely on the number of rows of a whole batch.
+                whole = loops.whole_batch_in(args, kwargs)
+                if whole is None:
+                    raise
+                result = original(self, *whole[0], **whole[1])
         if tf.executing_eagerly():
             if variables.waiting():
                 variables.settle()

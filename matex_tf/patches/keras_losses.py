@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import ops, reductions, steps
+from matex_tf import losses, reductions, steps
 from matex_tf.patches import replace, when_imported
 
 
@@ -35,9 +35,15 @@ def _scale_sum(loss: Any) -> Any:
     return reductions.mark(loss * _ratio(numbers[1], numbers[0], loss), "mean")
 
 
-def scale_own(loss: Any) -> Any:
-    """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows."""
-    return _scale_sum(loss) if _is_sum(loss) else loss
+def scale_own(loss: Any, of: Any = None) -> Any:
+    """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows or divided by
+    one. `of` is what to look at if `loss` was made of it.
+    """
+    of = loss if of is None else of
+    own = reductions.divisor(of)
+    if own is not None:
+        return _scale_mean(loss, own)
+    return _scale_sum(loss) if _is_sum(of) else loss
 
 
 def _is_sum(loss: Any) -> bool:
@@ -52,13 +58,7 @@ def _scale_mean(loss: Any, denominator: Any) -> Any:
 
 
 def _mean_ratio(denominator: Any, like: Any) -> Any:
-    import tensorflow as tf
-
-    numbers = steps.numbers()
-    own = tf.stop_gradient(tf.cast(denominator, tf.float64))
-    total = ops.allreduce(tf.where(numbers[2] > 0, own, tf.zeros_like(own)), op="sum", name="loss_denominator")
-    share = tf.math.divide_no_nan(own, total)
-    return _ratio(share, numbers[0], like)
+    return _ratio(losses.share_of(denominator), steps.numbers()[0], like)
 
 
 def _keras3(original: Any) -> Any:
@@ -90,10 +90,10 @@ def _keras2(original: Any) -> Any:
         import tensorflow as tf
 
         loss = original(losses, sample_weight=sample_weight, reduction=reduction, name=name)
-        of_one = isinstance(losses, tf.Tensor) and losses.shape.rank == 0
-        if reduction == "sum" or of_one and reduction != "none" and _is_sum(losses):
+        if reduction == "sum":
             return _scale_sum(loss)
-        return loss
+        of_one = isinstance(losses, tf.Tensor) and losses.shape.rank == 0
+        return scale_own(loss, losses) if of_one and reduction != "none" else loss
 
     return compute_weighted_loss
 

@@ -105,7 +105,7 @@ def _result(original: Any) -> Any:
             if not outermost or metrics.inside_whole_state():
                 return original(self, *args, **kwargs)
             with metrics.whole_state(self.variables):
-                return original(self, *args, **kwargs)
+                return metrics.detached(original(self, *args, **kwargs))
 
     return result
 
@@ -136,7 +136,7 @@ def _keras2_result(original: Any) -> Any:
                 if not outermost or metrics.inside_whole_state():
                     return wrapped(metric_obj, *args)
                 with metrics.whole_state(metric_obj.variables):
-                    return wrapped(metric_obj, *args)
+                    return metrics.detached(wrapped(metric_obj, *args))
 
         return functools.wraps(wrapped)(decorated)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from matex_tf import fitting, metrics, pipeline, steps, world
+from matex_tf import fitting, metrics, pipeline, single_batches, steps, world
 from matex_tf.patches import keras_losses, replace, when_imported
 
 
@@ -33,6 +33,7 @@ def _keras3(module: Any) -> None:
     replace(trainer, "fit", _run("fit"))
     replace(trainer, "evaluate", _run("evaluate"))
     replace(trainer, "predict", _run("predict"))
+    replace(trainer, "train_on_batch", _train_on_batch)
     replace(trainer, "make_train_function", _make_function("train"))
     replace(trainer, "make_test_function", _make_function("test"))
     if "_aggregate_additional_loss" in vars(trainer):
@@ -48,6 +49,7 @@ def _keras2(module: Any) -> None:
     replace(module.Model, "fit", _run("fit"))
     replace(module.Model, "evaluate", _run("evaluate"))
     replace(module.Model, "predict", _run("predict"))
+    replace(module.Model, "train_on_batch", _train_on_batch)
     replace(module.Model, "make_train_function", _make_function("train"))
     replace(module.Model, "make_test_function", _make_function("test"))
     replace(module.Model, "get_metrics_result", _metrics_result)
@@ -56,6 +58,7 @@ def _keras2(module: Any) -> None:
 def _keras2_data(module: Any) -> None:
     replace(module.DataHandler, "__init__", _handler)
     replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
+    replace(module, "_make_class_weight_map_fn", _class_weights)
 
 
 def _keras2_callbacks(module: Any) -> None:
@@ -74,6 +77,21 @@ def _run(kind: str) -> Any:
         return method
 
     return make
+
+
+def _train_on_batch(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def train_on_batch(self, *args, **kwargs):
+        if not world.is_active() or fitting.current() is not None:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        batch = {name: given[name] for name in ("x", "y", "sample_weight") if given.get(name) is not None}
+        with single_batches.training(self, batch) as mine:
+            given.update(mine)
+            return original(**given)
+
+    return train_on_batch
 
 
 def _epoch_iterator(original: Any) -> Any:
@@ -185,6 +203,23 @@ def _handler_dataset(original: Any) -> Any:
     return _configure_dataset_and_inferred_steps
 
 
+def _class_weights(original: Any) -> Any:
+    """Keras 2 maps class weights over the dataset that it is given: ours, whose elements hold numbers, too."""
+
+    def make_class_weight_map_fn(class_weight):
+        weigh = original(class_weight)
+
+        def weigh_rows(*data):
+            if len(data) != 1 or not isinstance(data[0], (pipeline.Batch, pipeline.OwnBatch)):
+                return weigh(*data)
+            rows = data[0].data
+            return data[0]._replace(data=weigh(*rows) if type(rows) is tuple else weigh(rows))
+
+        return weigh_rows
+
+    return make_class_weight_map_fn
+
+
 def _make_function(which: str) -> Any:
     def make(original: Any) -> Any:
         def make_function(self, *args, **kwargs):
@@ -254,7 +289,7 @@ def _metrics_result(original: Any) -> Any:
         if not world.is_active() or metrics.inside_whole_state():
             return original(self)
         with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
-            return original(self)
+            return metrics.detached(original(self))
 
     return get_metrics_result
 
