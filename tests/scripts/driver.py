@@ -1,0 +1,146 @@
+"""Runs scripts one after the other in one process and stores what each of them left behind.
+
+`python driver.py FOLDER SCRIPT...` runs each script in FOLDER/work/NAME, seeded alike, and writes
+FOLDER/NAME.rank-R.pickle: the weights and figures found among the script's globals, and how many rows passed backwards
+through its products and convolutions. Before each script it prints a line that begins with `MARK`. An import of
+TensorFlow costs seconds, so that scripts share a process; nothing of one is left for the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import runpy
+import sys
+import time
+import traceback
+from _io import FileIO
+
+import numpy as np
+import tensorflow as tf
+
+MARK = "@@ "
+# What these compute in float32 by their own words does not mix with layers in float64.
+SINGLE = ("inside_function", "convnet_augmented", "mixed_precision", "mixed_and_clipped")
+
+
+class Rows:
+    """How many rows passed backwards: what a rank really computed of a training step, whatever it says."""
+
+    seen = 0
+
+    @classmethod
+    def install(cls):
+        from tensorflow.python.framework import ops
+
+        registry = ops.gradient_registry._registry
+        for name in ("MatMul", "BatchMatMulV2", "Conv2D", "GatherV2", "ResourceGather"):
+            entry = registry[name]
+            entry["type"] = cls._counting(entry["type"])
+
+    @classmethod
+    def _note(cls, rows):
+        cls.seen += int(rows)
+        return np.int64(0)
+
+    @classmethod
+    def _counting(cls, plain):
+        def gradient(op, *gradients):
+            first = gradients[0]
+            if isinstance(first, tf.Tensor) and first.shape.rank:
+                noted = tf.numpy_function(cls._note, [tf.shape(first)[0]], tf.int64)
+                with tf.control_dependencies([noted]):
+                    first = tf.identity(first)
+            return plain(op, first, *gradients[1:])
+
+        return gradient
+
+
+def start(path):
+    """A fresh state: seeds, dtype, Keras' names, the default graph."""
+    keras = tf.keras
+    if "/v1/" in path:
+        tf.compat.v1.reset_default_graph()
+    gc.collect()
+    keras.backend.clear_session()
+    single = os.path.basename(path)[:-3] in SINGLE or "/v1/" in path
+    keras.backend.set_floatx("float32" if single else "float64")
+    keras.mixed_precision.set_global_policy(keras.backend.floatx())
+    keras.utils.set_random_seed(7)
+    Rows.seen = 0
+    if "matex_tf.output" in sys.modules:
+        sys.modules["matex_tf.output"]._said.clear()
+        sys.modules["matex_tf.loops"]._whole_updates = 0
+
+
+def variables_in(value):
+    """The values of the variables of a model, module or variable; None for anything else."""
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "get_weights") and hasattr(value, "layers"):
+        return value.get_weights()
+    if isinstance(value, tf.Module) and not hasattr(value, "get_config"):
+        return [variable.numpy() for variable in value.variables]
+    if isinstance(value, tf.Variable) and tf.executing_eagerly():
+        return [value.numpy()]
+    return None
+
+
+def collect(found):
+    """(weights, figures) among a script's globals, by name."""
+    weights, figures = {}, {}
+    for name, value in found.items():
+        if name.startswith("_"):
+            continue
+        values = [value]
+        if isinstance(value, list) and value and all(variables_in(part) is not None for part in value):
+            values = value
+        for place, part in enumerate(values):
+            inside = variables_in(part)
+            if inside is not None:
+                weights.update({f"{name}.{place}.{index}": array for index, array in enumerate(inside)})
+        if hasattr(value, "history") and hasattr(value, "epoch"):
+            figures.update({f"{name}.{key}": np.array(value.history[key], np.float64) for key in value.history})
+        elif name in ("losses", "norms", "loss", "final", "weights", "averaged", "final_embeddings"):
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            if all(isinstance(part, (float, np.ndarray, np.floating)) for part in parts):
+                figures.update({f"{name}.{index}": np.asarray(part) for index, part in enumerate(parts)})
+    return weights, figures
+
+
+def main(folder, paths):
+    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+    Rows.install()
+    home = sys.path[0]
+    for path in paths:
+        name = os.path.splitext(os.path.basename(path))[0]
+        work = os.path.join(folder, "work", name)
+        os.makedirs(work, exist_ok=True)
+        os.chdir(work)
+        start(path)
+        print(f"{MARK}{name}", flush=True)
+        began, error, weights, figures = time.time(), "", {}, {}
+        sys.argv, sys.path[0] = [path], os.path.dirname(path)
+        try:
+            weights, figures = collect(runpy.run_path(path, run_name="__main__"))
+        except BaseException:
+            error = traceback.format_exc()
+        sys.path[0] = home
+        said = sorted(getattr(sys.modules.get("matex_tf.output"), "_said", []))
+        stored = {
+            "weights": weights,
+            "figures": figures,
+            "rows": Rows.seen,
+            "seconds": time.time() - began,
+            "error": error,
+            "said": said,
+        }
+        # What a rank opens to write is its own affair, and gone at the end; this is not.
+        with FileIO(os.path.join(folder, f"{name}.rank-{rank}.pickle"), "w") as file:
+            file.write(pickle.dumps(stored))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(os.path.abspath(sys.argv[1]), [os.path.abspath(path) for path in sys.argv[2:]])

@@ -1,0 +1,231 @@
+"""Every style of script, unchanged, gives under ranks what it gives alone: figures, weights, lines, files; and shares.
+
+The scripts in the folders beside this file know nothing of us. `driver.py` runs each folder's alone and under 2 and 3
+ranks, many to a launch.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import launch
+
+HERE = Path(__file__).parent
+GROUPS = {
+    "keras": ("data", "loops", "models", "optimizers"),
+    "v1": ("v1",),
+    "legacy": ("legacy",),
+}
+MARK = "@@ "
+
+# Where the mathematics is not the same, and why: how far figures may be apart, relative to the largest; None: not
+# compared, only their number and that all ranks have the same.
+CLOSE = {
+    # Noise, masks and augmentation are drawn for a slice.
+    "gan_train_step": 0.1,
+    "gan_two_tapes": 0.3,
+    "gradient_penalty": None,
+    "vae": 0.05,
+    "convnet_augmented": 0.3,
+    # Half precision; its loss scale falls at the same steps.
+    "mixed_precision": 0.02,
+    "mixed_and_clipped": 0.02,
+    # Its layer adds up what each rank sees of the batch (rank 0's value is kept and that is said).
+    "assigning_layer": 1.0,
+}
+# Computed whole on every rank: right, but not faster.
+WHOLE = {
+    "actor_critic",
+    "constant_batch_size",
+    "deep_dream",
+    "numpy_slices",
+    "persistent_tape",
+    "stateful_rnn",
+    "word2vec_nce",
+}
+# Without products or convolutions to count, or with noise of a fixed number of rows beside slices.
+UNCOUNTED = {"raw_variables", "gan_two_tapes"}
+SINGLE = {"inside_function", "raw_variables", "convnet_augmented", "next_of_iterator", "constant_batch_size"}
+# Long to trace, and with three ranks as with two.
+UNDER_TWO_ONLY = {
+    "attention_translation",
+    "character_rnn",
+    "dictionaries_and_tuples",
+    "distillation",
+    "every_optimizer",
+    "gan_train_step",
+    "mixed_precision",
+    "pandas_table",
+    "save_and_load",
+    "schedules",
+    "text_vectorization",
+    "timeseries_windows",
+    "transfer_learning",
+    "vae",
+}
+
+TIMES = re.compile(r"\d+(\.\d+)?(us|ms|s)(/step|/epoch)?\b")
+NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[-+]?\d+)?")
+
+
+def scripts(group, ranks=0):
+    found = sorted(path for folder in GROUPS[group] for path in (HERE / folder).glob("*.py"))
+    return [str(path) for path in found if ranks < 3 or path.stem not in UNDER_TWO_ONLY]
+
+
+def run(group, ranks, folder):
+    """What each script left behind on each rank, the lines it printed and the files it wrote."""
+    env = {"TF_USE_LEGACY_KERAS": "1" if group == "legacy" else None}
+    arguments = (HERE / "driver.py", folder, *scripts(group, ranks))
+    if ranks:
+        result = launch.run(ranks, *arguments, env=env, timeout=850).check()
+    else:
+        result = launch.run_alone(*arguments, env=env, timeout=400).check()
+    left = []
+    for rank in range(max(ranks, 1)):
+        found = {}
+        for path in sorted(folder.glob(f"*.rank-{rank}.pickle")):
+            found[path.name.split(".")[0]] = pickle.loads(path.read_bytes())
+        left.append(found)
+    return left, printed(result.stdout), files(folder / "work")
+
+
+def printed(text):
+    """The lines of each script, without times."""
+    lines, current = {}, []
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            current = lines.setdefault(line[len(MARK) :].strip(), [])
+        else:
+            current.append(TIMES.sub("T", line.rstrip()))
+    return lines
+
+
+def files(folder):
+    """Names of the files that each script wrote; those of TensorBoard have the time and process in them."""
+    found = {}
+    for path in sorted(folder.glob("*/**/*")):
+        if path.is_file():
+            name, *rest = path.relative_to(folder).parts
+            found.setdefault(name, []).append(re.sub(r"(events\.out\.tfevents)\..*", r"\1", "/".join(rest)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    made = {}
+
+    def of(group):
+        if group not in made:
+            made[group] = run(group, 0, tmp_path_factory.mktemp(f"alone-{group}"))
+        return made[group]
+
+    return of
+
+
+def distance(want, got):
+    """The largest difference relative to the larger of the tensor's maximum and 1e-3; infinite for other shapes."""
+    want, got = np.asarray(want), np.asarray(got)
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return np.inf
+    if want.dtype.kind not in "fiub":
+        return 0.0 if (want == got).all() else np.inf
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    if not np.array_equal(np.isfinite(want), np.isfinite(got)):
+        return np.inf
+    finite = np.isfinite(want)
+    scale = max(np.abs(want[finite]).max(initial=0.0), 1e-3)
+    return np.abs(want[finite] - got[finite]).max(initial=0.0) / scale
+
+
+def same_line(want, got, tolerance):
+    """Whether two printed lines have the same words, and numbers as close as their digits say."""
+    if NUMBER.sub("#", want) != NUMBER.sub("#", got):
+        return False
+    for a, b in zip(NUMBER.finditer(want), NUMBER.finditer(got)):
+        allowed = tolerance * abs(float(a.group())) + 1.5 * 10.0 ** -len(a.group(1) or "")
+        if abs(float(a.group()) - float(b.group())) > (allowed if a.group(1) else tolerance * abs(float(a.group()))):
+            return False
+    return True
+
+
+def problems_of(name, group, want, ranks, lines, written):
+    """What is wrong with one script: `want` is what it left alone, `ranks` what it left on each rank."""
+    if want is None or want["error"]:
+        return [f"alone: {want and want['error']}"]
+    missing = [rank for rank, found in enumerate(ranks) if found is None]
+    if missing:
+        return [f"nothing from ranks {missing}"]
+    errors = [f"rank {rank}: {found['error']}" for rank, found in enumerate(ranks) if found["error"]]
+    if errors:
+        return errors
+    found = []
+    tolerance = CLOSE.get(name, 1e-5 if group == "v1" or name in SINGLE else 1e-10)
+    for kind in ("weights", "figures"):
+        for rank, left in enumerate(ranks):
+            if left[kind].keys() != want[kind].keys():
+                found.append(f"{kind} of rank {rank} are others: {sorted(left[kind].keys() ^ want[kind].keys())}")
+                return found
+        for key in want[kind]:
+            if any(left[kind][key].tobytes() != ranks[0][kind][key].tobytes() for left in ranks):
+                found.append(f"{key} is not the same on all ranks")
+            apart = distance(want[kind][key], ranks[0][kind][key])
+            if (kind == "figures" or name not in CLOSE) and tolerance is not None and apart > tolerance:
+                found.append(f"{key} is off by {apart:.1e}")
+    if lines[0] is None or lines[1] is None or len(lines[0]) != len(lines[1]):
+        found.append(f"printed {lines[1]} instead of {lines[0]}")
+    else:
+        near = np.inf if tolerance is None else max(tolerance, 1e-6) if name not in CLOSE else 10.0
+        found += [f"printed {b!r} instead of {a!r}" for a, b in zip(*lines) if not same_line(a, b, near)]
+    if written[0] != written[1]:
+        found.append(f"wrote {written[1]} instead of {written[0]}")
+    computed = [left["rows"] for left in ranks]
+    if name in WHOLE:
+        if any(rows != want["rows"] for rows in computed):
+            found.append(f"rows {computed} of {want['rows']}, expected to be computed whole")
+    elif name not in UNCOUNTED and (want["rows"] == 0 or max(computed) > 0.85 * want["rows"]):
+        found.append(f"rows {computed} of {want['rows']} are not shared out")
+    return found
+
+
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_script_is_under_ranks_what_it_is_alone(alone, group, ranks, tmp_path):
+    (want,), lines, written = alone(group)
+    left, lines_of_ranks, written_by_ranks = run(group, ranks, tmp_path)
+    names = sorted(Path(path).stem for path in scripts(group, ranks))
+    wrong = []
+    for name in names:
+        problems = problems_of(
+            name,
+            group,
+            want.get(name),
+            [found.get(name) for found in left],
+            (lines.get(name), lines_of_ranks.get(name)),
+            (written.get(name), written_by_ranks.get(name)),
+        )
+        wrong += [f"{name}: {problem}" for problem in problems]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_comparison_notices_what_is_wrong():
+    assert same_line("loss: 0.1234 - T", "loss: 0.1235 - T", 1e-6)
+    assert not same_line("loss: 0.1234", "loss: 0.1244", 1e-6)
+    assert not same_line("step 3", "step 4", 1e-6)
+    assert not same_line("a", "b", 1e-6)
+    left = {"weights": {"w": np.ones(3)}, "figures": {}, "rows": 10, "error": "", "said": []}
+    half = {**left, "rows": 5}
+    assert not problems_of("x", "keras", left, [half, half], (["a"], ["a"]), (None, None))
+    assert problems_of("x", "keras", left, [half, left], (["a"], ["a"]), (None, None))
+    assert problems_of("x", "keras", left, [half, None], (["a"], ["a"]), (None, None))
+    other = {**half, "weights": {"w": np.ones(3) * (1 + 1e-9)}}
+    assert problems_of("x", "keras", left, [other, other], (["a"], ["a"]), (None, None))
+    assert problems_of("x", "keras", left, [half, other], (["a"], ["a"]), (None, None))
+    assert problems_of("x", "keras", left, [half, half], (["a"], ["a", "a"]), (None, None))
+    assert problems_of("x", "keras", left, [half, half], (["a"], ["a"]), (["f"], ["f", "g"]))
