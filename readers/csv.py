@@ -23,7 +23,7 @@ from matex_tf.sharding import ShareArray
 
 Column = str | int
 _HEAD_BYTES = 1 << 20
-_SLICE_BYTES = 8 << 20
+_SLICE_BYTES = 4 << 20
 _MOST_CATEGORIES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
@@ -374,7 +374,8 @@ class Csv(Format):
             strings_can_be_null=True,
         )
         try:
-            return csv.read_csv(pa.BufferReader(data), read, parse, convert)
+            # Arrow's own pool would keep what the pieces of the text took.
+            return csv.read_csv(pa.BufferReader(data), read, parse, convert, memory_pool=pa.system_memory_pool())
         except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
             names = self._names
             raise csv_errors.explain(

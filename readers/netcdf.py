@@ -15,7 +15,10 @@ from matex_tf.readers.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.missing import found
 from matex_tf.readers.stack import Names, Stack, Variable, numeric
 
-_SLAB_BYTES = 4 << 20
+# The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
+_SLAB_BYTES = (1 << 20, 16 << 20)
+_SLABS = 16
+_CACHE_BYTES = 1 << 20
 
 
 @register("NETCDF")
@@ -62,7 +65,14 @@ class NetCdf(Stack):
             from matex_tf import world
 
             return netCDF4.Dataset(path, parallel=True, comm=world.communicator("readers"))
-        return netCDF4.Dataset(path)
+        usual = netCDF4.get_chunk_cache()
+        # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
+        # that is opened now, because setting it for a variable fails for one with the name of a dimension.
+        netCDF4.set_chunk_cache(_CACHE_BYTES, *usual[1:])
+        try:
+            return netCDF4.Dataset(path)
+        finally:
+            netCDF4.set_chunk_cache(*usual)
 
     def dtype(self, field: str) -> np.dtype:
         stored = super().dtype(field)
@@ -93,7 +103,8 @@ class _Variable(Variable):
         self._owner, self._path, self._variable = owner, path, variable
         self.axis = owner.axis(path, name, variable.dimensions, self.shape)
         chunks = variable.chunking()
-        self.chunk = int(chunks[self.axis]) if isinstance(chunks, (list, tuple)) else 1
+        if isinstance(chunks, (list, tuple)):
+            self.chunk = int(chunks[self.axis])
         stored = np.dtype(variable.dtype).newbyteorder("=")
         if stored.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
             stored = np.dtype(f"u{stored.itemsize}")
@@ -105,8 +116,24 @@ class _Variable(Variable):
         if self.dtype.kind not in "biufc":
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
 
+        self._plain_fill = self._find_plain_fill()
+
+    def _find_plain_fill(self) -> Any:
+        """The one number that stands for missing values, where floats are stored with no other rules; else None."""
+        import netCDF4
+
+        variable = self._variable
+        rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
+        if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
+            return None
+        # Looking for it here takes one pass over the values, the library's masked arrays several.
+        variable.set_auto_maskandscale(False)
+        usual = netCDF4.default_fillvals[self.dtype.str[1:]]
+        return self.dtype.type(getattr(variable, "_FillValue", usual))
+
     def fill(self, target: np.ndarray, start: int, stop: int) -> None:
-        for begin, end in self.slabs(start, stop, _SLAB_BYTES):
+        least, most = _SLAB_BYTES
+        for begin, end in self.slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
             where = self.index(begin, end)
             slab = np.moveaxis(library.call(lambda: self._variable[where]), self.axis, 0)  # noqa: B023
             if len(slab) != end - begin:
@@ -115,9 +142,18 @@ class _Variable(Variable):
                 )
             piece = target[begin - start : end - start]
             piece[...] = np.ma.getdata(slab)
+            if self._plain_fill is not None:
+                self._unfill(piece)
+                continue
             mask = np.ma.getmask(slab)
             if mask is not np.ma.nomask:
                 self._put_missing(piece, mask, begin)
+
+    def _unfill(self, piece: np.ndarray) -> None:
+        with np.errstate(invalid="ignore"):
+            least, most = piece.min(initial=np.inf), piece.max(initial=-np.inf)
+        if not (self._plain_fill < least or self._plain_fill > most):
+            piece[piece == self._plain_fill] = np.nan
 
     def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
         if piece.dtype.kind in "fc":

@@ -146,11 +146,15 @@ def stream(source: Source, part: str, order: Order, batch_size: int, row_bytes: 
     numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
     number = -(-order.deal.count // batch_size)
 
-    def element(rows: Any) -> Any:
+    # Named, because AutoGraph warns of lambdas that it cannot tell apart.
+    def has_rows(rows: Any, own: Any, total: Any) -> Any:
+        return own > 0
+
+    def element(rows: Any, own: Any, total: Any) -> Any:
         return rows if len(rows) > 1 else rows[0]
 
     mine = sum(1 for _ in _own_steps(order, batch_size))
-    public = numbered.filter(lambda rows, own, total: own > 0).map(lambda rows, own, total: element(rows))
+    public = numbered.filter(has_rows).map(element)
     public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
     if alone:
         return public
@@ -158,7 +162,7 @@ def stream(source: Source, part: str, order: Order, batch_size: int, row_bytes: 
     from matex_tf import pipeline, steps
 
     def with_numbers(rows: Any, own: Any, total: Any) -> Any:
-        return pipeline.Batch(element(rows), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
+        return pipeline.Batch(element(rows, own, total), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
     known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
     public._matex_numbered = pipeline.exempt(known)
