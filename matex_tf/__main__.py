@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = list(arguments)
     # `-m` put the current folder first on the path; a script has its own folder there.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
 if __name__ == "__main__":

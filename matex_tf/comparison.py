@@ -62,6 +62,11 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
         )
 
 
+def is_same_batch(mine: tuple[int, int] | None, what: str) -> bool:
+    """Whether all ranks have the same (rows, hash) of a whole batch. Collective."""
+    return len(set(world.control.allgather(mine, f"comparing {what}"))) == 1
+
+
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` are each rank's own rows and not the same on all ranks. Collective.
 

@@ -52,6 +52,7 @@ class View:
         self._before = os.path.join(os.path.realpath(folder), "before")
         self.news = news
         self.hidden: set[str] = set()
+        self._shown: set[str] = set()
         self.used = False
         self._kept = {*_SYSTEM, os.path.realpath(news.path), os.path.realpath(build.cache_folder())}
         if settings.current().log_dir:
@@ -85,7 +86,16 @@ class View:
         return os.path.lexists(self.upper(key))
 
     def _is_hidden(self, key: str) -> bool:
-        return any(path in self.hidden for path in ledger.upwards(key))
+        known = (path for path in ledger.upwards(key) if path in self.hidden or path in self._shown)
+        return next(known, None) in self.hidden
+
+    def show(self, key: str) -> None:
+        """From here on the file `key` is the one on disk, whatever this rank did with it before."""
+        if self.is_own(key) or self._is_hidden(key):
+            self._hide(key)
+            self.hidden.discard(key)
+            self._shown.add(key)
+            os.makedirs(os.path.dirname(self.upper(key)), exist_ok=True)
 
     def below(self, key: str) -> str | None:
         """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
@@ -161,7 +171,7 @@ class View:
         if not self.is_folder(key):
             return os.listdir(self.real(key))  # raises what is to be raised
         found = []
-        if self.below(key) is not None:
+        if os.path.isdir(key):
             below = dict.fromkeys([*os.listdir(key), *self.news.names_before(key)])
             found = [name for name in below if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.upper(key)):
@@ -205,6 +215,7 @@ class View:
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.unlink(upper)
+        self._shown.discard(key)
         self.hidden.add(key)
 
     def bring_up(self, key: str) -> str:

@@ -10,7 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, early_rows, loops, ops, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import (
+    answers,
+    comparison,
+    early_rows,
+    loops,
+    ops,
+    output,
+    pipeline,
+    settings,
+    sharding,
+    steps,
+    variables,
+    world,
+)
 
 _state = threading.local()
 
@@ -214,7 +227,9 @@ class Run:
         self.clock: _Clock | None = None
         self.agreed = False
         self.slices = kind != "predict"
-        if self.slices and _has_fixed_batch(model):
+        fixed = _has_fixed_batch(model)
+        self.answer = answers.Answer(model, whole=fixed)
+        if fixed:
             output.note("the model has a fixed batch size, so every rank computes whole batches: right, but not faster")
             self.slices = False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings, world
+from matex_tf import files, settings, world
 from matex_tf.patches import replace, when_imported
 
 _recorder: Recorder | None = None
@@ -142,7 +142,8 @@ class Recorder:
         self.stored = True
         figures = json.dumps(self.steps)
         arrays = {f"weight{index}": value for index, value in enumerate(self.weights)}
-        np.savez(os.path.join(self.folder, f"rank-{world.current().rank}.npz"), figures=figures, **arrays)
+        with files.plainly():
+            np.savez(os.path.join(self.folder, f"rank-{world.current().rank}.npz"), figures=figures, **arrays)
 
 
 def _scalars(result: Any) -> list[float]:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from .build import BuildError
-from .collectives import OP_TYPES, allgather, allgather_rows, allreduce, barrier, broadcast, let_go, reduce_gradients
+from .collectives import (
+    DTYPES,
+    OP_TYPES,
+    allgather,
+    allgather_rows,
+    allreduce,
+    barrier,
+    broadcast,
+    let_go,
+    reduce_gradients,
+)
 from .library import MismatchError, content_hash, count, expect, library, rendezvous, seconds
 
 __all__ = [
     "BuildError",
+    "DTYPES",
     "MismatchError",
     "OP_TYPES",
     "allgather",

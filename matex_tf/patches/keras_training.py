@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 from matex_tf import fitting, metrics, pipeline, single_batches, steps, world
-from matex_tf.patches import keras_losses, replace, when_imported
+from matex_tf.patches import keras_losses, keras_predict, replace, when_imported
 
 
 def install() -> None:
@@ -32,7 +32,7 @@ def _keras3(module: Any) -> None:
     trainer = module.TensorFlowTrainer
     replace(trainer, "fit", _run("fit"))
     replace(trainer, "evaluate", _run("evaluate"))
-    replace(trainer, "predict", _run("predict"))
+    keras_predict.install(trainer)
     replace(trainer, "train_on_batch", _train_on_batch)
     replace(trainer, "make_train_function", _make_function("train"))
     replace(trainer, "make_test_function", _make_function("test"))
@@ -48,7 +48,7 @@ def _keras2(module: Any) -> None:
         return
     replace(module.Model, "fit", _run("fit"))
     replace(module.Model, "evaluate", _run("evaluate"))
-    replace(module.Model, "predict", _run("predict"))
+    keras_predict.install(module.Model)
     replace(module.Model, "train_on_batch", _train_on_batch)
     replace(module.Model, "make_train_function", _make_function("train"))
     replace(module.Model, "make_test_function", _make_function("test"))
@@ -103,7 +103,11 @@ def _epoch_iterator(original: Any) -> Any:
             return original(self, *args, **kwargs)
         if not call.slices:
             original(self, *args, **kwargs)
-            self.data_adapter = _Whole(self.data_adapter)
+            self.data_adapter = _Whole(self.data_adapter, call)
+            if call.kind == "predict":
+                source = signature.bind(self, *args, **kwargs).arguments.get("x")
+                arrays = None if _is_source(source) else getattr(self.data_adapter, "_inputs", source)
+                call.answer.look_at(source, arrays)
             return None
         stage = call.next_stage()
         given = signature.bind(self, *args, **kwargs).arguments
@@ -131,23 +135,28 @@ def _is_source(x: Any) -> bool:
 
 
 class _Whole:
-    """A data adapter of Keras whose batches every rank computes whole."""
+    """A data adapter of Keras whose batches every rank computes whole, unless `predict` can share them out."""
 
-    def __init__(self, adapter: Any):
+    def __init__(self, adapter: Any, call: fitting.Run):
         self._adapter = adapter
+        self._call = call
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
 
     def get_tf_dataset(self) -> Any:
-        return pipeline.exempt(self._adapter.get_tf_dataset())
+        return _unsliced(self._call, self._adapter.get_tf_dataset())
+
+
+def _unsliced(call: fitting.Run, dataset: Any) -> Any:
+    return call.answer.distribute(dataset) if call.kind == "predict" else pipeline.exempt(dataset)
 
 
 class _Distributed(_Whole):
     """A data adapter of Keras whose dataset is shared out."""
 
     def __init__(self, adapter: Any, stage: fitting.Stage, are_arrays: bool):
-        super().__init__(adapter)
+        super().__init__(adapter, stage.call)
         self._stage = stage
         self._are_arrays = are_arrays
 
@@ -165,11 +174,15 @@ def _handler(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         call = fitting.current()
-        if call is None or not call.slices:
+        if call is None:
             return original(self, *args, **kwargs)
-        stage = call.next_stage()
         given = signature.bind(self, *args, **kwargs).arguments
         are_arrays = not _is_source(given.get("x"))
+        if not call.slices:
+            if call.kind == "predict":
+                call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None)
+            return original(self, *args, **kwargs)
+        stage = call.next_stage()
         batch_size = given.get("batch_size")
         if are_arrays:
             given["batch_size"] = stage.batch_of_arrays(batch_size)
@@ -190,9 +203,10 @@ def _handler(original: Any) -> Any:
 def _handler_dataset(original: Any) -> Any:
     def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
         found = getattr(self, "_matex_stage", None)
-        if found is None and fitting.current() is not None:
+        call = fitting.current()
+        if found is None and call is not None:
             whole = self._adapter.get_dataset
-            self._adapter.get_dataset = lambda: pipeline.exempt(whole())
+            self._adapter.get_dataset = lambda: _unsliced(call, whole())
         if found is not None:
             stage, are_arrays = found
             plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size

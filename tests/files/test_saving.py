@@ -1,0 +1,33 @@
+"""What is saved under ranks is what is saved alone: written once, there for every rank, and without a trace of us."""
+
+from pathlib import Path
+
+import pytest
+
+import launch
+
+CASE = Path(__file__).with_name("saving_case.py")
+LOAD = """
+import sys
+import keras
+assert "matex_tf" not in sys.modules
+keras.models.load_model(sys.argv[1] + "/out/model.keras").summary()
+"""
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if ".tfevents." not in path.name)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks, legacy", [(3, "0"), (2, "1")])
+def test_what_is_saved_under_ranks_is_what_is_saved_alone(tmp_path, ranks, legacy):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    keras = {"TF_USE_LEGACY_KERAS": legacy}
+    launch.run_alone(CASE, alone, env=keras).check()
+    launch.run(ranks, CASE, together, env=keras, timeout=200).check()
+    assert files(together) == files(alone)
+    if legacy == "0":
+        launch.run_alone(LOAD, together).check()

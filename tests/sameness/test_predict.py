@@ -1,0 +1,82 @@
+"""`predict` and `evaluate` share the rows over the ranks and give each the sequential answer, whole and in order."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import launch
+
+CASES = Path(__file__).with_name("predict_cases.py")
+WHOLE = ("one row", "on batch", "subclass Summary", "subclass Hidden")
+
+
+def close(got, want):
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    return np.abs(got - want).max(initial=0) <= 1e-10 * max(np.abs(want).max(initial=0), 1e-3)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks, legacy", [(3, "0"), (2, "1")])
+def test_every_rank_gets_the_whole_answer_and_computes_a_part(tmp_path, ranks, legacy):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    keras = {"TF_USE_LEGACY_KERAS": legacy}
+    launch.run_alone(CASES, alone, env=keras).check()
+    launch.run(ranks, CASES, together, env={**launch.ALL_FILES, **keras}, timeout=300).check()
+    want = dict(np.load(alone / "rank-0.npz"))
+    found = [dict(np.load(together / f"rank-{rank}.npz")) for rank in range(ranks)]
+    problems = []
+    for name, value in want.items():
+        parts = [part[name] for part in found]
+        if not name.endswith("|rows"):
+            problems += [f"{name} on rank {rank}" for rank, part in enumerate(parts) if not close(part, value)]
+        elif value and not name.startswith(WHOLE) and not max(parts) < value <= sum(parts):
+            problems.append(f"{name}: {parts} of {value} rows computed")
+    assert not problems, problems
+
+
+ON_ONE_RANK = """
+import sys
+import keras
+import numpy as np
+import matex_tf
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((8, 2), "float32"), np.zeros((8, 1), "float32")
+if matex_tf.rank() == int(sys.argv[1]):
+    model.predict(x[:1], verbose=0)  # fewer rows than ranks: no rank needs the others
+    print("one row predicted")
+    model.predict(x, verbose=0)
+model.fit(x, y, verbose=0)
+"""
+
+
+def test_predict_on_one_rank_is_an_error_and_no_hang():
+    result = launch.run(2, ON_ONE_RANK, 0)
+    assert result.returncode != 0 and "one row predicted" in result.stdout
+    assert "different places" in result.stderr and "predict" in result.stderr
+
+
+ANOTHER_ORDER = """
+import keras
+import numpy as np
+import tensorflow as tf
+import matex_tf
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+rows = np.random.default_rng(matex_tf.rank()).random((8, 2), np.float32)
+found = model.predict(tf.data.Dataset.from_tensor_slices(rows).batch(4), verbose=0)
+assert np.allclose(found, model(rows))
+print("own rows")
+model.predict(((rows[i : i + 4],) for i in (0, 4)), verbose=0)
+"""
+
+
+def test_a_rank_that_sees_other_rows_predicts_its_own():
+    result = launch.run(2, ANOTHER_ORDER)
+    assert "own rows" in result.stdout and "the ranks see different rows" in result.stderr
+    assert result.returncode != 0 and "a part of the generator had been consumed" in result.stderr
