@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, ops, output, pipeline, sharding, world
+from matex_tf import comparison, early_rows, ops, output, pipeline, sharding, world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
 _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
@@ -28,7 +28,7 @@ class Answer:
         """`whole`: every rank is to compute all rows."""
         self.model = model
         self.whole = whole
-        self.once = False
+        self.once = self.are_arrays = False
         self.first: tuple[int, int] | None = None
         self.compares = False
 
@@ -41,7 +41,7 @@ class Answer:
         """
         import tensorflow as tf
 
-        self.once = hasattr(source, "__next__")
+        self.once, self.are_arrays = hasattr(source, "__next__"), arrays is not None
         if self.whole:
             return
         if arrays is None:
@@ -61,10 +61,10 @@ class Answer:
         options = tf.data.Options()
         options.deterministic = True
         self.compares = True
-        return pipeline.sliced(dataset.with_options(options), self._keep_first)
+        return early_rows.slices(dataset.with_options(options), self.are_arrays, self._keep_first)
 
-    def _keep_first(self, element: Any) -> None:
-        self.first = comparison.batch_digest(element)
+    def _keep_first(self, digest: tuple[int, int]) -> None:
+        self.first = digest
 
     def after_step(self) -> None:
         """After the first batch: the ranks saw the same one, or `OtherRows` on all of them."""

@@ -18,6 +18,16 @@ _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "Sta
 """Stateful if what they call is, which is looked at by itself."""
 
 
+def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> Any:
+    """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
+
+    `are_arrays`: it is Keras' pipeline over arrays. `on_first` is called with (rows, hash) of the first whole batch of
+    each iteration, or of what its rows are chosen by.
+    """
+    choose = of_arrays if are_arrays else of_rows
+    return choose(dataset, on_first) or pipeline.sliced(dataset, on_first)
+
+
 def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
 

@@ -190,8 +190,7 @@ class Stage:
         if self.own_batches is not None:
             return pipeline.own_batches(dataset, self._most_batches())
         dataset = getattr(dataset, "_matex_whole", dataset)
-        choose = early_rows.of_arrays if are_arrays else early_rows.of_rows
-        return choose(dataset, self._keep_first) or pipeline.sliced(dataset, self._keep_first)
+        return early_rows.slices(dataset, are_arrays, self._keep_first)
 
     def _most_batches(self) -> int | None:
         """The number of batches of the rank that has most; None where they do not end."""
