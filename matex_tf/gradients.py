@@ -165,8 +165,8 @@ def reduce(
 def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:
     """All ranks' parts of a sparse gradient, and what the next collective is to come after (v1 graphs ask for it).
 
-    Rows that are the same ones on all ranks and each there once, such as those of positions, are no rows of the batch:
-    alone their gradients are sums over it, and so they are here.
+    Rows that the graph has made unique in the batch are so again in the whole batch; and those that are the same on all
+    ranks, each there once, such as positions, are no rows of the batch: alone their gradients are sums over it.
     """
     import tensorflow as tf
 
@@ -184,12 +184,23 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
         return tf.reduce_all(table == table[:1]) & tf.reduce_all(ordered[1:] != ordered[:-1])
 
     def summed() -> Any:
-        shape = tf.concat([[size, -1], tf.shape(values)[1:]], axis=0)
-        return tf.reduce_sum(tf.reshape(values, shape), axis=0), tf.reshape(indices, [size, -1])[0]
+        rows, place = tf.unique(indices)
+        return tf.math.unsorted_segment_sum(values, place, tf.size(rows)), rows
 
-    even = tf.reduce_all(counts == counts[0]) & (counts[0] > 0)
-    together = tf.cond(even, are_the_same, lambda: tf.constant(False))
-    parts, rows = tf.cond(together, summed, lambda: (values, indices))
+    if _is_made_unique(slices.indices):
+        parts, rows = summed()
+    else:
+        even = tf.reduce_all(counts == counts[0]) & (counts[0] > 0)
+        together = tf.cond(even, are_the_same, lambda: tf.constant(False))
+        parts, rows = tf.cond(together, summed, lambda: (values, indices))
     if not tf.executing_eagerly():
         parts.set_shape([None, *slices.values.shape[1:]])
     return tf.IndexedSlices(parts, rows, slices.dense_shape), values
+
+
+def _is_made_unique(indices: Any) -> bool:
+    """Whether the tensor `indices` of a graph comes out of `tf.unique`, as in `embedding_lookup_sparse`."""
+    op = getattr(indices, "op", None)
+    while op is not None and op.type in ("Identity", "Reshape", "Cast", "StridedSlice"):
+        op = op.inputs[0].op
+    return op is not None and op.type.startswith("Unique")

@@ -41,22 +41,34 @@ def weight(target: Any) -> Any:
         return steps.weight_and_rows(of_sum=kinds == {"sum"})
     found = [reductions.analyse(part) for part in parts]
     of_sum = {one.kind for one in found} == {"sum"}
-    if any(one.ratios for one in found):
-        output.note(
-            "a loss is divided by a sum over the data, such as a mask: ranks' losses are weighed by rows, which is "
-            "exact only where each slice has the same such sum for each row"
-        )
-    if any(one.bent for one in found):
-        output.note(
-            "a loss is a curve, such as a square root, of a mean or sum over rows: ranks take it of their own rows and "
-            "weigh the results by rows, which is not exactly the loss of the whole batch"
-        )
+    for one in found:
+        say_inexact(one)
     if of_sum and any(one.penalty for one in found):
         output.note(
             "a loss that is a sum over rows has a penalty on the weights, which every rank adds: it counts as many "
             "times as there are ranks. Make the loss a mean, or divide the penalty by matex_tf.size()"
         )
     return steps.weight_and_rows(of_sum=of_sum)
+
+
+def say_inexact(found: reductions.Analysis) -> None:
+    """Say, once, where the ranks' parts of a loss do not add up to that of the whole batch."""
+    if found.ratios and found.denominator is None:
+        output.note(
+            "a loss is divided by a sum over the data, beside other terms or by one that depends on the weights (as in "
+            "Dice): ranks' losses are weighed by rows, which is exact only where each slice has the same such sum for "
+            "each row"
+        )
+    if found.bent:
+        output.note(
+            "a loss is a curve, such as a square root, of a mean or sum over rows: ranks take it of their own rows and "
+            "weigh the results by rows, which is not exactly the loss of the whole batch"
+        )
+    if found.mixed:
+        output.note(
+            "a loss has terms that are means over rows and others that are sums: all are weighed by rows, so that the "
+            "sums count less than in the script alone. Make them all means"
+        )
 
 
 def share_of(denominator: Any) -> Any:

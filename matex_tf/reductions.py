@@ -46,10 +46,11 @@ class Analysis:
     """What a loss is: "mean", "sum" or "unknown", and what makes its ranks' parts add up to something else.
 
     `terms` counts the parts that depend on the rows, `ratios` holds what those are divided by where that is a figure of
-    the data.
+    the data, `mixed` says that some are means and others sums.
     """
 
     kind: str = "unknown"
+    mixed: bool = False
     penalty: bool = False
     bent: bool = False
     terms: int = 0
@@ -101,6 +102,7 @@ def analyse(loss: Any) -> Analysis:
         found = {"sum"}  # what is differentiated is the sum of its elements
     if len(found) == 1:
         result.kind = found.pop()
+    result.mixed = len(found) > 1
     return result
 
 

@@ -43,6 +43,8 @@ def scale_own(loss: Any, of: Any = None) -> Any:
     own = reductions.divisor(of)
     if own is not None:
         return _scale_mean(loss, own)
+    if not hasattr(of, "numpy") and hasattr(of, "op"):
+        losses.say_inexact(reductions.analyse(of))
     return _scale_sum(loss) if _is_sum(of) else loss
 
 
