@@ -162,7 +162,9 @@ def stream(source: Source, part: str, order: Order, batch_size: int, row_bytes: 
     from matex_tf import pipeline, steps
 
     def with_numbers(rows: Any, own: Any, total: Any) -> Any:
-        return pipeline.Batch(element(rows, own, total), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
+        return pipeline.Batch(
+            element(rows, own, total), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total)
+        )
 
     known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
     public._matex_numbered = pipeline.exempt(known)

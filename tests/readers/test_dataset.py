@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +152,30 @@ def test_wrong_arguments_name_the_right_ones():
         DataSet("COUNTING", "", rank=0, size=1, columns=2)
     with pytest.raises(ValueError, match="rank=2, size=2"):
         DataSet("MNIST", SAMPLE, rank=2, size=2)
+
+
+def test_the_format_of_the_documentation(tmp_path):
+    """The example in docs/readers.md, with all that a DataSet makes of it."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "readers.md").read_text()
+    block = text[
+        text.index("    import numpy as np\n    from matex_tf.readers") : text.index('    data = DataSet("NPY"')
+    ]
+    exec(textwrap.dedent(block), {})
+    x, y = np.arange(30.0).reshape(10, 3), np.arange(10)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    shares = [DataSet("NPY", tmp_path, test_fraction=0.2, mmap=False, rank=rank, size=3) for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate([share.training_data for share in shares]), x[:8])
+    np.testing.assert_array_equal(np.concatenate([share.testing_labels for share in shares]), y[8:])
+    windows = DataSet("NPY", tmp_path, window=4, rank=0, size=1)
+    np.testing.assert_array_equal(windows.training_labels[:, 0], y[4:])
+    x[4, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ReaderError, match=r"row 4 of the training data, element \[1\] of it: .*missing value"):
+        DataSet("NPY", tmp_path, rank=1, size=2, distribution="cyclic").training_data  # noqa: B018
+        DataSet("NPY", tmp_path, rank=0, size=2, distribution="cyclic").training_data  # noqa: B018
+    np.save(tmp_path / "y.npy", y[:5])
+    with pytest.raises(ReaderError, match="expected as many labels as rows"):
+        DataSet("NPY", tmp_path, rank=0, size=1)
+    with pytest.raises(ValueError, match="validation_fraction= cuts some from the file's"):
+        DataSet("COUNTING", "", rows=10, rank=0, size=1).validation_data  # noqa: B018
