@@ -2,6 +2,7 @@
 
     python benchmarks/readers.py                        # all formats, 1, 2 and 4 ranks
     python benchmarks/readers.py --formats CSV --ranks 2 --megabytes 100 --turns 3
+    matex run -n 2 benchmarks/readers.py --exchange 100      # the cost of reshuffle="epoch"
 
 Makes the files first (400 MB each). Each measurement is one process for each rank, all at once; the reader and the
 plain library (netCDF4, h5py, pyarrow, np.fromfile) take turns, so that both see the same machine. The figures are
@@ -214,6 +215,29 @@ def stream(path, limit):
     print(json.dumps({"rows": rows, "peak": status("VmHWM") - memory, "limit": limit}))
 
 
+def exchange(megabytes):
+    """Under mpirun: seconds to exchange so many megabytes a rank, as reshuffle="epoch" does between epochs."""
+    from matex_tf import world
+    from matex_tf.readers.exchange import exchange
+
+    me = world.current()
+    for row in (784, 256 * 256 * 4):
+        rows = np.zeros((megabytes * 2**20 // row, row), np.uint8)
+        times, begin = [], time.perf_counter()
+        rows.copy()
+        copying = time.perf_counter() - begin
+        for epoch in range(4):
+            world.control.barrier("the next exchange")
+            begin = time.perf_counter()
+            exchange([rows], 0, epoch)
+            times.append(time.perf_counter() - begin)
+        if me.rank == 0:
+            print(
+                f"exchange among {me.size} ranks, {megabytes} MB each in rows of {row} bytes: "
+                f"{statistics.median(times):.2f} s (a copy in memory: {copying:.2f} s)"
+            )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=list(PLAIN), choices=list(PLAIN))
@@ -260,6 +284,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         which, name, path, rank, size, cold = sys.argv[2:]
         worker(which, name, path, int(rank), int(size), cold == "1")
+    elif sys.argv[1:2] == ["--exchange"]:
+        exchange(int(sys.argv[2]))
     elif sys.argv[1:2] == ["--stream"]:
         stream(sys.argv[2], int(sys.argv[3]))
     else:

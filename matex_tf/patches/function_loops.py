@@ -34,11 +34,22 @@ def next_element(iterator: Any, element: Any) -> Any:
         return element
     known = pipeline.argument_behind(iterator)
     loop = getattr(known, "_matex_loop", None)
-    if loop is None or loop.shares or loop.fixed:
+    if loop is not None and loop.shares:
+        _refuse_share()
+    if loop is None or loop.fixed:
         return _all_of(element)
     import tensorflow as tf
 
     return _slice_if(_decision(tf.compat.v1.get_default_graph()), element)
+
+
+def _refuse_share() -> None:
+    """How many rows the other ranks have in a step of a share is asked between steps, and a graph has no such place."""
+    raise world.RankError(
+        "a loop or `next` inside a tf.function over a dataset of this rank's own rows (DataSet.as_dataset, or made of "
+        "shares) cannot be weighed against the other ranks' rows. Loop in eager code and call the tf.function for each "
+        "batch, or use fit"
+    )
 
 
 def _all_of(element: Any) -> Any:
@@ -98,8 +109,10 @@ def _trace(original: Any) -> Any:
 def _over_dataset(original: Any) -> Any:
     def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
         known = pipeline.argument_behind(ds)
-        if not pipeline.yields_batches_to_slice(known) or sharding.is_share(known):
+        if not pipeline.yields_batches_to_slice(known):
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
+        if sharding.is_share(known):
+            _refuse_share()
         if pipeline.has_fixed_rows(known):
             loops.say_fixed()
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
@@ -119,7 +132,9 @@ def _over_iterator(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
         known = pipeline.argument_behind(iter_)
         loop = getattr(known, "_matex_loop", None)
-        if loop is None or loop.shares or loop.fixed:
+        if loop is not None and loop.shares:
+            _refuse_share()
+        if loop is None or loop.fixed:
             return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
         _say_weak()
         _, body_on_slice = _deciding(body)

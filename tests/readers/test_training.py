@@ -85,6 +85,25 @@ for epoch in range(2):
 weights = model.get_weights()[0].tobytes()
 said["loop"] = [len(losses), 14, len(set(world.control.allgather(weights, "weights"))) == 1]
 
+# A loop inside a function cannot ask how many rows the others have.
+@tf.function
+def whole_epoch(batches):
+    total = tf.constant(0.0, tf.float64)
+    for x, y in batches:
+        total += tf.reduce_sum(x)
+    return total
+
+@tf.function
+def one_batch(iterator):
+    return next(iterator)
+
+for name, call in (("loop", whole_epoch), ("next", lambda stream: one_batch(iter(stream)))):
+    try:
+        call(DataSet(path, labels=["y"]).as_dataset(8))
+        said[f"{name} in a function"] = "alone" if size == 1 else "nothing"
+    except Exception as error:
+        said[f"{name} in a function"] = str(error)
+
 # Rows are exchanged between epochs: each keeps its label, all are seen, and a rank comes to hold others.
 everything = sorted(map(tuple, WHOLE.tolist()))
 def pairs(x, y):
@@ -177,6 +196,8 @@ def test_streams_give_every_row_once_in_the_sequential_number_of_steps(said):
         if name.startswith("steps of a stream"):
             assert said[name][0] == said[name][1], name
     assert said["loop"][0] == said["loop"][1] and said["loop"][2]
+    for name in ("loop in a function", "next in a function"):
+        assert said[name] == "alone" or "Loop in eager code and call the tf.function for each batch" in said[name]
 
 
 def test_reshuffled_rows_are_all_there_with_their_labels(said):
