@@ -8,7 +8,8 @@ Makes the files first (400 MB each). Each measurement is one process for each ra
 plain library (netCDF4, h5py, pyarrow, np.fromfile) take turns, so that both see the same machine. The figures are
 medians of the slowest rank's times, from opening to arrays in memory; only the ratio of one line compares. pyarrow
 knows no shares: beside N ranks stands the time of one process for the whole file, over N. Warm: the files are in the
-page cache. Cold: each process first asks the kernel to drop the file from it. read/share: bytes asked of the kernel
+page cache. Cold: each process first asks the kernel to drop the file from it. cpu/cpu: processor time of all ranks,
+reader over plain, which other work on the machine does not change. read/share: bytes asked of the kernel
 over the bytes of the rank's share (of the text, for CSV); disk/share: those that came from the disk; peak/share: the
 most memory taken over the bytes of the arrays.
 """
@@ -144,8 +145,15 @@ def worker(which, name, path, rank, size, cold):
     """One rank of one measurement; prints what it took."""
     from matex_tf.readers import DataSet
 
-    for module in ("h5py", "netCDF4", "pyarrow.csv"):  # what is imported at first use is not to be measured
+    # What is imported and loaded at first use is not to be measured.
+    for module in ("h5py", "netCDF4", "pyarrow.compute"):
         importlib.import_module(module)
+    if name == "CSV":
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as small:
+            small.write("a,b\n" + "1,2\n" * 1000)
+            small.flush()
+            DataSet(name, small.name, rank=0, size=1).training_data.sum()
+            plain_csv(small.name, 0, 1)
 
     if cold:
         drop(path)
@@ -153,7 +161,7 @@ def worker(which, name, path, rank, size, cold):
     sys.stdin.readline()
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak of memory begins anew
-    memory, before, begin = status("VmRSS"), io(), time.perf_counter()
+    memory, before, begin, computed = status("VmRSS"), io(), time.perf_counter(), time.process_time()
     if which == "plain":
         rows = PLAIN[name](path, rank, size)
     elif name == "CSV":
@@ -161,7 +169,12 @@ def worker(which, name, path, rank, size, cold):
     else:
         rows = DataSet(name, path, rank=rank, size=size, missing="nan", **OPTIONS[name]).training_data
     seconds, after = time.perf_counter() - begin, io()
-    taken = {"seconds": seconds, "share": rows.nbytes, "peak": status("VmHWM") - memory}
+    taken = {
+        "seconds": seconds,
+        "cpu": time.process_time() - computed,
+        "share": rows.nbytes,
+        "peak": status("VmHWM") - memory,
+    }
     print(json.dumps(taken | {key: after[key] - before[key] for key in after}))
 
 
@@ -248,17 +261,18 @@ def main():
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
     paths = make(options.folder, options.megabytes)
-    print("format   ranks  cache  reader s   plain s  reader/plain  read/share  disk/share  peak/share")
+    print("format   ranks  cache  reader s   plain s  reader/plain  cpu/cpu  read/share  disk/share  peak/share")
     for name in options.formats:
         for size in options.ranks:
             for cold in (False, True):
                 measure("reader", name, paths[name], size, False)
                 one_for_all = name == "CSV"
-                seconds = {"reader": [], "plain": []}
+                seconds, cpu = {"reader": [], "plain": []}, []
                 for _ in range(options.turns):
                     found = measure("reader", name, paths[name], size, cold)
                     seconds["reader"].append(max(rank["seconds"] for rank in found))
                     plain = measure("plain", name, paths[name], 1 if one_for_all else size, cold)
+                    cpu.append(sum(rank["cpu"] for rank in found) / sum(rank["cpu"] for rank in plain))
                     slowest = max(rank["seconds"] for rank in plain)
                     seconds["plain"].append(slowest / size if one_for_all else slowest)
                 reader, plain = (statistics.median(seconds[which]) for which in ("reader", "plain"))
@@ -269,7 +283,7 @@ def main():
                 peak = max(rank["peak"] for rank in found) / share
                 print(
                     f"{name:8} {size:5}  {'cold' if cold else 'warm':5} {reader:9.3f} {plain:9.3f} {ratio:13.2f} "
-                    f"{read:11.2f} {disk:11.2f} {peak:11.2f}",
+                    f"{statistics.median(cpu):8.2f} {read:11.2f} {disk:11.2f} {peak:11.2f}",
                     flush=True,
                 )
     command = [sys.executable, __file__, "--stream", str(paths["NETCDF"]), str(options.megabytes * 2**20 // 4)]

@@ -2,12 +2,14 @@
 
 import gzip
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
 from matex_tf.sharding import is_share, share_step_rows
 
@@ -179,3 +181,8 @@ def test_the_format_of_the_documentation(tmp_path):
         DataSet("NPY", tmp_path, rank=0, size=1)
     with pytest.raises(ValueError, match="validation_fraction= cuts some from the file's"):
         DataSet("COUNTING", "", rows=10, rank=0, size=1).validation_data  # noqa: B018
+
+
+def test_libraries_are_imported_when_a_reader_needs_them():
+    check = "import sys, matex_tf.readers; print({'h5py', 'netCDF4', 'pyarrow', 'tensorflow'} & set(sys.modules))"
+    assert launch.execute([sys.executable, "-c", check], launch.environment(), 60).check().stdout.strip() == "set()"
