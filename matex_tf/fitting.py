@@ -282,6 +282,15 @@ class Run:
             self.clock = None
         variables.check_drift(self.model.weights, self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
 
+    def agree_to_stop(self) -> None:
+        """If a callback on any rank has stopped training, stop it on all. Collective."""
+        stops = world.control.allgather(bool(self.model.stop_training), "whether a callback stops training")
+        if any(stops):
+            if not all(stops):
+                ranks = [rank for rank, stop in enumerate(stops) if stop]
+                output.note(f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop")
+            self.model.stop_training = True
+
     def _judge(self, clock: _Clock) -> None:
         share = clock.share()
         if share > _MUCH and clock.steps >= _ENOUGH_STEPS and clock.elapsed() >= _ENOUGH_SECONDS:

@@ -19,13 +19,9 @@ def install() -> None:
         "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
     )
     when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
-    when_imported(
-        "keras.src.callbacks.callback_list", lambda module: replace(module.CallbackList, "on_epoch_end", _epoch_end)
-    )
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.engine.training", _keras2)
         when_imported(f"{package}.src.engine.data_adapter", _keras2_data)
-        when_imported(f"{package}.src.callbacks", _keras2_callbacks)
 
 
 def _keras3(module: Any) -> None:
@@ -59,11 +55,6 @@ def _keras2_data(module: Any) -> None:
     replace(module.DataHandler, "__init__", _handler)
     replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
     replace(module, "_make_class_weight_map_fn", _class_weights)
-
-
-def _keras2_callbacks(module: Any) -> None:
-    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
-        replace(module.CallbackList, "on_epoch_end", _epoch_end)
 
 
 def _run(kind: str) -> Any:
@@ -306,13 +297,3 @@ def _metrics_result(original: Any) -> Any:
             return metrics.detached(original(self))
 
     return get_metrics_result
-
-
-def _epoch_end(original: Any) -> Any:
-    def on_epoch_end(self, epoch, logs=None):
-        run = fitting.current()
-        if run is not None and run.kind == "fit":
-            run.end_epoch(epoch)
-        return original(self, epoch, logs)
-
-    return on_epoch_end
