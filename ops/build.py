@@ -28,6 +28,8 @@ from . import compiler as compilers
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
+# As TensorFlow itself is compiled: the checks for debugging that are in its headers need functions that it lacks.
+_XLA_FLAGS = ("-DNDEBUG",)
 _XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
 _PATIENCE = 2.0  # seconds of waiting before a word about it
@@ -158,6 +160,7 @@ def make_xla_plan() -> Plan:
             raise BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
     command = (
         *ops.command,
+        *_XLA_FLAGS,
         *(f"-I{include / name}" for name in _XLA_INCLUDES),
         f"-L{folder}",
         f"-l:{_XLA_LIBRARY}",
@@ -165,7 +168,7 @@ def make_xla_plan() -> Plan:
         f"-l:{ops.library.name}",
         "-Wl,-rpath,$ORIGIN",
     )
-    key = ops.key.replace("matex-", "matex-xla-")
+    key = "matex-xla-" + hashlib.sha256("\0".join((ops.key, *_XLA_FLAGS)).encode()).hexdigest()[:24]
     return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
 
 
