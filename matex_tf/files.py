@@ -263,7 +263,7 @@ def view() -> View | None:
 
 def news() -> ledger.Ledger | None:
     """The ledger in which rank 0 writes; None on the others."""
-    return _news if world.current().rank == 0 else None
+    return _news if _view is None else None
 
 
 def start() -> None:

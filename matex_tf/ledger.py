@@ -104,8 +104,8 @@ class Ledger:
 
     def _is_recent(self, entries: dict, key: str, alone: bool = False) -> bool:
         self._read()
-        if not entries:
-            return False
+        if not entries or not world.is_active():
+            return False  # a forked child has no place among the ranks: to it things are as they are
         number, now = meetings(), time.time()
         for path in [key] if alone else upwards(key):
             if path not in entries:

@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import tempfile
+import time
 
 
 def hold(path: str) -> int | None:
@@ -26,18 +27,17 @@ def hold(path: str) -> int | None:
 def sweep(prefix: str) -> None:
     """Remove this user's temporary files and folders whose names begin with `prefix` and that nobody holds.
 
-    Empty ones may have been made just now, before they could be held; they stay.
+    One that was made in the last minute may not be held yet; it stays.
     """
     for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), glob.escape(prefix) + "*")):
         try:
-            is_folder = os.path.isdir(path)
-            is_empty = not os.listdir(path) if is_folder else not os.path.getsize(path)
-            if os.stat(path).st_uid != os.getuid() or is_empty:
+            state = os.stat(path)
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < 60:
                 continue
             handle = hold(path)
             if handle is None:
                 continue
-            shutil.rmtree(path, ignore_errors=True) if is_folder else os.remove(path)
+            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             os.close(handle)
         except FileNotFoundError:
             continue  # another rank was first
