@@ -84,7 +84,11 @@ def run(command: Sequence[str], report: Path, limit: float) -> Counts:
     except subprocess.TimeoutExpired:
         # pytest ends what it has launched, and mpirun its ranks; killed, they would leave them behind.
         child.send_signal(signal.SIGINT)
-        child.wait(60)
+        try:
+            child.wait(60)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
         print(f"run_tests: no end within {limit} s: {' '.join(command)}", flush=True)
         return Counts(failed=1)
     counts = read_counts(report)
