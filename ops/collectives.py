@@ -149,7 +149,9 @@ def let_go(resource: Any) -> None:
 
 @functools.cache
 def _wait_for_let_go_at_exit() -> None:
-    atexit.register(library().c.matex_wait_for_let_go)
+    wait = library().c.matex_wait_for_let_go  # of src/tensorflow/let_go.cc, not of the engine
+    wait.restype, wait.argtypes = None, []
+    atexit.register(wait)
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:

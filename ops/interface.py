@@ -1,4 +1,4 @@
-"""The C interface of the library (src/engine/abi.cc, src/tensorflow/let_go.cc): its functions with their types."""
+"""The C interface of the engine (src/engine/abi.cc): its functions with their types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _FUNCTIONS = {
     "matex_seconds": (c_double, [c_int]),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
     "matex_expect": (None, [POINTER(c_int64), c_int]),
-    "matex_wait_for_let_go": (None, []),
     "matex_reduce": (
         c_int,
         [
