@@ -42,26 +42,12 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
         return None
     indices, data = parts
-    me = world.current()
-
-    def show(chosen: Any) -> bool:
-        on_first(comparison.batch_digest(chosen))
-        return True
-
-    def cut(position: Any, chosen: Any) -> tuple[Any, Any]:
-        count = tf.size(chosen, tf.int64)
-        start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-        shown = tf.cond(position == 0, lambda: tf.py_function(show, (chosen,), tf.bool), lambda: tf.constant(True))
-        with tf.control_dependencies([shown]):
-            return chosen[start:stop], steps.slice_tensor(has_rows, start, stop, count)
-
     grab = gather._map_func._func
 
-    def batch(chosen: Any, arrays: Any) -> pipeline.Batch:
-        own, numbers = chosen
-        return pipeline.Batch(grab(own, arrays), numbers)
+    def batch(chosen: pipeline.Batch, arrays: Any) -> pipeline.Batch:
+        return pipeline.Batch(grab(chosen.data, arrays), chosen.numbers)
 
-    chosen = indices.enumerate().map(cut, num_parallel_calls=1)
+    chosen = pipeline.sliced(indices, on_first)
     result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
     return pipeline.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 

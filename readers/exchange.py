@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import sharding, world
+from matex_tf import world
 
 _ROUND_BYTES = 16 << 20
 
@@ -71,8 +71,3 @@ class BeforeEpoch:
         if self._epoch:
             exchange(self._arrays, self._seed, self._epoch)
         self._epoch += 1
-
-
-def seed_of(arrays: Sequence[Any]) -> int | None:
-    """The seed with which the rows of these shares are to be exchanged; None where they are not."""
-    return next((seed for seed in (sharding.dealt(array).reshuffle for array in arrays) if seed is not None), None)

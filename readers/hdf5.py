@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from matex_tf import world
 from matex_tf.readers import library
 from matex_tf.readers.formats import ReaderError, register
-from matex_tf.readers.stack import Names, Stack, Variable, numeric
+from matex_tf.readers.stack import Stack, Variable, numeric
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NETCDF_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf")
@@ -31,22 +30,19 @@ class Hdf5(Stack):
 
     kind = "HDF5"
 
-    def __init__(
-        self,
-        path: str | PathLike | Sequence,
-        data: Names | None = None,
-        labels: Names | None = None,
-        sample: int | None = None,
-        parallel: bool = False,
-    ):
-        self._parallel = parallel
-        if parallel:
-            _require_parallel()
-        super().__init__(path, data, labels, sample)
-
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return head.startswith(SIGNATURE) and path.suffix.lower() not in NETCDF_ENDINGS
+
+    def require_parallel(self) -> None:
+        import h5py
+
+        if not h5py.get_config().mpi:
+            raise ReaderError(
+                "parallel=True: expected an h5py built with MPI, found one without (the wheels from PyPI are; a "
+                "build against a parallel HDF5 is needed). Without parallel=True each rank opens the file by itself "
+                "and reads its own rows, which needs no such build"
+            )
 
     def open(self, path: Path) -> Any:
         import h5py
@@ -58,9 +54,7 @@ class Hdf5(Stack):
                 f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
                 f"{head.hex(' ') or 'nothing'}"
             )
-        if self._parallel:
-            from matex_tf import world
-
+        if self.parallel:
             return h5py.File(path, "r", driver="mpio", comm=world.communicator("readers"))
         return h5py.File(path, "r")
 
@@ -134,18 +128,3 @@ def _check_sources(path: Path, name: str, dataset: Any) -> None:
         behind = path if source.file_name == "." else path.parent / source.file_name
         if not behind.exists():
             raise ReaderError(f"{path}: {name!r} is made of other files: expected {behind}, found none")
-
-
-def _require_parallel() -> None:
-    import h5py
-
-    if not h5py.get_config().mpi:
-        raise ReaderError(
-            "parallel=True: expected an h5py built with MPI, found one without (the wheels from PyPI are; a build "
-            "against a parallel HDF5 is needed). Without parallel=True each rank opens the file by itself and reads "
-            "its own rows, which needs no such build"
-        )
-    from matex_tf import world
-
-    if not world.is_active():
-        raise ReaderError("parallel=True: expected several ranks under mpirun, found one")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from matex_tf import world
 from matex_tf.readers import library, netcdf_header
 from matex_tf.readers.formats import ReaderError, register
 from matex_tf.readers.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.missing import found
-from matex_tf.readers.stack import Names, Stack, Variable, numeric
+from matex_tf.readers.stack import Stack, Variable, numeric
 
 # The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)
@@ -32,22 +31,19 @@ class NetCdf(Stack):
 
     kind = "NetCDF"
 
-    def __init__(
-        self,
-        path: str | PathLike | Sequence,
-        data: Names | None = None,
-        labels: Names | None = None,
-        sample: str | int | None = None,
-        parallel: bool = False,
-    ):
-        self._parallel = parallel
-        if parallel:
-            _require_parallel()
-        super().__init__(path, data, labels, sample)
-
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return netcdf_header.is_classic(head) or head.startswith(SIGNATURE) and path.suffix.lower() in NETCDF_ENDINGS
+
+    def require_parallel(self) -> None:
+        import netCDF4
+
+        if not getattr(netCDF4, "__has_parallel4_support__", False):
+            raise ReaderError(
+                "parallel=True: expected a netCDF4 built with parallel I/O, found one without (the wheels from PyPI "
+                "are; a build against a parallel HDF5 and NetCDF is needed). Without parallel=True each rank opens the "
+                "file by itself and reads its own rows, which needs no such build"
+            )
 
     def open(self, path: Path) -> Any:
         import netCDF4
@@ -61,9 +57,7 @@ class NetCdf(Stack):
                 f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
                 f"{SIGNATURE.hex(' ')} (NetCDF-4); found {head.hex(' ') or 'nothing'}"
             )
-        if self._parallel:
-            from matex_tf import world
-
+        if self.parallel:
             return netCDF4.Dataset(path, parallel=True, comm=world.communicator("readers"))
         usual = netCDF4.get_chunk_cache()
         # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
@@ -164,18 +158,3 @@ class _Variable(Variable):
                 row, *index = (int(number) for number in np.argwhere(mask)[0])
                 raise found(f"{self._path}, {self.name!r}{[begin + row, *index]}")
             piece[mask] = how
-
-
-def _require_parallel() -> None:
-    import netCDF4
-
-    if not getattr(netCDF4, "__has_parallel4_support__", False):
-        raise ReaderError(
-            "parallel=True: expected a netCDF4 built with parallel I/O, found one without (the wheels from PyPI are; "
-            "a build against a parallel HDF5 and NetCDF is needed). Without parallel=True each rank opens the file by "
-            "itself and reads its own rows, which needs no such build"
-        )
-    from matex_tf import world
-
-    if not world.is_active():
-        raise ReaderError("parallel=True: expected several ranks under mpirun, found one")

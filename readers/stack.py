@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import world
 from matex_tf.readers import agreement, files, library
 from matex_tf.readers.formats import Format, ReaderError
 from matex_tf.sharding import ShareArray
@@ -18,7 +19,7 @@ from matex_tf.sharding import ShareArray
 Names = str | Sequence[str]
 
 
-class Variable:
+class Variable(ABC):
     """One array in an open file. Its samples lie along `axis`.
 
     Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill`.
@@ -38,9 +39,9 @@ class Variable:
     def length(self) -> int:
         return self.shape[self.axis]
 
+    @abstractmethod
     def fill(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
-        raise NotImplementedError
 
     def index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))
@@ -67,7 +68,13 @@ class Stack(Format):
         data: Names | None = None,
         labels: Names | None = None,
         sample: str | int | None = None,
+        parallel: bool = False,
     ):
+        self.parallel = parallel
+        if parallel:
+            self.require_parallel()
+            if not world.is_active():
+                raise ReaderError("parallel=True: expected several ranks under mpirun, found one")
         self.files = files.find(path)
         self._sample = sample
         self._names = {"data": _several(data), "labels": _several(labels)}
@@ -81,6 +88,10 @@ class Stack(Format):
         for path in self.files:
             self._look_into(path)
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+
+    @abstractmethod
+    def require_parallel(self) -> None:
+        """Raises ReaderError if the library was not built with MPI-IO, which `parallel=True` asks for."""
 
     @abstractmethod
     def open(self, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Python's files: on rank 0 what is made is noted, on the others reading and writing go through `files.View`.
+"""Python's files on the ranks that are not the first: reading and writing go through `files.View`.
 
 What `tempfile` makes has a name of each rank's own and is left alone, and so are system folders, pipes and sockets.
 """
@@ -17,7 +17,7 @@ import tempfile
 from typing import Any
 
 from matex_tf import files
-from matex_tf.patches import _undo, replace, when_imported
+from matex_tf.patches import _undo, file_notes, replace, when_imported
 
 _REPLACED = (
     (builtins, "open"),
@@ -29,7 +29,6 @@ _REPLACED = (
     ),
     (shutil, "rmtree"),
 )
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def install() -> None:
@@ -37,7 +36,10 @@ def install() -> None:
     if files.view() is not None:
         _install_view()
     elif files.news() is not None:
-        _install_notes()
+        file_notes.install()
+    else:
+        return
+    _install_libraries()
 
 
 def _install_view() -> None:
@@ -66,23 +68,6 @@ def _install_view() -> None:
         replace(owner, name, lambda original, new=new: _also(original, new))
     _replace_captured(originals)
     _leave_temporary_files_alone()
-    _install_libraries()
-
-
-def _install_notes() -> None:
-    replace(builtins, "open", _note_open)
-    replace(io, "open", _note_open)
-    replace(os, "open", _note_os_open)
-    replace(os, "mkdir", _note_made)
-    for name in ("remove", "unlink", "rmdir"):
-        replace(os, name, _note_removed)
-    replace(shutil, "rmtree", _note_removed)
-    replace(os, "truncate", _note_made)
-    for name in ("rename", "replace"):
-        replace(os, name, _note_renamed)
-    for name in ("link", "symlink"):
-        replace(os, name, _note_linked)
-    _install_libraries()
 
 
 def _install_libraries() -> None:
@@ -162,7 +147,7 @@ def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
     with files.plainly():
         view = files.view()
         try:
-            if flags & _WRITING and not flags & os.O_DIRECTORY:
+            if flags & file_notes.WRITING and not flags & os.O_DIRECTORY:
                 must_exist = not flags & os.O_CREAT
                 if must_exist and not view.exists(key):
                     raise FileNotFoundError(2, os.strerror(2), path)
@@ -176,7 +161,7 @@ def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 def _os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
-        key = _key(path, {"dir_fd": dir_fd}, question=not flags & _WRITING)
+        key = _key(path, {"dir_fd": dir_fd}, question=not flags & file_notes.WRITING)
         if key is None:
             return original(path, flags, mode, dir_fd=dir_fd)
         return _descriptor(key, path, flags, mode)
@@ -424,7 +409,7 @@ def _leave_temporary_files_alone() -> None:
 def _h5py(original: Any) -> Any:
     def __init__(self, name, mode="r", *args, **kwargs):
         if isinstance(name, (str, bytes, os.PathLike)) and kwargs.get("driver") is None:
-            note_made(name)
+            file_notes.note_made(name)
             name = real_path(name, None if mode == "r" else mode)
         return original(self, name, mode, *args, **kwargs)
 
@@ -434,7 +419,7 @@ def _h5py(original: Any) -> Any:
 def _named_file(original: Any) -> Any:
     def function(name, *args, **kwargs):
         if isinstance(name, (str, os.PathLike)) and os.fspath(name) != ":memory:" and not kwargs.get("uri"):
-            note_made(name)
+            file_notes.note_made(name)
             name = real_path(name, "a")
         return original(name, *args, **kwargs)
 
@@ -456,89 +441,3 @@ def real_path(path: Any, mode: str | None) -> Any:
         if mode == "r+" and not view.exists(key):
             return view.real(key)
         return view.writable(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-
-
-# Notes on rank 0
-
-
-def _note(path: Any, removed: bool = False) -> None:
-    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed."""
-    if files.news() is None or files.inside_plain() or isinstance(path, int) or path is None:
-        return
-    with files.plainly():
-        try:
-            text = os.path.abspath(os.fsdecode(path))
-        except (TypeError, ValueError):
-            return  # the original says what is wrong
-        key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        is_there = os.path.lexists(key)
-        if removed and is_there:
-            files.news().removed(key)
-        elif is_there:
-            files.news().changed(key)
-        elif not removed:
-            files.news().made(key)
-
-
-def note_made(path: Any) -> None:
-    """Where something other than Python is about to make `path`."""
-    _note(path)
-
-
-def note_removed(path: Any) -> None:
-    """Where something other than Python is about to remove `path`."""
-    _note(path, removed=True)
-
-
-def _note_open(original: Any) -> Any:
-    def open(file, mode="r", *args, **kwargs):
-        if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
-            _note(file)
-        return original(file, mode, *args, **kwargs)
-
-    return open
-
-
-def _note_os_open(original: Any) -> Any:
-    def open(path, flags, mode=0o777, *, dir_fd=None):
-        if flags & _WRITING and dir_fd is None:
-            _note(path)
-        return original(path, flags, mode, dir_fd=dir_fd)
-
-    return open
-
-
-def _note_made(original: Any) -> Any:
-    def make(path, *args, **kwargs):
-        if kwargs.get("dir_fd") is None:
-            _note(path)
-        return original(path, *args, **kwargs)
-
-    return make
-
-
-def _note_removed(original: Any) -> Any:
-    def remove(path, *args, **kwargs):
-        if kwargs.get("dir_fd") is None:
-            _note(path, removed=True)
-        return original(path, *args, **kwargs)
-
-    return remove
-
-
-def _note_linked(original: Any) -> Any:
-    def link(src, dst, *args, **kwargs):
-        _note(dst)
-        return original(src, dst, *args, **kwargs)
-
-    return link
-
-
-def _note_renamed(original: Any) -> Any:
-    def rename(src, dst, **kwargs):
-        if not any(kwargs.values()):
-            _note(dst)
-            _note(src, removed=True)
-        return original(src, dst, **kwargs)
-
-    return rename

@@ -14,7 +14,8 @@ from typing import Any
 
 from matex_tf import files
 from matex_tf.patches import _undo, replace, when_imported
-from matex_tf.patches.files import note_made, note_removed, real_path
+from matex_tf.patches.file_notes import note_made, note_removed
+from matex_tf.patches.files import real_path
 
 
 def install() -> None:

@@ -1,9 +1,10 @@
 """Runs scripts one after the other in one process and stores what each of them left behind.
 
-`python driver.py FOLDER SCRIPT...` runs each script in FOLDER/work/NAME, seeded alike, and writes
-FOLDER/NAME.rank-R.pickle: the weights and figures found among the script's globals, and how many rows passed backwards
-through its products and convolutions. Before each script it prints a line that begins with `MARK`. An import of
-TensorFlow costs seconds, so that scripts share a process; nothing of one is left for the next.
+`python driver.py FOLDER SCRIPT...` runs each script, seeded alike, in a folder that whoever starts it has made (NAME,
+in the folder "work" of FOLDER), and writes FOLDER/NAME.rank-R.pickle: the weights and figures found among the script's
+globals, and how many rows passed backwards through its products and convolutions. Before each script it prints a line
+that begins with `MARK`. An import of TensorFlow costs seconds, so that scripts share a process; nothing of one is left
+for the next.
 """
 
 from __future__ import annotations
@@ -116,7 +117,6 @@ def main(folder, paths):
     for path in paths:
         name = os.path.splitext(os.path.basename(path))[0]
         work = os.path.join(folder, "work", name)
-        os.makedirs(work, exist_ok=True)
         os.chdir(work)
         start(path)
         print(f"{MARK}{name}", flush=True)
