@@ -28,6 +28,13 @@ def note(text: str) -> None:
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
 
 
+def tell(text: str) -> None:
+    """Write `text` where the launcher's user reads it, on any rank."""
+    stream = _terminal or sys.stderr
+    stream.write(text)
+    stream.flush()
+
+
 def attach() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
     global _terminal
@@ -101,10 +108,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if me.rank > 0:
         # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
         time.sleep(min(0.4 + 0.1 * me.rank, 2.0))
-    assert _terminal is not None
     sys.stdout.flush()
-    _terminal.write(describe(kind, error, trace))
-    _terminal.flush()
+    tell(describe(kind, error, trace))
     world.abort(130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error)))
 
 

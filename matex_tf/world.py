@@ -268,7 +268,7 @@ def _leave(world: World) -> None:
 
     if os.getpid() != world.process or _aborting or MPI.Is_finalized():
         return
-    from matex_tf import ops
+    from matex_tf import ops, output
 
     ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
     try:
@@ -277,6 +277,6 @@ def _leave(world: World) -> None:
         # The ranks that are still at work raise this error where they are. They print it and end the job; this
         # rank, which has nothing wrong to show, does so only if none of them does.
         time.sleep(3)
-        print(f"matex_tf: {error}", file=sys.stderr, flush=True)
+        output.tell(f"matex_tf: {error}\n")
         abort(_exit_code or 1)
     MPI.Finalize()

@@ -37,6 +37,7 @@ def install() -> None:
     from matex_tf.patches import (
         batch_normalization,
         compilation,
+        dataset_files,
         datasets,
         downloads,
         eager_values,
@@ -78,6 +79,7 @@ def install() -> None:
         downloads,
         files,
         tensorflow_files,
+        dataset_files,
     ):
         part.install()
 

@@ -1,4 +1,4 @@
-"""TensorFlow's files: `tf.io.gfile`, records, summaries and readers go to the same place as Python's.
+"""TensorFlow's files: `tf.io.gfile`, records and summaries go to the same place as Python's.
 
 The private folder of a rank is one that TensorFlow's C++ knows nothing of, so it is given the real path of each file.
 """
@@ -22,7 +22,6 @@ def install() -> None:
     if files.news() is None and files.view() is None:
         return
     import tensorflow as tf
-    from tensorflow.python.data.ops import dataset_ops, readers
     from tensorflow.python.lib.io import file_io, tf_record
     from tensorflow.python.ops import summary_ops_v2
 
@@ -38,18 +37,10 @@ def install() -> None:
         lambda module: replace(module.EventFileWriter, "__init__", _log_folder_of_writer),
     )
     when_imported("tensorflow.python.profiler.profiler_v2", lambda module: replace(module, "start", _log_folder))
-    if files.view() is None:
-        return
-    for api in (tf.io, tf.compat.v1.io, tf.compat.v2.io, tf.compat.v1):
-        for name, make in (("read_file", _read), ("write_file", _write_op)):
-            if hasattr(api, name):
-                replace(api, name, make)
-    for name in ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"):
-        replace(getattr(readers, name), "__init__", _read_dataset)
-    replace(dataset_ops.DatasetV2, "list_files", _list_files)
 
 
-def _is_local(path: Any) -> bool:
+def is_local(path: Any) -> bool:
+    """Whether `path` is one of this machine's files, not a tensor nor a bucket."""
     return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
@@ -64,7 +55,7 @@ class _Files:
 
     def _views(self, *paths: Any) -> bool:
         """Whether this rank has a view of the files, in which `paths` are."""
-        return files.view() is not None and not files.inside_plain() and all(map(_is_local, paths))
+        return files.view() is not None and not files.inside_plain() and all(map(is_local, paths))
 
     def _asks(self, path: Any) -> bool:
         """Whether the answer on `path` may be another than the disk's."""
@@ -74,44 +65,44 @@ class _Files:
             return not files.view().is_untouched()
 
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
-        return self._original.BufferedInputStream(_as(name, real_path(name, None)) if _is_local(name) else name, *args)
+        return self._original.BufferedInputStream(like(name, real_path(name, None)) if is_local(name) else name, *args)
 
     def WritableFile(self, name: Any, mode: Any) -> Any:
-        if _is_local(name):
+        if is_local(name):
             note_made(name)
             letters = os.fsdecode(mode).replace("b", "")
-            name = _as(name, _raised(real_path, name, "r+" if letters == "r+" else letters[0]))
+            name = like(name, raised(real_path, name, "r+" if letters == "r+" else letters[0]))
         return self._original.WritableFile(name, mode)
 
     def FileExists(self, path: Any) -> Any:
-        return _raised(os.stat, path) and None if self._asks(path) else self._original.FileExists(path)
+        return raised(os.stat, path) and None if self._asks(path) else self._original.FileExists(path)
 
     def IsDirectory(self, path: Any) -> Any:
         return os.path.isdir(path) if self._asks(path) else self._original.IsDirectory(path)
 
     def Stat(self, path: Any) -> Any:
         if self._asks(path):
-            _raised(os.stat, path)
-            path = _as(path, real_path(path, None))
+            raised(os.stat, path)
+            path = like(path, real_path(path, None))
         return self._original.Stat(path)
 
     def GetChildren(self, path: Any) -> Any:
-        return _raised(os.listdir, os.fsdecode(path)) if self._asks(path) else self._original.GetChildren(path)
+        return raised(os.listdir, os.fsdecode(path)) if self._asks(path) else self._original.GetChildren(path)
 
     def GetMatchingFiles(self, pattern: Any) -> Any:
-        return _matching(os.fsdecode(pattern)) if self._asks(pattern) else self._original.GetMatchingFiles(pattern)
+        return matching(os.fsdecode(pattern)) if self._asks(pattern) else self._original.GetMatchingFiles(pattern)
 
     def CreateDir(self, path: Any) -> Any:
         if self._views(path):
-            return _raised(os.mkdir, path)
+            return raised(os.mkdir, path)
         note_made(path)
         return self._original.CreateDir(path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
         if self._views(path):
-            return _raised(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
+            return raised(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
         # Each folder on the way to it, the outermost first, as far as they are not there.
-        if _is_local(path):
+        if is_local(path):
             made = os.path.abspath(os.fsdecode(path))
             missing = []
             while not os.path.lexists(made):
@@ -123,20 +114,20 @@ class _Files:
 
     def DeleteFile(self, path: Any) -> Any:
         if self._views(path):
-            return _raised(os.remove, path)
+            return raised(os.remove, path)
         note_removed(path)
         return self._original.DeleteFile(path)
 
     def DeleteRecursively(self, path: Any) -> Any:
         if self._views(path):
-            return _raised(shutil.rmtree, path)
+            return raised(shutil.rmtree, path)
         note_removed(path)
         return self._original.DeleteRecursively(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._views(source, target):
             _refuse_to_overwrite(target, overwrite)
-            return _raised(os.replace, source, target)
+            return raised(os.replace, source, target)
         note_made(target)
         note_removed(source)
         return self._original.RenameFile(source, target, overwrite)
@@ -144,7 +135,7 @@ class _Files:
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._views(source, target):
             _refuse_to_overwrite(target, overwrite)
-            return _raised(shutil.copyfile, source, target) and None
+            return raised(shutil.copyfile, source, target) and None
         note_made(target)
         return self._original.CopyFile(source, target, overwrite)
 
@@ -156,11 +147,12 @@ def _refuse_to_overwrite(target: Any, overwrite: bool) -> None:
         raise tf.errors.AlreadyExistsError(None, None, "file already exists")
 
 
-def _as(given: Any, path: Any) -> Any:
+def like(given: Any, path: Any) -> Any:
+    """`path` as bytes where `given` is bytes, else as text."""
     return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
 
 
-def _raised(function: Any, *args: Any, **kwargs: Any) -> Any:
+def raised(function: Any, *args: Any, **kwargs: Any) -> Any:
     """What `function` returns; its OSError as the error that TensorFlow raises."""
     import tensorflow as tf
 
@@ -177,10 +169,10 @@ def _raised(function: Any, *args: Any, **kwargs: Any) -> Any:
         raise tf.errors.FailedPreconditionError(None, None, text) from None
 
 
-def _matching(pattern: str) -> list[str]:
+def matching(pattern: str) -> list[str]:
     """The paths that match TensorFlow's `pattern`, in which names that begin with a dot are like others."""
     folder, name = os.path.split(pattern)
-    folders = _matching(folder) if glob.has_magic(folder) else [folder]
+    folders = matching(folder) if glob.has_magic(folder) else [folder]
     found = []
     for each in folders:
         if not os.path.isdir(each or "."):
@@ -192,102 +184,33 @@ def _matching(pattern: str) -> list[str]:
 def _written(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
         note_made(path)
-        return original(self, _as(path, _raised(real_path, path, "w")) if _is_local(path) else path, *args, **kwargs)
+        return original(self, like(path, raised(real_path, path, "w")) if is_local(path) else path, *args, **kwargs)
 
     return __init__
 
 
-def _real_folder(path: Any) -> Any:
+def real_folder(path: Any) -> Any:
     """Where a log folder really is; made, on the ranks that are not the first, as TensorFlow would make it."""
     if hasattr(path, "numpy"):
         path = path.numpy()
-    if not _is_local(path):
+    if not is_local(path):
         return path
     note_made(path)
     if files.view() is None:
         return path
-    _raised(os.makedirs, path, exist_ok=True)
-    return _as(path, real_path(path, "a"))
+    raised(os.makedirs, path, exist_ok=True)
+    return like(path, real_path(path, "a"))
 
 
 def _log_folder(original: Any) -> Any:
     def function(logdir, *args, **kwargs):
-        return original(_real_folder(logdir), *args, **kwargs)
+        return original(real_folder(logdir), *args, **kwargs)
 
     return function
 
 
 def _log_folder_of_writer(original: Any) -> Any:
     def __init__(self, logdir, *args, **kwargs):
-        return original(self, _real_folder(logdir), *args, **kwargs)
+        return original(self, real_folder(logdir), *args, **kwargs)
 
     return __init__
-
-
-# Readers on the ranks that are not the first
-
-
-def _real_names(names: Any) -> Any:
-    """Where the files `names` (a path, a list or a tensor of them) really are."""
-    import numpy as np
-    import tensorflow as tf
-
-    if _is_local(names):
-        return _as(names, real_path(names, None))
-    if isinstance(names, (list, tuple)) and all(map(_is_local, names)):
-        return [_as(name, real_path(name, None)) for name in names]
-    if not isinstance(names, tf.Tensor) or names.dtype != tf.string:
-        return names
-
-    def real(values: Any) -> Any:
-        flat = [_as(name, real_path(name, None)) if _is_local(name) else name for name in np.ravel(values).tolist()]
-        return np.array(flat, dtype=object).reshape(np.shape(values))
-
-    if hasattr(names, "numpy"):
-        return tf.constant(real(names.numpy()), tf.string)
-    with files.plainly():
-        if files.view().is_untouched():
-            return names
-    found = tf.numpy_function(real, [names], tf.string)
-    found.set_shape(names.shape)
-    return found
-
-
-def _read(original: Any) -> Any:
-    def read_file(filename, name=None):
-        return original(_real_names(filename), name)
-
-    return read_file
-
-
-def _write_op(original: Any) -> Any:
-    def write_file(filename, contents, name=None):
-        path = filename.numpy() if hasattr(filename, "numpy") else filename
-        if _is_local(path):
-            _raised(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
-            filename = _as(path, _raised(real_path, path, "w"))
-        return original(filename, contents, name)
-
-    return write_file
-
-
-def _read_dataset(original: Any) -> Any:
-    def __init__(self, filenames, *args, **kwargs):
-        return original(self, _real_names(filenames), *args, **kwargs)
-
-    return __init__
-
-
-def _list_files(original: Any) -> Any:
-    def list_files(file_pattern, *args, **kwargs):
-        patterns = [file_pattern] if _is_local(file_pattern) else file_pattern
-        if isinstance(patterns, (list, tuple)) and all(map(_is_local, patterns)):
-            with files.plainly():
-                untouched = files.view().is_untouched()
-            if not untouched:
-                found = [path for pattern in patterns for path in _matching(os.fsdecode(pattern))]
-                # The same names on all ranks; what reads them looks for the files where they are.
-                file_pattern = [glob.escape(str(_real_names(path))) for path in found] or file_pattern
-        return original(file_pattern, *args, **kwargs)
-
-    return list_files

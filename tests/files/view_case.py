@@ -181,6 +181,31 @@ seen.append(["records", [x.numpy().decode() for x in tf.data.TFRecordDataset(["o
              [x.numpy().decode() for x in tf.data.TextLineDataset("results.csv")],
              [x.numpy().decode() for x in tf.data.Dataset.from_tensor_slices(["results.csv"]).map(tf.io.read_file)],
              [os.path.basename(x.numpy().decode()) for x in names]])  # fmt: skip
+table = tf.data.experimental.make_csv_dataset("results.csv", 1, num_epochs=1, shuffle=False)
+with open("out/words.txt", "w") as file:
+    file.write("one\ntwo\n")
+words = tf.lookup.TextFileInitializer("out/words.txt", tf.string, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+with sqlite3.connect("out/table.db") as database:
+    database.execute("create table t (x integer)")
+    database.execute("insert into t values (6)")
+query = tf.data.experimental.SqlDataset("sqlite", "out/table.db", "select x from t", (tf.int32,))
+seen.append(["tables", [{name: x.numpy().tolist() for name, x in row.items()} for row in table],
+             [[int(x) for x in row] for row in tf.data.experimental.CsvDataset("results.csv", [0, 0], header=True)],
+             tf.lookup.StaticHashTable(words, -1).lookup(tf.constant(["two", "none"])).numpy().tolist(),
+             [int(row[0]) for row in query],
+             [x.decode() for x in tf.io.matching_files("out/*.json").numpy().tolist()]])  # fmt: skip
+os.mkdir("made_by_datasets")
+numbers = tf.data.Dataset.range(5)
+for _ in range(2):
+    cached = numbers.map(lambda x: 2 * x).cache("made_by_datasets/cache")
+    kept = numbers.snapshot("made_by_datasets/snapshot")
+    seen.append(["cached", [int(x) for x in cached], sorted(int(x) for x in kept)])
+numbers.save("made_by_datasets/saved")
+seen.append(["saved", sorted(int(x) for x in tf.data.Dataset.load("made_by_datasets/saved"))])
+if ranks:
+    ranks.barrier()  # what rank 0 keeps there is whole
+seen.append(["kept", os.path.exists("made_by_datasets/cache.index"), [int(x) for x in cached]])
+shutil.rmtree("made_by_datasets")
 writer = tf.summary.create_file_writer("out/board")
 with writer.as_default():
     tf.summary.write("x", 1.0, step=0)
