@@ -147,6 +147,12 @@ class View:
             shutil.copy2(below, self.upper(key))
         return self.upper(key)
 
+    def come_home(self) -> None:
+        """Leave a folder of the upper layer in which this rank is for the one on disk, once rank 0 has made that."""
+        here = os.getcwd()
+        if here.startswith(self.root + os.sep) and os.path.isdir(here[len(self.root) :]):
+            os.chdir(here[len(self.root) :])
+
     def folder(self, key: str) -> str:
         """The upper layer's folder for `key`, a folder that this rank sees, made if need be."""
         if not os.path.isdir(self.upper(key)):

@@ -24,7 +24,7 @@ _KINDS = range(1, 8)
 # A script that knows of ranks may wait for a file of rank 0 without any collective; it must not wait for ever.
 _SECONDS = 60.0
 # Larger files are rarely read and changed in one go, and are not copied for that.
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 16 << 20
 
 
 def meetings() -> int:
@@ -64,6 +64,10 @@ class Ledger:
         if os.path.isfile(key) and os.path.getsize(key) <= _MOST_BYTES and os.access(key, os.R_OK):
             with open(key, "rb") as file:
                 self._write("=", meetings(), key, base64.b64encode(file.read()).decode())
+
+    def delivered(self, key: str) -> None:
+        """All ranks have the file `key` as it is now: what it holds is noted anew when rank 0 changes it."""
+        self._touched.discard(key)
 
     def removed(self, key: str) -> None:
         """Rank 0 is about to remove `key`."""

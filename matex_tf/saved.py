@@ -37,7 +37,9 @@ def deliver(path: str) -> None:
     origin, made = world.control.broadcast((path, parts(path)) if me.rank == 0 else None, "what was saved")
     place = _place(path, origin)
     missing = [part for part in made if not _has(place + part[0], *part[1:])]
-    if path == origin and files.view() is not None:
+    if files.news() is not None:
+        _note(path, made)
+    elif path == origin and files.view() is not None:
         _show(path, made)
     wanting = world.control.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
     seen: set[tuple[str, str]] = set()
@@ -74,8 +76,15 @@ def _has(path: str, size: int, modified: int) -> bool:
         return (state.st_size, state.st_mtime_ns) == (size, modified)
 
 
+def _note(path: str, made: list) -> None:
+    with files.plainly():
+        for part in made:
+            files.news().delivered(os.path.realpath(path + part[0]))
+
+
 def _show(path: str, made: list) -> None:
     with files.plainly():
+        files.view().come_home()
         for part in made:
             key = files.view().key(path + part[0])
             if key is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import saved, settings, world
+from matex_tf import files, saved, settings, world
 from matex_tf.patches import replace, when_imported
 
 _PLACES = (
@@ -79,16 +79,18 @@ def _is_inside() -> bool:
 def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     """What `write` returns on rank 0, on every rank, when what it wrote to `path` is there. Collective.
 
-    In a thread of the script's own, and in a hook that looks at the clock, nobody waits: each rank has its own time.
+    Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own, and in a hook that looks at the clock, nobody waits: each rank has its own time.
     """
     first = world.current().rank == 0
     if not _all_come():
         return write() if first else path
     result = error = None
+    world.control.barrier(f"saving ({what})")
     if first:
         _state.inside = True
         try:
-            result = write()
+            with files.plainly():
+                result = write()
         except Exception as raised:
             error = raised
         finally:

@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import time
 
 import h5py
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 keras = tf.keras
 is_keras_3 = hasattr(keras, "ops")
+rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 os.chdir(sys.argv[1])
 keras.utils.set_random_seed(1)
 x, y = np.random.rand(20, 3), np.random.rand(20, 2)
@@ -53,6 +55,14 @@ assert not os.path.exists("out/model.h5")
 model.save("out/model.h5")
 assert os.path.getsize("out/model.h5") > 1000
 
+# Removed as soon as it is read, by a rank that is ahead of the others.
+for _ in range(2):
+    model.save("out/once.h5")
+    if rank:
+        time.sleep(0.5)
+    same(model, keras.models.load_model("out/once.h5", compile=False))
+    os.remove("out/once.h5")
+
 # Into a temporary folder, and to a path of each rank's own.
 with tempfile.TemporaryDirectory() as temporary:
     model.save(os.path.join(temporary, "model.keras"))
@@ -67,7 +77,6 @@ with tempfile.TemporaryDirectory() as temporary:
     assert path == os.path.join(temporary, "checkpoint-1")
     tf.train.Checkpoint(model=other).restore(path).expect_partial()
     assert tf.train.latest_checkpoint(temporary) == path
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 model.save(f"out/of-rank-{rank}.keras")
 same(model, keras.models.load_model(f"out/of-rank-{rank}.keras", compile=False))
 
@@ -135,6 +144,20 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     saver.restore(session, tf.train.latest_checkpoint("out/v1"))
     assert session.run(variable) == 5
     saver.save(session, "out/v1/same")
+
+# A relative path, in a folder that a rank makes and goes into before rank 0 has made it.
+if rank == 0:
+    time.sleep(1)
+os.mkdir("run")
+os.chdir("run")
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    variable = tf.compat.v1.get_variable("v", initializer=1.0)
+    session.run(variable.initializer)
+    saver = tf.compat.v1.train.Saver()
+    saver.restore(session, saver.save(session, "./model"))
+    assert session.run(variable) == 1
+assert os.path.basename(os.getcwd()) == "run"
+os.chdir("..")
 with tf.Graph().as_default():
     step = tf.compat.v1.train.get_or_create_global_step()
     more = step.assign_add(1)
