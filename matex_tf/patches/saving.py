@@ -79,7 +79,8 @@ def _is_inside() -> bool:
 def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     """What `write` returns on rank 0, on every rank, when what it wrote to `path` is there. Collective.
 
-    Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own, and in a hook that looks at the clock, nobody waits: each rank has its own time.
+    Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own,
+    and in a hook that looks at the clock, nobody waits: each rank has its own time.
     """
     first = world.current().rank == 0
     if not _all_come():
