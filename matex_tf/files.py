@@ -44,6 +44,11 @@ def inside_plain() -> bool:
     return getattr(_state, "depth", 0) > 0
 
 
+def is_system(key: str) -> bool:
+    """Whether `key` is no file but a door to the kernel, the same for every process."""
+    return any(path in _SYSTEM for path in ledger.upwards(key))
+
+
 class View:
     """The two layers of this rank: `folder` holds the upper one, and what files held before rank 0's changes."""
 

@@ -1,14 +1,10 @@
-"""The CSV format: tables of text, of which each rank reads and parses the bytes of its own rows, through pyarrow."""
+"""The CSV format: tables of text, of which each rank reads and parses the bytes of its own part."""
 
 from __future__ import annotations
 
-import gzip
-import os
-import shutil
-import tempfile
+import sys
 import weakref
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,68 +12,74 @@ from typing import Any
 import numpy as np
 
 from matex_tf import sharding
-from matex_tf.readers import agreement, csv_errors, files, records
-from matex_tf.readers.formats import Format, Ranks, ReaderError, register
-from matex_tf.readers.missing import found as found_missing
+from matex_tf.readers import agreement, csv_errors, csv_text, files, memory, records
+from matex_tf.readers.csv_table import Column, Table
+from matex_tf.readers.csv_taking import MOST_CATEGORIES, Rows, Taking, line_of, other_records, too_many
+from matex_tf.readers.csv_text import BOM, Piece, Text
+from matex_tf.readers.formats import Format, Held, Ranks, ReaderError, register
 from matex_tf.sharding import ShareArray
 
-Column = str | int
 _HEAD_BYTES = 1 << 20
-_SLICE_BYTES = 4 << 20
-_MOST_CATEGORIES = 1 << 16
-_BOM = b"\xef\xbb\xbf"
-_NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
+_HEADER_BYTES = 1 << 12
+_SLICE_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 @register("CSV")
 class Csv(Format):
-    """One file of delimited text, plain or gzipped, in UTF-8.
+    """One table of delimited text in UTF-8: a file, plain or gzipped, or several that follow each other ("part-*.csv",
+    by name), all with the same header.
 
     Args:
         labels: the column or columns of labels, by name or by number (-1 is the last).
         columns: the columns of data, in this order; by default all but those of labels.
-        dtype: of the data (by default float64), or {column: dtype}.
+        dtype: of the data (by default float64), or {column: dtype}; str for a column of text.
         delimiter: by default what the first line shows: a comma, semicolon, tab or bar.
         header: whether the first line holds the names; without, columns are named "0", "1", ...
         quote: what encloses values with delimiters or newlines in them; None where nothing does.
+        memory: up to how many bytes of rows a rank keeps what it parses in opening; by default half of what is free,
+            over the ranks of its host. Of more, opening only counts the records, and they are read again in use.
 
-    Whether a column holds numbers or text is told by the first MiB. Text becomes integers: the place of the value among
-    all values of that column in alphabetical order, the same on all ranks (`DataSet.categories`).
+    Whether a column holds numbers or text is told by the first MiB, or by dtype={column: str}. Text becomes integers:
+    the place of the value among all values of that column in alphabetical order, the same on all ranks
+    (`DataSet.categories`).
     """
-
-    surveys = 1
-    settles_missing = False
 
     def __init__(
         self,
-        path: str | PathLike,
+        path: str | PathLike | Sequence,
         labels: Column | Sequence[Column] | None = None,
-        columns: Sequence[Column] | None = None,
+        columns: Column | Sequence[Column] | None = None,
         dtype: Any = None,
         delimiter: str | None = None,
         header: bool = True,
         quote: str | None = '"',
+        memory: int | None = None,
     ):
-        found = files.find(path)
-        if len(found) > 1:
-            raise ReaderError(f"{path}: expected one CSV file, found {len(found)}: {files.listing(found)}")
-        self.path = found[0]
-        self.files = found
+        self.files = files.find(path)
         self._quote = ord(quote) if quote else None
-        with open(self.path, "rb") as file:
-            self._packed = file.read(2) == b"\x1f\x8b"
-        self._text: _Text | None = None if self._packed else _Text(self.path, self.path)
-        head = self._head()
-        self._start = len(_BOM) if head.startswith(_BOM) else 0
-        self._delimiter = delimiter or _sniff(self.path, head[self._start :])
-        self._names = self._read_header(head, header)
-        self._choose(labels, columns)
-        self._learn_types(head, dtype)
-        self.surveys = 2 if self._texts else 1
+        self._memory = memory
+        head = csv_text.head(self.files[0], _HEAD_BYTES)
+        self._delimiter = delimiter or _sniff(self.files[0], head)
+        self._pieces: list[Piece] = []
+        for file in self.files:
+            names, start = self._read_header(file, head if file is self.files[0] else b"", header)
+            if not self._pieces:
+                self._table = Table(file, names, self._delimiter, self._quote)
+            self._agree(file, names, header)
+            self._pieces.append(Piece(file, file, start))
+        self._table.choose(labels, columns)
+        self.labelled = "labels" in self._table.columns
+        line = 1 + head[: self._pieces[0].start].count(b"\n")
+        self._table.learn_types(self._whole_records(head), line, dtype)
+        self._packed = [number for number, file in enumerate(self.files) if csv_text.is_packed(file)]
+        self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
+        self.surveys = len(self._turns)
         self.categories = {}
-        self._unpacked: Path | None = None
+        self._values: dict[int, list[str]] = {}
+        self._unpacked: list[Path] = []
+        self._taking: Taking | None = None
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -85,186 +87,157 @@ class Csv(Format):
 
     # Opening: names and types, from the head of the text.
 
-    def _head(self) -> bytes:
-        if self._text is not None:
-            return self._text.read(0, min(_HEAD_BYTES, self._text.size))
-        try:
-            with gzip.open(self.path) as file:
-                return file.read(_HEAD_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._bad_gzip(error) from None
+    def _read_header(self, file: Path, head: bytes, header: bool) -> tuple[list[str], int]:
+        """The names of the columns, and the bytes of the text before the first record."""
 
-    def _bad_gzip(self, error: Exception) -> ReaderError:
-        return ReaderError(f"{self.path}: truncated or damaged: expected gzip data, found: {error}")
-
-    def _read_header(self, head: bytes, header: bool) -> list[str]:
         def read(start: int, stop: int) -> bytes:
             return head[start:stop]
 
-        first = records.skip(read, self._start, len(head), 1, self._quote)
-        line = head[self._start : first]
+        length = _HEADER_BYTES
+        while True:
+            before, head = head, head or csv_text.head(file, length)
+            begin = len(BOM) if head.startswith(BOM) else 0
+            first = records.skip(read, begin, len(head), 1, self._quote)
+            if before or first < len(head) or len(head) < length:
+                break
+            head, length = b"", length * 16
+        line = head[begin:first]
         if not line.strip():
-            raise ReaderError(f"{self.path}: expected a table, found no line with anything in it")
-        rows = csv_errors.rows(self.path, line, self._delimiter, self._quote)
+            raise ReaderError(f"{file}: expected a table, found no line with anything in it")
+        rows = csv_errors.rows(file, line, self._delimiter, self._quote)
         values = next((row for _, row in rows if row), [])
         if header:
-            self._start = first
-            return [name.strip() for name in values]
-        return [str(number) for number in range(len(values))]
+            return [name.strip() for name in values], first
+        return [str(number) for number in range(len(values))], begin
 
-    def _choose(self, labels: Column | Sequence[Column] | None, columns: Sequence[Column] | None) -> None:
-        self._single = not isinstance(labels, (list, tuple))
-        wanted = [] if labels is None else [labels] if self._single else list(labels)  # type: ignore[list-item]
-        chosen = [self._column(column) for column in wanted]
-        self.labelled = bool(chosen)
-        if isinstance(columns, (str, int)):
-            columns = [columns]
-        data = (
-            [number for number in range(len(self._names)) if number not in chosen]
-            if columns is None
-            else [self._column(column) for column in columns]
-        )
-        if not data:
-            raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
-        self._columns = {"data": data, "labels": chosen}
-
-    def _column(self, column: Column) -> int:
-        if isinstance(column, int) and -len(self._names) <= column < len(self._names):
-            return column % len(self._names)
-        if self._names.count(str(column)) > 1:
-            raise ReaderError(f"{self.path}: expected one column {column!r}, found several; name it by its number")
-        if column in self._names:
-            return self._names.index(column)  # type: ignore[arg-type]
-        raise ReaderError(
-            f"{self.path}: expected a column {column!r}, found none{files.similar(column, self._names)}; the columns "
-            f"are {', '.join(self._names[:50])}{', ...' if len(self._names) > 50 else ''}"
-        )
-
-    def _learn_types(self, head: bytes, dtype: Any) -> None:
-        import pyarrow as pa
-
-        end = len(head)
-        if end == _HEAD_BYTES:  # the last record of the head may be cut
-            part = records.search(lambda a, b: head[a:b], self._start, end, self._quote)
-            end = part.outside.last or end
-        used = sorted({*self._columns["data"], *self._columns["labels"]})
-        types: dict[int, Any] = dict.fromkeys(used, pa.null())
-        if head[self._start : end].strip():
-            table = self._parse(head[self._start : end], used, None, newlines=True)
-            types = {number: table.schema.field(str(number)).type for number in used}
-        numeric = {
-            number: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-            for number, kind in types.items()
-        }
-        by_column = (
-            {self._column(key): np.dtype(kind) for key, kind in dtype.items()} if isinstance(dtype, Mapping) else {}
-        )
-        common = None if dtype is None or isinstance(dtype, Mapping) else np.dtype(dtype)
-        self._texts = [
-            n for n, kind in types.items() if not numeric[n] and not pa.types.is_null(kind) and n not in by_column
-        ]
-        self._arrow: dict[tuple[str, int], Any] = {}
-        self._dtypes: dict[str, np.dtype] = {}
-        for field, numbers in self._columns.items():
-            each = []
-            for number in numbers:
-                whole = (
-                    number in self._texts or pa.types.is_integer(types[number]) or pa.types.is_boolean(types[number])
-                )
-                usual = common or np.dtype("f8") if field == "data" else np.dtype("i8" if whole else "f8")
-                kind = by_column.get(number, usual)
-                if kind.kind not in "biuf":
-                    raise TypeError(f"DataSet: dtype has to be one of numbers; given {kind}")
-                each.append(kind)
-                if number in self._texts:
-                    self._arrow[field, number] = pa.string()
-                elif pa.types.is_boolean(types[number]) and number not in by_column:
-                    self._arrow[field, number] = pa.bool_()
-                else:
-                    self._arrow[field, number] = pa.from_numpy_dtype(kind)
-            if each:
-                self._dtypes[field] = np.result_type(*each)
-
-    def describe(self) -> str:
-        texts = [self._names[number] for number in self._texts]
-        return f"columns {self._names}, text in {texts}, {[str(kind) for kind in self._arrow.values()]}"
-
-    # Records: every rank looks for their ends in its part of the bytes.
-
-    def survey(self, turn: int, ranks: Ranks) -> Any:
-        if turn == 1:
-            return self._survey_categories(ranks)
-        if not self._packed:
-            assert self._text is not None
-            start, stop = sharding.rows_of(self._text.size - self._start, ranks.rank, ranks.size)
-            return self._search(self._text, self._start + start, self._start + stop), None
-        if ranks.rank != ranks.leader:
-            return None
-        text = self._unpack()
-        return self._search(text, self._start, text.size), str(self._unpacked)
-
-    def _search(self, text: _Text, start: int, stop: int) -> records.Part:
-        def read(begin: int, end: int) -> bytes:
-            agreement.stop_if_others_failed()
-            return text.read(begin, end)
-
-        return records.search(read, start, stop, self._quote)
-
-    def _unpack(self) -> _Text:
-        """The text of a gzipped file, in a temporary file for all ranks of this host."""
-        with tempfile.NamedTemporaryFile(prefix="matex_tf-", suffix=".csv", delete=False) as target:
-            self._unpacked = Path(target.name)
-            weakref.finalize(self, self._unpacked.unlink, missing_ok=True)
-            try:
-                with gzip.open(self.path) as source:
-                    shutil.copyfileobj(source, target, 1 << 20)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise self._bad_gzip(error) from None
-        return _Text(self._unpacked, self.path)
-
-    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
-        if turn == 1:
-            self._settle_categories(found)
-            return
-        if self._packed:
-            # Every host has unpacked the same file; what the first found holds for all.
-            self._text = _Text(Path(found[ranks.leader][1]), self.path)
-            parts = [found[0][0]]
-        else:
-            parts = [part for part, _ in found]
-        text = self._text
-        assert text is not None
-        self._records = records.join(parts, self._start, text.size, text.read)
-        if self._records.open:
+    def _agree(self, file: Path, names: list[str], header: bool) -> None:
+        expected = self._table.names
+        if names != expected:
+            what = "the header" if header else "as many columns as"
             raise ReaderError(
-                f"{self.path}: expected every quote to be closed, found one open at the end of the file. Where quotes "
-                "are letters like others, give quote=None"
+                f"{file}: expected {what} of {self.files[0]}, {_listed(expected)}; found {_listed(names)}"
             )
 
+    def _whole_records(self, head: bytes) -> bytes:
+        start, end = self._pieces[0].start, len(head)
+        if end == _HEAD_BYTES:  # the last record of the head may be cut
+            part = records.search(lambda a, b: head[a:b], start, end, self._quote)
+            end = part.outside.last or end
+        return head[start:end]
+
+    def describe(self) -> str:
+        return self._table.describe()
+
+    # Records: every rank looks for their ends in its part of the bytes, and keeps what it parses as it goes.
+
+    def survey(self, turn: int, ranks: Ranks) -> Any:
+        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
+        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
+
     def settled(self) -> None:
-        if self._unpacked is not None:
-            self._unpacked.unlink(missing_ok=True)  # every rank of this host has it open
+        for path in self._unpacked:
+            csv_text.remove(path)  # every rank of this host has it open
+
+    def _survey_unpack(self, ranks: Ranks) -> dict[int, Path]:
+        """Each gzipped file is unpacked by one rank of each host; several by several."""
+        here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        mine = {}
+        for place, number in enumerate(self._packed):
+            if here[place % len(here)] == ranks.rank:
+                mine[number] = csv_text.unpack(self.files[number])
+                self._unpacked.append(mine[number])
+                weakref.finalize(self, csv_text.remove, mine[number])
+        return mine
+
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[int, Path]]) -> None:
+        for rank, host in enumerate(ranks.hosts):
+            if host == ranks.hosts[ranks.rank]:
+                for number, path in found[rank].items():
+                    self._pieces[number] = Piece(self.files[number], path, self._pieces[number].start)
+
+    def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
+        """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
+        self._text = Text(self._pieces)
+        start, stop = sharding.rows_of(self._text.size, ranks.rank, ranks.size)
+        taking = None
+        if self.keep:
+            here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
+            most = memory.free() // 2 // here if self._memory is None else self._memory
+            rows = Rows(self._table, self.missing, most)
+            taking = Taking(self._text, self._table, self._quote, rows, start, stop)
+        parts = [
+            records.search(self._read, begin, end, self._quote, each=taking.piece if taking else None)
+            for begin, end in self._text.within(start, stop)
+        ]
+        if taking is not None:
+            taking.finish()
+        self._taking = taking
+        if taking is None or taking.given_up:
+            return parts, None, False
+        return parts, taking.rows.count, taking.error is not None
+
+    def _read(self, start: int, stop: int) -> bytes:
+        agreement.stop_if_others_failed()
+        return self._text.read(start, stop)
+
+    def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
+        text, parts = self._text, [part for of_rank, _, _ in found for part in of_rank]
+        self._records = records.join(parts, 0, text.size, text.read, text.ends)
+        if self._records.open is not None:
+            raise ReaderError(
+                f"{text.file(self._records.open - 1)}: expected every quote to be closed, found one open at the end of "
+                "the file. Where quotes are letters like others, give quote=None"
+            )
+        counts = [count for _, count, _ in found]
+        if None in counts or self._taking is None:
+            self._taking = None
+            return
+        failed = any(failed for _, _, failed in found)
+        if self._records.cut or (not failed and sum(counts) != self._records.count):
+            self._take_again(ranks)
+            counts = [stop - start for start, stop in self._shares(ranks)]
+        elif self._taking.error is not None:
+            raise self._taking.error
+        self.held = Held(counts, self._taking.rows.buffers)
+
+    def _shares(self, ranks: Ranks) -> list[tuple[int, int]]:
+        return [sharding.rows_of(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
+
+    def _take_again(self, ranks: Ranks) -> None:
+        """Some part begins within quotes: now that the places of records are known, take this rank's."""
+        assert self._taking is not None
+        rows = self._taking.rows = Rows(self._table, self.missing, sys.maxsize)
+        start, stop = self._shares(ranks)[ranks.rank]
+        for first, table, at in self._tables(start, stop, self._parse(list(self._table.columns))):
+            left = (stop - first - len(table)) / max(1, len(table))
+            rows.append(table, left, lambda row: line_of(self._text, self._quote, at, row))  # noqa: B023
+        rows.finish()
 
     def _survey_categories(self, ranks: Ranks) -> dict[int, list[str]]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        start, stop = sharding.rows_of(self._records.count, ranks.rank, ranks.size)
-        values: dict[int, Any] = {number: pa.array([], pa.string()) for number in self._texts}
-        for first, table in self._tables(start, stop, self._texts, {number: pa.string() for number in self._texts}):
+        if self._taking is not None:
+            return {number: list(known) for number, known in self._taking.rows.values.items()}
+        texts = self._table.texts
+        values: dict[int, Any] = {number: pa.array([], pa.string()) for number in texts}
+        for _, table, _ in self._tables(*self._shares(ranks)[ranks.rank], self._table.parse_texts):
             for number, known in values.items():
                 here = pc.unique(table[str(number)].combine_chunks()).drop_null()
                 values[number] = pc.unique(pa.concat_arrays([known, here]))
-                if len(values[number]) > _MOST_CATEGORIES:
-                    raise ReaderError(
-                        f"{self.path}: expected numbers or up to {_MOST_CATEGORIES} different texts in column "
-                        f"{self._names[number]!r}, found more by row {first + len(table)}; leave it out with columns="
-                    )
+                if len(values[number]) > MOST_CATEGORIES:
+                    raise too_many(self._table, number)
         return {number: known.to_pylist() for number, known in values.items()}
 
-    def _settle_categories(self, found: Sequence[dict[int, list[str]]]) -> None:
-        self._values = {number: sorted({text for part in found for text in part[number]}) for number in self._texts}
-        self.categories = {self._names[number]: values for number, values in self._values.items()}
+    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, list[str]]]) -> None:
+        texts = self._table.texts
+        self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
+        self._table.check_categories(self._values)
+        self.categories = {self._table.names[number]: values for number, values in self._values.items()}
+        if self._taking is not None:
+            self._taking.rows.settle(self._values)
 
     # Rows.
 
@@ -275,58 +248,38 @@ class Csv(Format):
         return records.STRIDE
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        numbers, single = self._columns[field], field == "labels" and self._single
-        rows = ShareArray((stop - start,) if single else (stop - start, len(numbers)), self._dtype(field))
-        types = {number: self._arrow[field, number] for number in numbers}
-        for first, table in self._tables(start, stop, numbers, types):
-            target = rows[first - start : first - start + len(table)]
-            for place, number in enumerate(numbers):
-                values = self._values_of(table, number, field, first)
-                if single:
-                    target[:] = values
-                else:
-                    target[:, place] = values
+        rows = ShareArray(self._table.shape(field, stop - start), self._table.dtype(field, self.missing))
+        for first, table, at in self._tables(start, stop, self._parse([field])):
+            self._table.fill(
+                rows[first - start : first - start + len(table)],
+                table,
+                field,
+                self._codes,
+                self.missing,
+                lambda row: line_of(self._text, self._quote, at, row),  # noqa: B023  (called at once)
+            )
         return rows
 
-    def _dtype(self, field: str) -> np.dtype:
-        stored = self._dtypes[field]
-        return np.dtype("f8") if self.missing == "nan" and stored.kind != "f" else stored
-
-    def _values_of(self, table: Any, number: int, field: str, first: int) -> np.ndarray:
+    def _codes(self, number: int, column: Any) -> np.ndarray:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        column = table[str(number)]
-        absent = column.null_count > 0
-        if absent and self._dtype(field).kind != "f":
-            if self.missing == "error":
-                row = first + int(np.flatnonzero(column.is_null().to_numpy())[0])
-                raise found_missing(self._place(row, number))
-            column = None if number in self._texts else column.fill_null(self.missing)
-        if number in self._texts:
-            # Codes of text; what is missing has none.
-            codes = pc.index_in(table[str(number)], value_set=pa.array(self._values[number], pa.string()))
-            column = codes.fill_null(self.missing) if column is None else codes
-        if column.type == pa.bool_():
-            column = column.cast(pa.int8())
-        return column.to_numpy()
+        codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
+        if codes.null_count and self.missing not in ("error", "nan"):
+            codes = codes.cast(pa.float64()).fill_null(float(self.missing))
+        return codes.to_numpy()
 
-    def _tables(
-        self, start: int, stop: int, numbers: Sequence[int], types: dict[int, Any]
-    ) -> Iterator[tuple[int, Any]]:
-        """(first row, table) of the rows `start` to `stop`, some megabytes at a time."""
-        assert self._text is not None
+    def _parse(self, fields: list[str]) -> Callable[..., Any]:
+        return lambda data, newlines, line: self._table.parse(data, fields, newlines, line)
+
+    def _tables(self, start: int, stop: int, parse: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
+        """(first row, table, first byte) of the rows `start` to `stop`, some at a time."""
         for first, last, begin, end in self._slices(start, stop):
-            agreement.stop_if_others_failed()
-            data = self._text.read(begin, end)
-            table = self._parse(data, numbers, types, self._records.newlines, begin)
+            data = self._read(begin, end)
+            table = parse(data, self._records.newlines, lambda: self._text.line(begin))  # noqa: B023
             if len(table) != last - first:
-                raise ReaderError(
-                    f"{self.path}: expected {last - first} records from line {self._line(begin)} on, found "
-                    f"{len(table)}: a quote within a value, or a carriage return alone. Where quotes are letters like "
-                    "others, give quote=None"
-                )
-            yield first, table
+                raise other_records(self._text.line(begin), last - first, len(table))
+            yield first, table, begin
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(first row, row after the last, first byte, byte after the last), cut where records begin."""
@@ -346,78 +299,23 @@ class Csv(Format):
 
     def _byte(self, row: int) -> int:
         """Where a row begins."""
-        assert self._text is not None
         if row >= self._records.count:
             return self._records.stop
         number, place = self._records.near(row)
         return records.skip(self._text.read, place, self._records.stop, row - number, self._quote)
 
-    def _parse(
-        self, data: bytes, numbers: Sequence[int], types: dict[int, Any] | None, newlines: bool, begin: int = 0
-    ) -> Any:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        read = csv.ReadOptions(
-            column_names=[str(number) for number in range(len(self._names))],
-            block_size=len(data) + 1 if newlines else max(1 << 20, data.find(b"\n") * 4),
-        )
-        parse = csv.ParseOptions(
-            delimiter=self._delimiter,
-            quote_char=chr(self._quote) if self._quote else False,
-            newlines_in_values=newlines and self._quote is not None,
-        )
-        convert = csv.ConvertOptions(
-            include_columns=[str(number) for number in numbers],
-            column_types={str(number): kind for number, kind in types.items()} if types else None,
-            null_values=_NULLS,
-            strings_can_be_null=True,
-        )
-        try:
-            # Arrow's own pool would keep what the pieces of the text took.
-            return csv.read_csv(pa.BufferReader(data), read, parse, convert, memory_pool=pa.system_memory_pool())
-        except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-            names = self._names
-            raise csv_errors.explain(
-                self.path, data, self._delimiter, self._quote, names, types or {}, _NULLS, self._line(begin), error
-            ) from None
-
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
-        return self._place(row, self._columns[field][index[0] if index else 0])
-
-    def _place(self, row: int, number: int) -> str:
-        return f"{self.path}, line {self._line(self._byte(row))}, column {self._names[number]!r}"
-
-    def _line(self, byte: int) -> int:
-        """The number of the line that begins at a byte, from 1."""
-        text = self._text
-        if text is None:
-            return 1
-        return 1 + sum(text.read(at, min(at + (1 << 20), byte)).count(b"\n") for at in range(0, byte, 1 << 20))
+        column = self._table.columns[field][index[0] if index else 0]
+        return f"{self._text.line(self._byte(row))}, column {self._table.names[column]!r}"
 
 
-class _Text:
-    """The bytes of a file that stays open."""
-
-    def __init__(self, path: Path, named: Path):
-        self._named = named
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (as long as the data set)
-        self.size = os.fstat(self._file.fileno()).st_size
-
-    def read(self, start: int, stop: int) -> bytes:
-        pieces = []
-        while start < stop:
-            piece = os.pread(self._file.fileno(), stop - start, start)
-            if not piece:
-                raise ReaderError(f"{self._named}: truncated: expected {self.size} bytes, found {start}")
-            pieces.append(piece)
-            start += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _listed(names: Sequence[str]) -> str:
+    return f"{len(names)}: {files.listing(names)}" if len(names) > 12 else ", ".join(names)
 
 
 def _sniff(path: Path, head: bytes) -> str:
     """The delimiter that the first line shows; a comma where it shows none."""
     if ".tsv" in path.suffixes:
         return "\t"
-    line = head.lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", "replace")
+    line = head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", "replace")
     return next((mark for mark in _DELIMITERS if mark in line), ",")

@@ -90,6 +90,9 @@ class DataSet:
             for part in PARTS
         }
         self._held: dict[tuple[str, str], np.ndarray] = {}
+        # Rows that came in opening, not yet scaled nor looked through for missing values.
+        self._unfinished: dict[tuple[str, str], np.ndarray] = self._allot()
+        self._kept = bool(self._unfinished)
         self._taken = dict.fromkeys(PARTS, 0)
         self._epochs = 0
 
@@ -118,12 +121,30 @@ class DataSet:
 
         doing = f"opening {self._name}"
         opened = self._together(headers, doing, describe=_describe)
+        opened.keep = window is None and self.size == ranks.size
         for turn in range(opened.surveys):
             found: list[Any] = []
             self._together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
             self._together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
         opened.settled()
         return self._together(rows, doing, describe=lambda source: f"{[source.count(part) for part in PARTS]} rows")
+
+    def _allot(self) -> dict[tuple[str, str], np.ndarray]:
+        """This rank's rows of every part and field, where opening has read them."""
+        source = self._source
+        held, source.format.held = source.format.held, None
+        if held is None:
+            return {}
+        from matex_tf.readers import dealing
+
+        arrays = dealing.whole(source, held)
+        if arrays is not None:
+            return arrays
+        doing = f"dealing the rows of {self._name}"
+        arrays = self._together(lambda: dealing.allot(source, self._deals, self.rank, held), doing)
+        communicator = world.communicator("readers") if self.size > 1 else None
+        dealing.deal(source, self._deals, self.rank, held, arrays, communicator)
+        return arrays
 
     def _together(
         self,
@@ -222,10 +243,11 @@ class DataSet:
         """A tf.data.Dataset of (data, labels), this rank's rows of each global batch, streamed from disk.
 
         For data larger than memory: some pieces of 8 MiB are held at a time, and the next batches are read while a
-        step computes. `shuffle=True` gives another order in each epoch: pieces are taken in random order and rows
-        mixed among four of them; with distribution="batch" it is the batches that are reordered, the same on all
-        ranks, so that the loss curve is that of one rank. With reshuffle="epoch" the ranks also read other pieces in
-        each epoch. `part` is "training", "validation" or "testing". Collective.
+        step computes; a table of text that opening could keep in memory is streamed from there. `shuffle=True` gives
+        another order in each epoch: pieces are taken in random order and rows mixed among four of them; with
+        distribution="batch" it is the batches that are reordered, the same on all ranks, so that the loss curve is that
+        of one rank. With reshuffle="epoch" the ranks also read other pieces in each epoch. `part` is "training",
+        "validation" or "testing". Collective.
         """
         from matex_tf.readers import streaming
 
@@ -240,6 +262,11 @@ class DataSet:
                 lambda: int(np.random.SeedSequence().generate_state(1)[0]), f"streaming from {self._name}", into=drawn
             )
             seed = drawn[0]
+        redeal = self._reshuffle is not None and part == "training"
+        order = streaming.Order(deal, self.rank, shuffle, seed, redeal, in_memory=self._kept and not redeal)
+        if order.in_memory:
+            source = streaming.Memory([self._hold(part, field) for field in self._fields()])
+            return streaming.stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
         row_bytes: list[int] = []
         self._together(
             lambda: sum(self._source.row_bytes(part, field) for field in self._fields()),
@@ -247,7 +274,6 @@ class DataSet:
             into=row_bytes,
         )
         self._scale()
-        order = streaming.Order(deal, self.rank, shuffle, seed, self._reshuffle is not None and part == "training")
         return streaming.stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
     def _next(self, name: str, part: str, n: int) -> Batch:
@@ -321,13 +347,24 @@ class DataSet:
             positions = self._positions(deal, 0, count) if count else range(1)
             self._scale()
             doing = f"reading {part}_{field} of {self._name}"
-            if self._source.window is not None and not self._source.format.labelled:
+            if self._kept:
+                rows = self._together(lambda: self._source.scaled(field, self._finish(part, field)), doing)
+                self._held[part, field] = sharding.as_share(rows)
+                del self._unfinished[part, field]
+            elif self._source.window is not None and not self._source.format.labelled:
                 both = self._together(lambda: self._source.read_both(part, positions), doing)
                 self._held.update({(part, name): sharding.as_share(rows) for name, rows in zip(FIELDS, both)})
             else:
                 rows = self._together(lambda: self._source.read(part, field, positions), doing)
                 self._held[part, field] = sharding.as_share(rows)
         return self._held[part, field]
+
+    def _finish(self, part: str, field: str) -> np.ndarray:
+        """Rows that came in opening, missing values seen to."""
+        rows, deal = self._unfinished[part, field], self._deals[part]
+        count = deal.held(self.rank)
+        self._source.settle(part, field, rows, self._positions(deal, 0, count) if count else range(1))
+        return rows
 
     def _positions(self, deal: Deal, start: int, stop: int) -> Any:
         if deal.distribution == "block":
@@ -341,16 +378,19 @@ class DataSet:
         if source.scale is None and self._normalize:
             if self._normalize == "standard":
                 sums: list[Any] = []
-                size, rank = (1, 0) if self._alone else (self.size, self.rank)
-                self._together(
-                    lambda: source.training_moments(*sharding.rows_of(source.training_rows(), rank, size)),
-                    f"scaling the data of {self._name}",
-                    into=sums,
-                )
+                self._together(self._moments, f"scaling the data of {self._name}", into=sums)
                 source.scale = scaling.standard(sums)
             else:
                 source.scale = scaling.by_type
         return source.scale
+
+    def _moments(self) -> Any:
+        """Those of this rank's part of the training rows."""
+        if self._kept:
+            mine = self._finish("training", "data")[: self._deals["training"].held(self.rank)]
+            return scaling.moments_in_pieces(mine)
+        size, rank = (1, 0) if self._alone else (self.size, self.rank)
+        return self._source.training_moments(*sharding.rows_of(self._source.training_rows(), rank, size))
 
     def __repr__(self) -> str:
         deal = self._deals["training"]
@@ -361,7 +401,7 @@ class DataSet:
             mine = self.local_slice
             which = f"training rows {mine.start} to {mine.stop}"
         elif deal.distribution == "cyclic":
-            which = f"{held} training rows, every {self.size}th from {self.rank}"
+            which = f"{held} training rows, one in {self.size} from row {self.rank} on"
         else:
             which = f"{held} training rows, its slices of batches of {deal.batch_size}"
         return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {which}"

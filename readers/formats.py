@@ -34,6 +34,17 @@ class Ranks:
         return self.hosts.index(self.hosts[self.rank])
 
 
+@dataclass
+class Held:
+    """Rows that were read while they were counted, those of a rank after those of the rank before.
+
+    counts: how many each rank has. rows: this rank's, by field, in arrays that follow each other.
+    """
+
+    counts: Sequence[int]
+    rows: dict[str, list[np.ndarray]]
+
+
 class Format(ABC):
     """One format of files. Knows nothing of MPI: any process may ask for any rows.
 
@@ -47,7 +58,8 @@ class Format(ABC):
         categories: for each column of text, its values in the order of their numbers.
         missing: what becomes of missing values, as in `DataSet(missing=...)`; set before anything is read.
         surveys: how many times ranks have to look into the files together before rows can be counted.
-        settles_missing: whether `read` has already seen to them.
+        keep: whether rows that a survey reads may be kept; set before it.
+        held: all rows, where the surveys of all ranks together have kept them.
     """
 
     files: Sequence[Path] = ()
@@ -56,7 +68,8 @@ class Format(ABC):
     categories: dict[str, list[str]] = {}
     missing: Any = "error"
     surveys: int = 0
-    settles_missing: bool = False
+    keep: bool = False
+    held: Held | None = None
 
     @abstractmethod
     def count(self, part: str) -> int:

@@ -155,13 +155,23 @@ class Source:
                 f"the format {type(self.format).__name__} was asked for {stop - start} rows of the {origin} {field} "
                 f"({start} to {stop}) and gave {len(rows)}"
             )
-        if not self.format.settles_missing:
-            missing.settle(
-                rows, self.format.missing, lambda row, index: self.format.place(origin, field, start + row, index)
-            )
-        if self.scale is not None and field == "data":
-            rows = self.scale(rows)
-        return rows
+        self._settle(origin, range(start, stop), field, rows)
+        return self.scaled(field, rows)
+
+    def settle(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
+        """See to what is missing in the rows at `positions` of a part, in place."""
+        self._settle(*self.rows(part, positions), field, rows)
+
+    def _settle(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
+        """`numbers`: of the rows within what the format calls `origin`."""
+        missing.settle(
+            rows,
+            self.format.missing,
+            lambda row, index: self.format.place(origin, field, int(numbers[row]), index),
+        )
+
+    def scaled(self, field: str, rows: np.ndarray) -> np.ndarray:
+        return rows if self.scale is None or field != "data" else self.scale(rows)
 
 
 def windows(rows: np.ndarray, length: int) -> np.ndarray:

@@ -7,7 +7,7 @@ in that part. So a part is searched under both suppositions; the parts before it
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,11 @@ import numpy as np
 _NEWLINE, _RETURN = 10, 13
 # Every so many records the place of one is kept.
 STRIDE = 1024
+# How many bytes are looked through at a time.
+PIECE = 1 << 20
+
+
+Each = Callable[[int, bytes, np.ndarray, np.ndarray], None]
 
 
 @dataclass
@@ -47,14 +52,17 @@ def search(
     start: int,
     stop: int,
     quote: int | None,
-    stride: int = STRIDE,
-    piece: int = 1 << 20,
+    stride: int | None = None,
+    piece: int | None = None,
+    each: Each | None = None,
 ) -> Part:
     """The records that end between the bytes `start` and `stop`; `read(a, b)` gives those from a to b.
 
-    Lines with nothing in them are no records.
+    Lines with nothing in them are no records. `each(begin, data, ends, real)` is given each piece that was read, and
+    the bytes after the lines, and after the records, that end in it, supposing that the part begins outside of quotes.
     """
     outside, inside = Found(), Found()
+    stride, piece = stride or STRIDE, piece or PIECE
     parity = 0
     # A line that begins before this part is taken to have something in it unless it is seen to be empty.
     before = read(max(0, start - 2), start)
@@ -72,7 +80,9 @@ def search(
         for supposed, found in ((0, outside), (1, inside)):
             mine = free[supposed]
             found.newlines |= len(mine) < len(newlines)
-            ends[supposed] = _add(found, values, begin, mine, ends[supposed], read, stride)
+            ends[supposed], real = _add(found, values, begin, mine, ends[supposed], read, stride)
+            if each is not None and not supposed:
+                each(begin, data, mine + (begin + 1), real)
         if quotes is not None:
             parity = (parity + len(quotes)) & 1
     return Part(outside, inside, bool(parity), start, stop)
@@ -89,10 +99,13 @@ def _line_start(before: bytes, start: int) -> int:
 
 def _add(
     found: Found, values: np.ndarray, begin: int, newlines: np.ndarray, line: int, read: Callable, stride: int
-) -> int:
-    """Count the records that end at `newlines` of a piece; `line` and what is returned: where a line begins."""
+) -> tuple[int, np.ndarray]:
+    """Count the records that end at `newlines` of a piece; `line`: where the line begins.
+
+    Returns where the next line begins, and the bytes after the records.
+    """
     if not len(newlines):
-        return line
+        return line, newlines
     ends = newlines + begin
     starts = np.concatenate([[line], ends[:-1] + 1])
     lengths = ends - starts
@@ -106,7 +119,7 @@ def _add(
     found.count += len(ends)
     if len(ends):
         found.last = int(ends[-1]) + 1
-    return int(newlines[-1]) + begin + 1
+    return int(newlines[-1]) + begin + 1, ends + 1
 
 
 def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callable) -> bool:
@@ -130,20 +143,34 @@ def skip(read: Callable[[int, int], bytes], start: int, stop: int, count: int, q
     return start
 
 
+def line_end(read: Callable[[int, int], bytes], start: int, stop: int, quote: int | None) -> int:
+    """The byte after the first line that ends outside of quotes from `start`, be it empty; `stop` if there is none."""
+    found: list[int] = []
+    window = 1 << 16
+    while True:
+        end = min(stop, start + window)
+        search(read, start, end, quote, piece=window, each=lambda begin, data, ends, real: found.extend(ends[:1]))
+        if found or end == stop:
+            return int(found[0]) if found else stop
+        window *= 4
+
+
 @dataclass
 class Records:
     """Where the records of a whole text are.
 
-    count: how many; newlines: whether some have newlines within quotes; open: whether a quote is never closed; numbers
-    and places: a table of records and the bytes where they begin; stop: the end of the text.
+    count: how many; newlines: whether some have newlines within quotes; open: the end of a file at which a quote is
+    not closed; numbers and places: a table of records and the bytes where they begin; stop: the end of the text;
+    cut: the parts that begin within quotes.
     """
 
     count: int
     newlines: bool
-    open: bool
+    open: int | None
     numbers: list[int]
     places: list[int]
     stop: int
+    cut: list[int] = field(default_factory=list, compare=False)
 
     def near(self, record: int) -> tuple[int, int]:
         """(number, first byte) of a record at or shortly before `record`."""
@@ -151,12 +178,20 @@ class Records:
         return self.numbers[index], self.places[index]
 
 
-def join(parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes]) -> Records:
-    """The records of the text from `start` to `stop`, from its parts in order; `rest` reads what follows the last."""
+def join(
+    parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes], ends: Collection[int] = ()
+) -> Records:
+    """The records of the text from `start` to `stop`, from its parts in order; `rest` reads what follows the last.
+
+    `ends`: where the files of which the text is made end; parts end there, too, and so do records.
+    """
+    ends = {*ends, stop}
     count, within, newlines = 0, False, False
     numbers, places = [0], [start]
-    last = start
-    for part in parts:
+    last, opened, cut = start, None, []
+    for number, part in enumerate(parts):
+        if within:
+            cut.append(number)
         found = part.inside if within else part.outside
         numbers += [count + STRIDE * (i + 1) for i in range(len(found.places))]
         places += found.places
@@ -164,6 +199,8 @@ def join(parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int]
         newlines |= found.newlines
         last = found.last or last
         within ^= part.odd
+        if within and part.stop in ends:
+            opened = part.stop if opened is None else opened
     # The last record may end without a newline; empty lines may follow it.
     count += bool(within or rest(last, stop).strip(b"\r\n"))
-    return Records(count, newlines, within, numbers, places, stop)
+    return Records(count, newlines, opened, numbers, places, stop, cut)

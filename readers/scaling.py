@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_tf.sharding import ShareArray
 
+_PIECE_BYTES = 8 << 20
 CHOICES = (False, True, "standard")
 
 
@@ -34,8 +35,10 @@ class Standard:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
+        # The readers' own arrays are scaled where they are; those of others' formats may be what they read from.
+        here = isinstance(rows, ShareArray) and rows.dtype == dtype
         # A ShareArray that owns its memory keeps its mark through np.asarray.
-        scaled = ShareArray(rows.shape, dtype)
+        scaled = rows if here else ShareArray(rows.shape, dtype)
         np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
         scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
         return scaled
@@ -52,6 +55,13 @@ def moments(rows: np.ndarray) -> Moments:
     count = there.sum(axis=0)
     mean = np.where(there, values, 0).sum(axis=0) / np.maximum(count, 1)
     return count, mean, (np.where(there, values - mean, 0) ** 2).sum(axis=0)
+
+
+def moments_in_pieces(rows: np.ndarray) -> Moments | None:
+    """The same of many rows, without arrays of their size; None where there are none."""
+    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
+    pieces = (moments(rows[start : start + step]) for start in range(0, len(rows), step))
+    return functools.reduce(merged, pieces, None)
 
 
 def merged(one: Moments | None, other: Moments | None) -> Moments | None:

@@ -17,10 +17,14 @@ _MIXED = 4
 
 
 class Order:
-    """In which order one rank takes its rows in each epoch. `positions` are rows of the part."""
+    """In which order one rank takes its rows in each epoch.
 
-    def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool):
+    `positions` are rows of the part, or with `in_memory` places among those that the rank holds.
+    """
+
+    def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool, in_memory: bool = False):
         self.deal, self.rank, self.shuffle, self.seed, self.redeal = deal, rank, shuffle, seed, redeal
+        self.in_memory = in_memory
 
     def batches(self, batch_size: int, epoch: int) -> Iterator[tuple[int, int]]:
         """(first, last) of the rows of each global batch, in the order in which they come."""
@@ -45,9 +49,12 @@ class Order:
         if self.shuffle:
             starts = self.random(epoch).permutation(starts)
         for start in starts.tolist():
-            yield self._positions(start, min(start + length, held))
+            yield self.positions(start, min(start + length, held))
 
-    def _positions(self, start: int, stop: int) -> Any:
+    def positions(self, start: int, stop: int) -> Any:
+        """The rows `start` to `stop` of those that the rank holds."""
+        if self.in_memory:
+            return range(start, stop)
         if self.deal.distribution == "block":
             first = sharding.rows_of(self.deal.count, self.rank, self.deal.size)[0]
             return range(first + start, first + stop)
@@ -69,7 +76,20 @@ class Order:
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
-def _stacks(source: Source, part: str, order: Order, length: int, epoch: int) -> Iterator[list[np.ndarray]]:
+class Memory:
+    """The rows that a rank holds of one part, [data, labels] or [data], in place of a Source."""
+
+    def __init__(self, fields: list[np.ndarray]):
+        self._fields = fields
+        self.labelled = len(fields) > 1
+        self.row_bytes = max(1, sum(field[:1].nbytes for field in fields))
+
+    def read_both(self, part: str, positions: range) -> tuple[np.ndarray, np.ndarray | None]:
+        data, *labels = (field[positions.start : positions.stop] for field in self._fields)
+        return data, labels[0] if labels else None
+
+
+def _stacks(source: Source | Memory, part: str, order: Order, length: int, epoch: int) -> Iterator[list[np.ndarray]]:
     """[data, labels] of this rank's rows, some at a time."""
     pieces = order.pieces(length, epoch)
     random = order.random(epoch)
@@ -82,7 +102,7 @@ def _stacks(source: Source, part: str, order: Order, length: int, epoch: int) ->
         yield fields
 
 
-def _read(source: Source, part: str, positions: Any) -> list[np.ndarray]:
+def _read(source: Source | Memory, part: str, positions: Any) -> list[np.ndarray]:
     data, labels = source.read_both(part, positions)
     return [np.asarray(data)] if labels is None else [np.asarray(data), np.asarray(labels)]
 
@@ -106,7 +126,7 @@ class _Feed:
 
 
 def batches(
-    source: Source, part: str, order: Order, batch_size: int, row_bytes: int, epoch: int
+    source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, epoch: int
 ) -> Iterator[tuple[list[np.ndarray], int, int]]:
     """([data, labels], own rows, rows of all ranks) of each step of an epoch.
 
@@ -122,12 +142,12 @@ def batches(
             nothing = _read(source, part, range(1)) if nothing is None else nothing
             yield nothing, 0, last - first
         elif order.by_batch:
-            yield _read(source, part, deal.positions(order.rank, begin, end)), end - begin, last - first
+            yield _read(source, part, order.positions(begin, end)), end - begin, last - first
         else:
             yield feed.take(end - begin), end - begin, last - first
 
 
-def stream(source: Source, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
+def stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """The dataset of (data, labels), and behind it, for `fit`, that of batches with their numbers."""
     import tensorflow as tf
 

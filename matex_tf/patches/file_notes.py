@@ -41,6 +41,8 @@ def _note(path: Any, removed: bool = False) -> None:
         except (TypeError, ValueError):
             return  # the original says what is wrong
         key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        if files.is_system(key):
+            return
         is_there = os.path.lexists(key)
         if removed and is_there:
             files.news().removed(key)

@@ -3,8 +3,10 @@
 import csv
 import gzip
 import io
+import tempfile
 import tracemalloc
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ from matex_tf.readers.formats import Ranks
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def opened(path, size, **options):
+def opened(path, size, keep=False, **options):
     """The file as each of `size` ranks opens it together with the others."""
     hosts = [f"host{rank % 2}" for rank in range(size)]
     ranks = [Ranks(rank, size, hosts) for rank in range(size)]
     all_of_them = [Csv(path, **options) for _ in ranks]
+    for one in all_of_them:
+        one.keep = keep
     for turn in range(all_of_them[0].surveys):
         found = [one.survey(turn, rank) for one, rank in zip(all_of_them, ranks, strict=True)]
         for one, rank in zip(all_of_them, ranks, strict=True):
@@ -51,37 +55,53 @@ styles = st.fixed_dictionaries(
 
 
 @relaxed
-@given(tables, styles, st.integers(1, 6), st.integers(1, 64), st.booleans())
-def test_any_table_under_any_number_of_ranks(tmp_path, table, style, size, stride, packed):
+@given(
+    tables,
+    styles,
+    st.integers(1, 6),
+    st.integers(1, 64),
+    st.integers(1, 40),
+    st.booleans(),
+    st.lists(st.integers(0, 40)),
+)
+def test_any_table_under_any_number_of_ranks(tmp_path, table, style, size, stride, piece, packed, cuts):
     # A carriage return alone ends a line for some and not for others; within quotes it is a letter like others.
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator=style["newline"], quoting=csv.QUOTE_NONNUMERIC)
     rows = [(f"t{text}", number) for text, number in table]
-    if style["header"]:
-        writer.writerow(["text", "number"])
-    for row in rows:
-        writer.writerow(row)
-        if style["blank"]:
-            buffer.write(style["newline"])
-    text = style["bom"] + buffer.getvalue()
-    if not style["last"]:
-        text = text.rstrip("\r\n")
-    path = write(tmp_path / "a.csv", text, packed)
-    before, records.STRIDE = records.STRIDE, stride
-    try:
+    cuts = [0, *sorted({cut for cut in cuts if 0 < cut < len(rows)}), len(rows)]
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    for number, (first, last) in enumerate(zip(cuts, cuts[1:])):
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator=style["newline"], quoting=csv.QUOTE_NONNUMERIC)
+        if style["header"]:
+            writer.writerow(["text", "number"])
+        for row in rows[first:last]:
+            writer.writerow(row)
+            if style["blank"]:
+                buffer.write(style["newline"])
+        text = style["bom"] + buffer.getvalue()
+        write(folder / f"part-{number:02}.csv", text if style["last"] else text.rstrip("\r\n"), packed)
+    path = str(folder / "part-*.csv")
+    expected = sorted({text for text, _ in rows})
+    with mock.patch.multiple(records, STRIDE=stride, PIECE=piece):
         readers = opened(path, size, labels=0, header=style["header"])
         for reader in readers:
             assert reader.count("training") == len(rows)
             (values,) = reader.categories.values()
-            assert values == sorted({text for text, _ in rows})
+            assert values == expected
         middle = len(rows) // 2
         for start, stop in ((0, len(rows)), (0, middle), (middle, len(rows)), (middle, middle + 1)):
             found = readers[-1].read("training", "data", start, stop)
             assert found[:, 0].tolist() == [number for _, number in rows[start:stop]]
             codes = readers[0].read("training", "labels", start, stop)
             assert [values[code] for code in codes] == [text for text, _ in rows[start:stop]]
-    finally:
-        records.STRIDE = before
+        # What is parsed and kept in opening is the same, each record by one rank.
+        kept = opened(path, size, keep=True, labels=0, header=style["header"])
+        assert [reader.held.counts for reader in kept] == [kept[0].held.counts] * size
+        assert [sum(map(len, reader.held.rows["data"])) for reader in kept] == kept[0].held.counts
+        found = [array for reader in kept for array in reader.held.rows["data"]]
+        assert np.concatenate(found)[:, 0].tolist() == [number for _, number in rows]
+        codes = np.concatenate([array for reader in kept for array in reader.held.rows["labels"]])
+        assert [expected[code] for code in codes] == [text for text, _ in rows]
 
 
 @relaxed
@@ -134,6 +154,22 @@ def test_types_and_columns(tmp_path):
         DataSet("CSV", path, rank=0, size=1).training_labels  # noqa: B018
 
 
+def test_text_among_numbers_is_an_error_and_text_can_be_asked_for(tmp_path):
+    path = write(tmp_path / "a.csv", "code,y\n10,1\n20,2\nB3,3\n")
+    with pytest.raises(ReaderError, match=r"a.csv, line 4, column 'code': .*found 'B3'; most.*dtype=\{'code': str\}"):
+        DataSet("CSV", path, rank=0, size=1)
+    data = DataSet("CSV", path, labels="y", dtype={"code": str}, rank=0, size=1)
+    assert data.categories == {"code": ["10", "20", "B3"]}
+    assert data.training_data.tolist() == [[0], [1], [2]] and data.training_data.dtype == np.float64
+    path = write(tmp_path / "b.csv", "code,n\n1,1\n2,2\n3,x\n4,y\n")
+    assert DataSet("CSV", path, rank=0, size=1).categories == {"n": ["1", "2", "x", "y"]}
+    path = write(tmp_path / "c.csv", "".join(f"t{i},{i}\n" for i in range(300)))
+    with pytest.raises(ReaderError, match="at most 256 different texts in column '0'.*uint8; found 300"):
+        DataSet("CSV", path, header=False, labels=1, dtype="uint8", rank=0, size=1)
+    with pytest.raises(ValueError, match=r"missing=0.5 cannot stand in column 'n'"):
+        DataSet("CSV", write(tmp_path / "d.csv", "x,n\n1,2\n3,\n"), labels="n", missing=0.5, rank=0, size=1)
+
+
 def test_standard_scaling_is_by_column(tmp_path):
     table = numbers(tmp_path / "a.csv", 500)
     data = DataSet("CSV", tmp_path / "a.csv", normalize="standard", test_fraction=0.2, rank=0, size=1)
@@ -149,7 +185,7 @@ def test_missing_values(tmp_path):
         return DataSet("CSV", path, rank=0, size=1, **options)
 
     with pytest.raises(ReaderError, match=r"a.csv, line 3, column 'x': expected a number, found a missing value"):
-        share(labels="n", columns=["x"]).training_data  # noqa: B018
+        share(columns=["x"]).training_data  # noqa: B018
     with pytest.raises(ReaderError, match=r"line 4, column 'n': expected a number, found a missing value"):
         share(labels="n", columns=["x"]).training_labels  # noqa: B018
     with pytest.raises(ReaderError, match=r"line 3, column 'kind'"):
@@ -195,7 +231,7 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
     failing(write(tmp_path / "h.csv", ""), "found no line with anything in it")
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
-    failing(str(tmp_path / "*.csv"), "expected one CSV file, found")
+    failing(str(tmp_path / "[aj].csv"), "j.csv: expected the header of .*a.csv, name, age, height; found a, a")
     packed = gzip.compress(good.encode())
     (tmp_path / "k.csv.gz").write_bytes(packed[: len(packed) // 2])
     failing(tmp_path / "k.csv.gz", "truncated or damaged: expected gzip data", **options)
@@ -204,11 +240,10 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
 def test_labels_that_begin_as_integers(tmp_path):
     lines = ["x,y"] + ["1,2"] * 400_000 + ["1,2.5"]
     path = write(tmp_path / "a.csv", "\n".join(lines))
-    data = DataSet("CSV", path, labels="y", rank=0, size=1)
     with pytest.raises(
         ReaderError, match=r"line 400002, column 'y': .*found '2.5'; the first MiB.*dtype=\{'y': \"float64\"\}"
     ):
-        data.training_labels  # noqa: B018
+        DataSet("CSV", path, labels="y", rank=0, size=1).training_labels  # noqa: B018
     data = DataSet("CSV", path, labels="y", dtype={"y": "float64"}, rank=0, size=1)
     assert data.training_labels[-1] == 2.5
 
