@@ -14,7 +14,7 @@ _FAILED = 7
 _state = threading.local()
 
 
-class _FailedElsewhere(Exception):
+class FailedElsewhere(Exception):
     """Another rank has failed, so that what this one is reading is of no use."""
 
 
@@ -37,7 +37,7 @@ def on_all_ranks(
         result = action()
         description = describe(result) if describe else ""
         shared = share(result) if share else None
-    except _FailedElsewhere:
+    except FailedElsewhere:
         pass
     except Exception as raised:  # whatever it is, the other ranks wait for this one
         error, failed = raised, f"{type(raised).__name__}: {raised}"
@@ -65,7 +65,7 @@ def on_all_ranks(
 def stop_if_others_failed() -> None:
     """Called between the pieces of a long read: ends it where another rank has failed."""
     if getattr(_state, "watching", False) and world.communicator("readers").Iprobe(tag=_FAILED):
-        raise _FailedElsewhere
+        raise FailedElsewhere
 
 
 def _tell_the_others() -> list[Any]:

@@ -75,6 +75,8 @@ class DataSet:
             raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
         missing_values.check(missing)
         _check_arguments(normalize, window, horizon, reshuffle, distribution)
+        if self._alone and options.get("parallel"):
+            raise ValueError("DataSet: parallel=True needs the other ranks; it cannot go with rank= and size=")
         if reshuffle and self._alone and self.size > 1:
             raise ValueError('DataSet: reshuffle="epoch" needs the other ranks; it cannot go with rank= and size=')
         self._normalize = normalize
@@ -352,12 +354,15 @@ class DataSet:
                 self._held[part, field] = sharding.as_share(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
-                both = self._together(lambda: self._source.read_both(part, positions), doing)
+                both = self._read_together(lambda: self._source.read_both(part, positions), doing)
                 self._held.update({(part, name): sharding.as_share(rows) for name, rows in zip(FIELDS, both)})
             else:
-                rows = self._together(lambda: self._source.read(part, field, positions), doing)
+                rows = self._read_together(lambda: self._source.read(part, field, positions), doing)
                 self._held[part, field] = sharding.as_share(rows)
         return self._held[part, field]
+
+    def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
+        return self._together(lambda: self._source.format.together(action), doing)
 
     def _finish(self, part: str, field: str) -> np.ndarray:
         """Rows that came in opening, missing values seen to."""

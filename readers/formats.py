@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -87,7 +87,7 @@ class Format(ABC):
         """What the headers say, in a few words; where ranks read the same files they have the same text."""
         return ""
 
-    # Most formats need none of these three.
+    # Most formats need none of these four.
 
     def survey(self, turn: int, ranks: Ranks) -> Any:  # noqa: B027
         """What has to be known of the files beyond their headers, found in this rank's part of them alone.
@@ -100,6 +100,10 @@ class Format(ABC):
 
     def settled(self) -> None:  # noqa: B027
         """Every rank has settled."""
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """`action()`, which reads this rank's rows while every other rank reads its own."""
+        return action()
 
     def chunk_rows(self, part: str, field: str) -> int:
         """How many rows the files store together, so that reading one costs as much as reading all."""

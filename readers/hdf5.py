@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf import world
-from matex_tf.readers import library
 from matex_tf.readers.formats import ReaderError, register
 from matex_tf.readers.stack import Stack, Variable, numeric
 
@@ -54,9 +53,12 @@ class Hdf5(Stack):
                 f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
                 f"{head.hex(' ') or 'nothing'}"
             )
-        if self.parallel:
-            return h5py.File(path, "r", driver="mpio", comm=world.communicator("readers"))
         return h5py.File(path, "r")
+
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        import h5py
+
+        return h5py.File(path, "r", driver="mpio", comm=communicator)
 
     def variable(self, file: Any, path: Path, name: str) -> Variable | None:
         import h5py
@@ -102,7 +104,8 @@ class _Variable(Variable):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found a dataset without any")
         self.dtype = numeric(path, name, dataset.dtype)
-        self.name, self.shape, self._path, self._dataset = name, tuple(dataset.shape), path, dataset
+        self._owner, self._path, self._dataset = owner, path, dataset
+        self.name, self.shape = name, tuple(dataset.shape)
         self.axis = owner.axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
@@ -113,13 +116,23 @@ class _Variable(Variable):
         direct = self.axis == 0 and target.flags.c_contiguous and target.dtype == self._dataset.dtype
         for begin, end in self.slabs(start, stop, _SLAB_BYTES):
             piece = target[begin - start : end - start]
-            library.call(lambda: self._read(piece, begin, end, direct))  # noqa: B023  (called before the next piece)
+            if direct and piece.size:
+                self._owner.fetch(self._path, self, lambda variable: variable.get_into(piece, begin, end))  # noqa: B023
+            else:
+                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
 
-    def _read(self, piece: np.ndarray, begin: int, end: int, direct: bool) -> None:
-        if direct and piece.size:
-            self._dataset.read_direct(piece.view(np.ndarray), np.s_[begin:end])
-        else:
-            piece[...] = np.moveaxis(self._dataset[self.index(begin, end)], self.axis, 0)
+    def get(self, start: int, stop: int) -> np.ndarray:
+        # Not by indexing, for which h5py has a short way that is never collective.
+        found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
+        if found.size:
+            self._dataset.read_direct(found, self.index(start, stop))
+        return np.moveaxis(found, self.axis, 0)
+
+    def get_into(self, piece: np.ndarray, start: int, stop: int) -> None:
+        self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
+
+    def collectively(self) -> contextlib.AbstractContextManager:
+        return self._dataset.collective
 
 
 def _check_sources(path: Path, name: str, dataset: Any) -> None:

@@ -56,8 +56,9 @@ class _Worker(threading.Thread):
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
 
-def call(action: Callable[[], Result]) -> Result:
+def call(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
     """`action()`, which calls netCDF4 or h5py. Raises ReaderError if it does not come to an end."""
+    most = _MOST_SECONDS if most_seconds is None else most_seconds
     global _worker
     with _one_at_a_time:
         if _worker is None or not _worker.is_alive():  # a forked child has no threads of its parent's
@@ -71,11 +72,9 @@ def call(action: Callable[[], Result]) -> Result:
                 result, error = _worker.done.get(timeout=_LOOK_EVERY)
                 break
             except queue.Empty:
-                if _worker.processor_time() - begin > _MOST_SECONDS:
+                if _worker.processor_time() - begin > most:
                     _worker.stop()
-                    raise ReaderError(
-                        f"its library computed for {_MOST_SECONDS:.0f} s on one call and found no end"
-                    ) from None
+                    raise ReaderError(f"its library computed for {most:.0f} s on one call and found no end") from None
     if error is not None:
         raise error
     return result

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf import world
-from matex_tf.readers import library, netcdf_header
+from matex_tf.readers import netcdf_header
 from matex_tf.readers.formats import ReaderError, register
 from matex_tf.readers.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.missing import found
@@ -57,8 +58,6 @@ class NetCdf(Stack):
                 f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
                 f"{SIGNATURE.hex(' ')} (NetCDF-4); found {head.hex(' ') or 'nothing'}"
             )
-        if self.parallel:
-            return netCDF4.Dataset(path, parallel=True, comm=world.communicator("readers"))
         usual = netCDF4.get_chunk_cache()
         # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
         # that is opened now, because setting it for a variable fails for one with the name of a dimension.
@@ -67,6 +66,11 @@ class NetCdf(Stack):
             return netCDF4.Dataset(path)
         finally:
             netCDF4.set_chunk_cache(*usual)
+
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        import netCDF4
+
+        return netCDF4.Dataset(path, parallel=True, comm=communicator)
 
     def dtype(self, field: str) -> np.dtype:
         stored = super().dtype(field)
@@ -128,8 +132,7 @@ class _Variable(Variable):
     def fill(self, target: np.ndarray, start: int, stop: int) -> None:
         least, most = _SLAB_BYTES
         for begin, end in self.slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
-            where = self.index(begin, end)
-            slab = np.moveaxis(library.call(lambda: self._variable[where]), self.axis, 0)  # noqa: B023
+            slab = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
             if len(slab) != end - begin:
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
@@ -142,6 +145,14 @@ class _Variable(Variable):
             mask = np.ma.getmask(slab)
             if mask is not np.ma.nomask:
                 self._put_missing(piece, mask, begin)
+
+    def get(self, start: int, stop: int) -> np.ndarray:
+        return np.moveaxis(self._variable[self.index(start, stop)], self.axis, 0)
+
+    @contextlib.contextmanager
+    def collectively(self) -> Iterator[None]:
+        self._variable.set_collective(True)
+        yield
 
     def _unfill(self, piece: np.ndarray) -> None:
         with np.errstate(invalid="ignore"):

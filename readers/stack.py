@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import world
-from matex_tf.readers import agreement, files, library
+from matex_tf.readers import agreement, collective, files, library
 from matex_tf.readers.formats import Format, ReaderError
 from matex_tf.sharding import ShareArray
 
@@ -43,6 +43,14 @@ class Variable(ABC):
     def fill(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
 
+    @abstractmethod
+    def get(self, start: int, stop: int) -> np.ndarray:
+        """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
+
+    @abstractmethod
+    def collectively(self) -> contextlib.AbstractContextManager:
+        """Within it every rank that has the file open takes part in each call that reads."""
+
     def index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))
 
@@ -70,16 +78,15 @@ class Stack(Format):
         sample: str | int | None = None,
         parallel: bool = False,
     ):
-        self.parallel = parallel
         if parallel:
             self.require_parallel()
-            if not world.is_active():
-                raise ReaderError("parallel=True: expected several ranks under mpirun, found one")
+        self.parallel = parallel and world.is_active()
         self.files = files.find(path)
+        self._transfers: collective.Transfers | None = None
         self._sample = sample
-        self._names = {"data": _several(data), "labels": _several(labels)}
+        self.wanted = {"data": _several(data), "labels": _several(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
-        self.labelled = bool(self._names["labels"])
+        self.labelled = bool(self.wanted["labels"])
         self._open_file: tuple[Path | None, Any] = (None, None)
         self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -96,6 +103,10 @@ class Stack(Format):
     @abstractmethod
     def open(self, path: Path) -> Any:
         """The open file, with a `close`."""
+
+    @abstractmethod
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        """The file, opened by all ranks of an MPI communicator."""
 
     @abstractmethod
     def variable(self, file: Any, path: Path, name: str) -> Variable | None:
@@ -118,6 +129,21 @@ class Stack(Format):
         file, self._open_file = self._open_file[1], (None, None)
         if file is not None:
             library.call(file.close)
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        if not self.parallel:
+            return action()
+        self._transfers = collective.Transfers(self)
+        try:
+            return self._transfers.run(action)
+        finally:
+            self._transfers = None
+
+    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any]) -> Any:
+        """`action(variable)`, a call of the library that reads; with the other ranks where they read together."""
+        if self._transfers is not None:
+            return self._transfers.fetch(path, variable.name, action)
+        return library.call(lambda: action(variable))
 
     @contextlib.contextmanager
     def errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
@@ -142,7 +168,7 @@ class Stack(Format):
     def _look_into(self, path: Path) -> None:
         file = self._file(path)
         lengths = {}
-        for field, names in self._names.items():
+        for field, names in self.wanted.items():
             for name in names or ([] if field == "labels" else [None]):
                 variable = self._variable(file, path, name)
                 lengths[variable.name] = variable.length
@@ -170,7 +196,7 @@ class Stack(Format):
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
             raise ReaderError(
-                f"{path}: expected samples of {variable.name!r} like those of {self._names[field][0]!r} in "
+                f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
                 f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}"
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
@@ -204,12 +230,12 @@ class Stack(Format):
     def describe(self) -> str:
         parts = [
             f"{names or None}: {self._shapes.get(field)} {self._dtypes.get(field)}"
-            for field, names in self._names.items()
+            for field, names in self.wanted.items()
         ]
         return f"{', '.join(parts)}, samples {self._lengths}"
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        names = self._names[field]
+        names = self.wanted[field]
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShareArray((stop - start, *shape), self.dtype(field))
         for number, path in enumerate(self.files):
@@ -228,7 +254,7 @@ class Stack(Format):
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        names = self._names[field]
+        names = self.wanted[field]
         name = names[0] if self._single[field] else names[index[-1]]
         index = index if self._single[field] else index[:-1]
         return f"{self.files[number]}, {name!r}{[row - int(self._starts[number]), *index]}"

@@ -239,8 +239,6 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path):
     )
     failing(ReaderError, "wrong magic number", "NETCDF", __file__, data="x")
     failing(ReaderError, "wrong magic number", "HDF5", __file__, data="x")
-    failing(ReaderError, "parallel=True: expected a netCDF4 built with", "NETCDF", netcdf, data="t2m", parallel=True)
-    failing(ReaderError, "parallel=True: expected an h5py built with MPI", "HDF5", hdf5, data="y", parallel=True)
     failing(ReaderError, "expected at least one training row", "NETCDF", netcdf, data="t2m", window=23)
     failing(ValueError, "missing has to be", "NETCDF", netcdf, data="t2m", missing="drop")
 
