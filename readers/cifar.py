@@ -1,16 +1,19 @@
-"""The CIFAR-10 and CIFAR-100 formats: the folder of the binary version, or that of the Python version."""
+"""The CIFAR-10 and CIFAR-100 formats: the binary version or the Python version, unpacked or as downloaded."""
 
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf.readers import agreement, files, pickles
-from matex_tf.readers.formats import Format, ReaderError, register
+from matex_tf.readers import agreement, archives, files, pickles
+from matex_tf.readers.archives import Stored
+from matex_tf.readers.formats import Format, Ranks, ReaderError, register
 from matex_tf.sharding import ShareArray
 
 _PIXELS = 3 * 32 * 32
@@ -21,50 +24,89 @@ _FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "
 class _Cifar(Format):
     """Images of shape (rows, 32, 32, 3), uint8, red green blue; labels int64.
 
-    The folder is the one that the archive unpacks to, or the one in which that lies.
+    The path is the folder that the archive unpacks to, the one in which that lies, or the archive.
     """
 
     own_testing = True
     names: dict[str, list[str]]
     label_names: tuple[str, ...]
+    archives: tuple[str, ...]
 
     def _open(self, path: str | PathLike, label: int) -> None:
-        folder = Path(path)
-        if not folder.is_dir():
-            there = "a file" if folder.exists() else "nothing"
-            raise FileNotFoundError(
-                f"{folder}: expected the folder of the unpacked archive, found {there} there (from {os.getcwd()})"
-            )
-        inner = [folder / name for name in _FOLDERS if (folder / name).is_dir()]
-        for candidate in (folder, *inner):
-            found = self._find(candidate)
+        self._label, self._path = label, Path(path)
+        self._unpacked: list[Path] = []
+        self._batches: dict[str, list[Any]] = {}
+        archive = self._archive()
+        if archive is not None:
+            self.files, self.surveys = [archive], 1
+            return
+        inner = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
+        for folder in (self._path, *inner):
+            found = self._find({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
             if found:
                 break
         else:
-            usual = ", ".join(name for names in self.names.values() for name in names)
-            raise FileNotFoundError(
-                f"{folder}: expected {usual}, all of them with .bin (binary version) or all without (Python version); "
-                f"the folder holds {files.listing(os.listdir(folder))}"
-            )
-        self._batches: dict[str, list[Any]] = {
-            part: [self._batch(file, label) for file in paths] for part, paths in found.items()
-        }
-        self.files = [file for paths in found.values() for file in paths]
+            raise FileNotFoundError(f"{self._expected()}; the folder holds {files.listing(os.listdir(self._path))}")
+        self.files = [file.path for stored in found.values() for file in stored]
+        self._look_into(found)
+
+    def _archive(self) -> Path | None:
+        """The archive to read; None where there are the files of it."""
+        if self._path.is_dir():
+            if any((self._path / name).exists() for name in (*_FOLDERS, *self._usual())):
+                return None
+            return next((self._path / name for name in self.archives if (self._path / name).is_file()), None)
+        if self._path.is_file():
+            return self._path
+        raise FileNotFoundError(
+            f"{self._path}: expected {' or '.join(self.archives)}, or the folder of the unpacked archive, found "
+            f"nothing there (from {os.getcwd()})"
+        )
+
+    def _usual(self) -> list[str]:
+        return [name + ending for names in self.names.values() for name in names for ending in ("", ".bin")]
+
+    def _expected(self) -> str:
+        usual = ", ".join(name for names in self.names.values() for name in names)
+        return (
+            f"{self._path}: expected {usual}, all of them with .bin (binary version) or all without (Python version), "
+            f"or {' or '.join(self.archives)}"
+        )
+
+    def _find(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
+        for ending in (".bin", ""):
+            if all(name + ending in there for names in self.names.values() for name in names):
+                return {part: [there[name + ending] for name in names] for part, names in self.names.items()}
+        return None
+
+    def _look_into(self, found: Mapping[str, Sequence[Stored]]) -> None:
+        for part, stored in found.items():
+            kinds = [_BinaryBatch if file.name.endswith(".bin") else _PickledBatch for file in stored]
+            self._batches[part] = [kind(file, self.label_names, self._label) for kind, file in zip(kinds, stored)]
         self._starts = {
             part: np.concatenate([[0], np.cumsum([batch.rows for batch in batches])])
             for part, batches in self._batches.items()
         }
 
-    def _find(self, folder: Path) -> dict[str, list[Path]] | None:
-        for ending in (".bin", ""):
-            found = {part: [folder / (name + ending) for name in names] for part, names in self.names.items()}
-            if all(file.is_file() for paths in found.values() for file in paths):
-                return found
-        return None
+    # An archive is unpacked by one rank of each host, because none of it can be reached without all that comes before.
 
-    def _batch(self, file: Path, label: int) -> Any:
-        kind = _BinaryBatch if file.suffix == ".bin" else _PickledBatch
-        return kind(file, self.label_names, label)
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
+        if ranks.rank != ranks.leader:
+            return {}
+        found = archives.unpack(self.files[0], self._usual())
+        self._unpacked = list(found.values())
+        weakref.finalize(self, archives.remove, self._unpacked)
+        return found
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
+        archive, there = self.files[0], found[ranks.leader]
+        chosen = self._find({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
+        if chosen is None:
+            raise ReaderError(f"{self._expected()}; the archive {archive} holds of these {files.listing(there)}")
+        self._look_into(chosen)
+
+    def settled(self) -> None:
+        archives.remove(self._unpacked)  # every rank of this host has them open
 
     def count(self, part: str) -> int:
         return int(self._starts[part][-1])
@@ -86,6 +128,8 @@ class _Cifar(Format):
         return rows
 
     def describe(self) -> str:
+        if not self._batches:
+            return "an archive"
         return f"{self.count('training')} training and {self.count('testing')} testing images"
 
 
@@ -95,15 +139,15 @@ class Cifar10(_Cifar):
 
     names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
     label_names = ("labels",)
+    archives = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
     def __init__(self, path: str | PathLike):
         self._open(path, 0)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        return path.is_dir() and any(
-            (path / name).exists() for name in (*_FOLDERS[:2], "data_batch_1", "data_batch_1.bin")
-        )
+        names = (*_FOLDERS[:2], "data_batch_1", "data_batch_1.bin", *cls.archives)
+        return path.name in cls.archives or path.is_dir() and any((path / name).exists() for name in names)
 
 
 @register("CIFAR100")
@@ -112,6 +156,7 @@ class Cifar100(_Cifar):
 
     names = {"training": ["train"], "testing": ["test"]}
     label_names = ("coarse_labels", "fine_labels")
+    archives = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 
     def __init__(self, path: str | PathLike, labels: str = "fine"):
         if labels not in ("fine", "coarse"):
@@ -120,30 +165,26 @@ class Cifar100(_Cifar):
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        own = any((path / name).exists() for name in _FOLDERS[2:])
-        return path.is_dir() and (own or all((path / name).exists() for name in ("train.bin", "test.bin")))
+        own = any((path / name).exists() for name in (*_FOLDERS[2:], *cls.archives))
+        both = all((path / name).exists() for name in ("train.bin", "test.bin"))
+        return path.name in cls.archives or path.is_dir() and (own or both)
 
 
 class _BinaryBatch:
     """A file of records: each label is a byte, then the 3072 of the image."""
 
-    def __init__(self, path: Path, label_names: tuple[str, ...], label: int):
-        self._path, self._label, self._labels = path, label, len(label_names)
+    def __init__(self, file: Stored, label_names: tuple[str, ...], label: int):
+        self._file, self._label, self._labels = file, label, len(label_names)
         self._record = self._labels + _PIXELS
-        size = path.stat().st_size
-        if size == 0 or size % self._record:
+        if file.size == 0 or file.size % self._record:
             raise ReaderError(
-                f"{path}: truncated: expected a number of records of {self._record} bytes, found {size}, which is "
-                f"{size // self._record} records and {size % self._record} bytes"
+                f"{file}: truncated: expected a number of records of {self._record} bytes, found {file.size}, which is "
+                f"{file.size // self._record} records and {file.size % self._record} bytes"
             )
-        self.rows = size // self._record
+        self.rows = file.size // self._record
 
     def _records(self, start: int, stop: int) -> np.ndarray:
-        with open(self._path, "rb") as file:
-            file.seek(start * self._record)
-            data = file.read((stop - start) * self._record)
-        if len(data) < (stop - start) * self._record:
-            raise ReaderError(f"{self._path}: truncated: expected {self.rows} records, found its end before {stop}")
+        data = self._file.read(start * self._record, (stop - start) * self._record)
         return np.frombuffer(data, np.uint8).reshape(-1, self._record)
 
     def images(self, start: int, stop: int) -> np.ndarray:
@@ -156,9 +197,10 @@ class _BinaryBatch:
 class _PickledBatch:
     """A pickle of {"data": array (rows, 3072), "labels": list}."""
 
-    def __init__(self, path: Path, label_names: tuple[str, ...], label: int):
-        self._path = path
-        content = pickles.load(path)
+    def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
+        self._file = path
+        with path.open() as file:
+            content = pickles.load(file, str(path))
         if not isinstance(content, dict):
             raise ReaderError(f"{path}: expected a pickled dict, found a {type(content).__name__}")
         values = {
@@ -189,11 +231,7 @@ class _PickledBatch:
     def images(self, start: int, stop: int) -> np.ndarray:
         if not isinstance(self._content, pickles.Lying):
             return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
-        with open(self._path, "rb") as file:
-            file.seek(self._content.offset + start * _PIXELS)
-            data = file.read((stop - start) * _PIXELS)
-        if len(data) < (stop - start) * _PIXELS:
-            raise ReaderError(f"{self._path}: truncated: expected {self.rows} images, found its end before {stop}")
+        data = self._file.read(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
         return np.frombuffer(data, np.uint8)
 
     def labels(self, start: int, stop: int) -> np.ndarray:

@@ -62,7 +62,7 @@ _MARK = object()
 
 
 class _Reader:
-    def __init__(self, path: Path, file: BinaryIO, size: int):
+    def __init__(self, path: Path | str, file: BinaryIO, size: int):
         self.path, self.file, self.size = path, file, size
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -302,13 +302,12 @@ _STEPS: dict[bytes, Any] = {
 }
 
 
-def load(path: Path) -> Any:
-    """The value in the file, with `Array` for arrays and `Lying` for long bytes; raises ReaderError."""
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        reader = _Reader(path, file, size)
-        value = reader.run()
-        if file.tell() != size:
-            raise reader.wrong("the end of the file", f"{size - file.tell()} bytes more")
-        return value
+def load(file: BinaryIO, named: Path | str) -> Any:
+    """The value in the file, with `Array` for arrays and `Lying` for long bytes; raises ReaderError, naming `named`."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    reader = _Reader(named, file, size)
+    value = reader.run()
+    if file.tell() != size:
+        raise reader.wrong("the end of the file", f"{size - file.tell()} bytes more")
+    return value

@@ -15,6 +15,7 @@ import os
 import pickle
 import struct
 import sys
+import tarfile
 from pathlib import Path
 
 import h5py
@@ -97,6 +98,14 @@ def cifar(protocol):
     return "CIFAR100", {}, make, None
 
 
+def archive(path):
+    folder = path.with_name(f"{path.name}-unpacked")
+    cifar(2)[2](folder)
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, "cifar-100-python")
+    return path
+
+
 FORMATS = {
     **{kind: netcdf(kind) for kind in ("NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4")},
     "HDF5": hdf5(),
@@ -108,6 +117,7 @@ FORMATS = {
     "CIFAR": cifar(None),
     "CIFAR-PICKLE-2": cifar(2),
     "CIFAR-PICKLE-4": cifar(4),
+    "CIFAR-ARCHIVE": ("CIFAR100", {}, archive, None),
 }
 
 

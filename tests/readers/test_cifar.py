@@ -3,6 +3,7 @@
 import os
 import pickle
 import struct
+import tarfile
 
 import numpy as np
 import pytest
@@ -93,6 +94,63 @@ def test_binary_versions_and_the_folder_above(tmp_path):
     assert DataSet(folder, rank=0, size=1).global_size == 20
 
 
+def archived(folder, inside, path):
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, inside)
+    return path
+
+
+def test_archives_as_downloaded(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    folder = pickled(tmp_path / "py", TEN, {"labels": COARSE})
+    (folder / "readme.html").write_text("a page")
+    path = archived(folder, "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz")
+    check("CIFAR10", path, COARSE)
+    assert DataSet(path, rank=1, size=2).global_size == 20
+    folder = binary(tmp_path / "bin", HUNDRED, [COARSE, FINE])
+    (tmp_path / "downloads").mkdir()
+    archived(folder, "cifar-100-binary", tmp_path / "downloads" / "cifar-100-binary.tar.gz")
+    check("CIFAR100", tmp_path / "downloads", FINE)
+    check("CIFAR100", tmp_path / "downloads", COARSE, labels="coarse")
+    assert DataSet(tmp_path / "downloads", rank=0, size=1).global_size == 20
+    with tarfile.open(tmp_path / "plain.tar", "w") as tar:
+        tar.add(folder, "x")
+    check("CIFAR100", tmp_path / "plain.tar", FINE)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_wrong_archives(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    path = archived(binary(tmp_path / "bin", HUNDRED, [COARSE, FINE]), "cifar-100-binary", tmp_path / "a.tar.gz")
+    good = path.read_bytes()
+    for length in (*range(0, 600, 7), *range(600, len(good), 1999), len(good) - 1):
+        path.write_bytes(good[:length])
+        failing(path, "a.tar.gz", ReaderError, "CIFAR100")
+    path.write_bytes(good[: len(good) // 2] + bytes(9) + good[len(good) // 2 + 9 :])
+    failing(path, "a.tar.gz: truncated or damaged", ReaderError, "CIFAR100")
+    failing(
+        tmp_path / "none.tar.gz", "expected cifar-100-binary.tar.gz or .*found nothing", FileNotFoundError, "CIFAR100"
+    )
+    path.write_bytes(good)
+    failing(path, "expected data_batch_1, .* the archive .*a.tar.gz holds of these nothing")
+    # Names that lead elsewhere, links and devices are passed over.
+    with tarfile.open(path, "w:gz") as tar:
+        for name, kind in (
+            ("../train.bin", tarfile.SYMTYPE),
+            ("/test.bin", tarfile.FIFOTYPE),
+            ("x/train", tarfile.LNKTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            tar.addfile(member)
+    failing(path, "a.tar.gz holds of these nothing", ReaderError, "CIFAR100")
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not (tmp_path.parent / "train.bin").is_symlink()
+
+
 class Hostile:
     def __reduce__(self):
         return os.mkdir, ("ran",)
@@ -103,7 +161,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [1]}, protocol))
     with pytest.raises(ReaderError, match="found"):
-        pickles.load(tmp_path / "bad")
+        pickles.load((tmp_path / "bad").open("rb"), "bad")
     assert not (tmp_path / "ran").exists()
 
 

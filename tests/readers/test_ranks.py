@@ -1,7 +1,9 @@
 """DataSet under mpirun: each rank reads its share, and what fails on one rank is raised on all."""
 
+import io
 import random
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,13 @@ SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
 
 # Each rank opens the folder of its own number where there is one. `agreed` shows every rank's outcome on rank 0.
 SCRIPT = """
-import os, sys
+import os, sys, tempfile
 import numpy as np
 import matex_tf
 from matex_tf import sharding, world
 from matex_tf.readers import DataSet
 
-common, folders = sys.argv[1], sys.argv[2:]
+common, archive, folders = sys.argv[1], sys.argv[2], sys.argv[3:]
 rank, size = matex_tf.rank(), matex_tf.size()
 
 def outcome(folder):
@@ -37,6 +39,13 @@ assert np.array_equal(data.testing_labels, whole["y_test"][slice(*sharding.rows_
 labels = [data.next_train_batch(1501)[1] for _ in range(3)]
 assert np.array_equal(np.concatenate(labels), data.training_labels)
 assert sum(world.control.allgather(len(labels[0]), "rows")) == 1501
+
+# An archive is unpacked by one rank of the host; none of it stays.
+data, alone = DataSet(archive), DataSet(archive, rank=rank, size=size)
+for name in ("training_data", "training_labels", "testing_data", "testing_labels"):
+    assert np.array_equal(getattr(data, name), getattr(alone, name)), name
+assert sum(world.control.allgather(len(data._source.format._unpacked), "files")) == 6
+assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("matex_tf-") and "-" not in name[9:]]
 
 for folder in folders:
     mine = f"{folder}-{rank}"
@@ -73,9 +82,20 @@ def folders(tmp_path):
     return made
 
 
+@pytest.fixture
+def archive(tmp_path):
+    """The binary CIFAR-10 as downloaded, of 4 images a file."""
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            member.size = 4 * 3073
+            tar.addfile(member, io.BytesIO(random.Random(name).randbytes(member.size)))
+    return tmp_path / "cifar-10-binary.tar.gz"
+
+
 @pytest.mark.parametrize("size", (2, 3))
-def test_an_error_on_one_rank_is_raised_on_all(folders, size):
-    output = launch.run(size, SCRIPT, SAMPLE, *folders).check().stdout
+def test_an_error_on_one_rank_is_raised_on_all(folders, archive, size):
+    output = launch.run(size, SCRIPT, SAMPLE, archive, *folders).check().stdout
     assert "done" in output
     lines = output.splitlines()
     for name, rank_one, others in (
