@@ -4,10 +4,11 @@
     python benchmarks/readers.py --formats CSV --ranks 2 --megabytes 100 --turns 3
     matex run -n 2 benchmarks/readers.py --exchange 100      # the cost of reshuffle="epoch"
 
-Makes the files first (400 MB each). Each measurement is one process for each rank, all at once; the reader and the
-plain library (netCDF4, h5py, pyarrow, np.fromfile) take turns, so that both see the same machine. The figures are
-medians of the slowest rank's times, from opening to arrays in memory; only the ratio of one line compares. pyarrow
-knows no shares: beside N ranks stands the time of one process for the whole file, over N. Warm: the files are in the
+Makes the files first (400 MB each). Each measurement is one process for each rank, all at once, of CSV under mpirun,
+because its ranks exchange rows; the reader and the plain library (netCDF4, h5py, pyarrow, np.fromfile) take turns, so
+that both see the same machine. The figures are medians of the slowest rank's times, from opening to arrays in memory;
+only the ratio of one line compares. pyarrow knows no shares: beside N ranks stands the time of one process for the
+whole file, over N. Warm: the files are in the
 page cache. Cold: each process first asks the kernel to drop the file from it. cpu/cpu: processor time of all ranks,
 reader over plain, which other work on the machine does not change. read/share: bytes asked of the kernel
 over the bytes of the rank's share (of the text, for CSV); disk/share: those that came from the disk; peak/share: the
@@ -15,11 +16,9 @@ most memory taken over the bytes of the arrays.
 """
 
 import argparse
-import base64
 import importlib
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -143,6 +142,37 @@ def drop(path):
 
 def worker(which, name, path, rank, size, cold):
     """One rank of one measurement; prints what it took."""
+    warm_up(name)
+    if cold:
+        drop(path)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(taken(lambda: read(which, name, path, rank, size))))
+
+
+def together(name, path, cold):
+    """The same under mpirun, where ranks meet; rank 0 prints what each took."""
+    from matex_tf import world
+
+    warm_up(name)
+    if cold:
+        drop(path)
+    world.control.barrier("the measurement")
+    mine = taken(lambda: read("reader", name, path))
+    for line in world.control.allgather(json.dumps(mine), "what it took"):
+        if world.current().rank == 0:
+            print(line, flush=True)
+
+
+def read(which, name, path, rank=None, size=None):
+    from matex_tf.readers import DataSet
+
+    if which == "plain":
+        return PLAIN[name](path, rank, size)
+    return DataSet(name, path, rank=rank, size=size, missing="nan", **OPTIONS[name]).training_data
+
+
+def warm_up(name):
     from matex_tf.readers import DataSet
 
     # What is imported and loaded at first use is not to be measured.
@@ -155,43 +185,41 @@ def worker(which, name, path, rank, size, cold):
             DataSet(name, small.name, rank=0, size=1).training_data.sum()
             plain_csv(small.name, 0, 1)
 
-    if cold:
-        drop(path)
-    print("ready", flush=True)
-    sys.stdin.readline()
+
+def taken(action):
+    """The time, memory and bytes of `action()`, which gives this rank's rows."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak of memory begins anew
     memory, before, begin, computed = status("VmRSS"), io(), time.perf_counter(), time.process_time()
-    if which == "plain":
-        rows = PLAIN[name](path, rank, size)
-    elif name == "CSV":
-        rows = shared_csv(path, rank, size)
-    else:
-        rows = DataSet(name, path, rank=rank, size=size, missing="nan", **OPTIONS[name]).training_data
+    rows = action()
     seconds, after = time.perf_counter() - begin, io()
-    taken = {
+    found = {
         "seconds": seconds,
         "cpu": time.process_time() - computed,
         "share": rows.nbytes,
         "peak": status("VmHWM") - memory,
     }
-    print(json.dumps(taken | {key: after[key] - before[key] for key in after}))
-
-
-def shared_csv(path, rank, size):
-    """What `DataSet` does under mpirun: each rank looks for the ends of records in its part, and all hear of it."""
-    from matex_tf.readers.csv import Csv
-    from matex_tf.readers.formats import Ranks
-
-    ranks = Ranks(rank, size, [""] * size)
-    reader = Csv(path)
-    print(base64.b64encode(pickle.dumps(reader.survey(0, ranks))).decode(), flush=True)
-    reader.settle(0, ranks, [pickle.loads(base64.b64decode(text)) for text in json.loads(sys.stdin.readline())])
-    return reader.read("training", "data", *rows_of(reader.count("training"), rank, size))
+    return found | {key: after[key] - before[key] for key in after}
 
 
 def measure(which, name, path, size, cold):
     """What each of `size` processes took, all reading at once."""
+    if (which, name) == ("reader", "CSV") and size > 1:
+        command = [
+            sys.executable,
+            "-m",
+            "matex_tf.cli",
+            "run",
+            "-n",
+            size,
+            __file__,
+            "--together",
+            name,
+            path,
+            int(cold),
+        ]
+        output = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True).stdout
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     command = [sys.executable, __file__, "--worker", which, name, str(path)]
     ranks = [
         subprocess.Popen(
@@ -201,29 +229,27 @@ def measure(which, name, path, size, cold):
     ]
     for process in ranks:
         process.stdout.readline()
-
-    def tell(text):
-        for process in ranks:
-            process.stdin.write(text + "\n")
-            process.stdin.flush()
-
-    tell("go")
-    if (which, name) == ("reader", "CSV"):
-        tell(json.dumps([process.stdout.readline() for process in ranks]))
+    for process in ranks:
+        process.stdin.write("go\n")
+        process.stdin.flush()
     return [json.loads(process.communicate()[0]) for process in ranks]
 
 
-def stream(path, limit):
-    """Streams the file under a limit of memory, in bytes, beyond what TensorFlow takes; prints the peak."""
+def stream(name, path, limit):
+    """Streams the file, with a limit of memory in bytes, beyond what TensorFlow takes; prints the peak."""
     import tensorflow as tf
 
     from matex_tf.readers import DataSet
 
+    warm_up(name)
     for _ in tf.data.Dataset.range(4).batch(2).prefetch(2):
         pass
-    data = DataSet("NETCDF", path, data="x")
-    batches = data.as_dataset(16, shuffle=True, seed=1)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
     memory = status("VmRSS")
+    # Rows of text would be kept where so much memory is free.
+    options = {"memory": limit} if name == "CSV" else OPTIONS[name]
+    batches = DataSet(name, path, **options).as_dataset(16 if name == "NETCDF" else 4096, shuffle=True, seed=1)
     rows = sum(len(batch) for batch in batches)
     print(json.dumps({"rows": rows, "peak": status("VmHWM") - memory, "limit": limit}))
 
@@ -286,21 +312,24 @@ def main():
                     f"{statistics.median(cpu):8.2f} {read:11.2f} {disk:11.2f} {peak:11.2f}",
                     flush=True,
                 )
-    command = [sys.executable, __file__, "--stream", str(paths["NETCDF"]), str(options.megabytes * 2**20 // 4)]
-    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    print(
-        f"as_dataset of {options.megabytes} MB: {found['rows']} rows, peak {found['peak'] / 2**20:.0f} MB, a quarter "
-        f"of the file is {found['limit'] / 2**20:.0f} MB"
-    )
+    for name in {"NETCDF", "CSV"} & set(options.formats):
+        command = [sys.executable, __file__, "--stream", name, str(paths[name]), str(options.megabytes * 2**20 // 4)]
+        found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        print(
+            f"as_dataset of {options.megabytes} MB of {name}: {found['rows']} rows, peak {found['peak'] / 2**20:.0f} MB, "
+            f"a quarter of the file is {found['limit'] / 2**20:.0f} MB"
+        )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         which, name, path, rank, size, cold = sys.argv[2:]
         worker(which, name, path, int(rank), int(size), cold == "1")
+    elif sys.argv[1:2] == ["--together"]:
+        together(sys.argv[2], sys.argv[3], sys.argv[4] == "1")
     elif sys.argv[1:2] == ["--exchange"]:
         exchange(int(sys.argv[2]))
     elif sys.argv[1:2] == ["--stream"]:
-        stream(sys.argv[2], int(sys.argv[3]))
+        stream(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     else:
         main()

@@ -41,6 +41,16 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
 
 
 @settings(max_examples=300, deadline=None)
+@given(st.integers(1, 2000), st.integers(1, 16), st.integers(1, 70))
+def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_size):
+    # So it is the batch size alone that a training run has to know of rows that were dealt in batches.
+    deal = Deal(count, size, "batch", batch_size)
+    held = deal.counts()
+    for first in (*range(0, count, batch_size), count):
+        assert sharding.share_rows_taken(held, first) == deal.taken(first)
+
+
+@settings(max_examples=300, deadline=None)
 @given(counts, fractions, st.sampled_from([0.0, 0.1, 0.3, 0.49]), st.sampled_from(["last", "spread"]))
 def test_splits_share_out_all_rows(total, validation, testing, how):
     split = Split(total, validation, testing, how)
