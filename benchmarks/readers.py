@@ -8,7 +8,7 @@ Makes the files first (400 MB each). Each measurement is one process for each ra
 because its ranks exchange rows; the reader and the plain library (netCDF4, h5py, pyarrow, np.fromfile) take turns, so
 that both see the same machine. The figures are medians of the slowest rank's times, from opening to arrays in memory;
 only the ratio of one line compares. pyarrow knows no shares: beside N ranks stands the time of one process for the
-whole file, over N. Warm: the files are in the
+whole file, over N, with as many threads as one of the ranks has cores. Warm: the files are in the
 page cache. Cold: each process first asks the kernel to drop the file from it. cpu/cpu: processor time of all ranks,
 reader over plain, which other work on the machine does not change. read/share: bytes asked of the kernel
 over the bytes of the rank's share (of the text, for CSV); disk/share: those that came from the disk; peak/share: the
@@ -98,9 +98,11 @@ def plain_hdf5(path, rank, size):
 
 
 def plain_csv(path, rank, size):
-    """The whole file, into an array, as the reader does."""
+    """The whole file, into an array, as the reader does, on the cores that one of so many ranks has."""
+    import pyarrow
     from pyarrow import csv
 
+    pyarrow.set_cpu_count(max(1, len(os.sched_getaffinity(0)) // size))
     table = csv.read_csv(path)
     rows = np.empty((len(table), table.num_columns))
     for number, column in enumerate(table.columns):
@@ -202,8 +204,8 @@ def taken(action):
     return found | {key: after[key] - before[key] for key in after}
 
 
-def measure(which, name, path, size, cold):
-    """What each of `size` processes took, all reading at once."""
+def measure(which, name, path, size, cold, processes=None):
+    """What each of `size` processes took, all reading at once; or the first few of them."""
     if (which, name) == ("reader", "CSV") and size > 1:
         command = [
             sys.executable,
@@ -225,7 +227,7 @@ def measure(which, name, path, size, cold):
         subprocess.Popen(
             [*command, str(rank), str(size), str(int(cold))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for rank in range(size)
+        for rank in range(processes or size)
     ]
     for process in ranks:
         process.stdout.readline()
@@ -297,7 +299,7 @@ def main():
                 for _ in range(options.turns):
                     found = measure("reader", name, paths[name], size, cold)
                     seconds["reader"].append(max(rank["seconds"] for rank in found))
-                    plain = measure("plain", name, paths[name], 1 if one_for_all else size, cold)
+                    plain = measure("plain", name, paths[name], size, cold, 1 if one_for_all else size)
                     cpu.append(sum(rank["cpu"] for rank in found) / sum(rank["cpu"] for rank in plain))
                     slowest = max(rank["seconds"] for rank in plain)
                     seconds["plain"].append(slowest / size if one_for_all else slowest)

@@ -60,7 +60,7 @@ class _Cifar(Format):
             return self._path
         raise FileNotFoundError(
             f"{self._path}: expected {' or '.join(self.archives)}, or the folder of the unpacked archive, found "
-            f"nothing there (from {os.getcwd()})"
+            f"nothing there (from {os.getcwd()}){files.near(self._path)}"
         )
 
     def _usual(self) -> list[str]:

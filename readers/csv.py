@@ -71,8 +71,7 @@ class Csv(Format):
             self._pieces.append(Piece(file, file, start))
         self._table.choose(labels, columns)
         self.labelled = "labels" in self._table.columns
-        line = 1 + head[: self._pieces[0].start].count(b"\n")
-        self._table.learn_types(self._whole_records(head), line, dtype)
+        self._learn_types(head, dtype)
         self._packed = [number for number, file in enumerate(self.files) if csv_text.is_packed(file)]
         self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
         self.surveys = len(self._turns)
@@ -118,12 +117,19 @@ class Csv(Format):
                 f"{file}: expected {what} of {self.files[0]}, {_listed(expected)}; found {_listed(names)}"
             )
 
-    def _whole_records(self, head: bytes) -> bytes:
-        start, end = self._pieces[0].start, len(head)
-        if end == _HEAD_BYTES:  # the last record of the head may be cut
-            part = records.search(lambda a, b: head[a:b], start, end, self._quote)
-            end = part.outside.last or end
-        return head[start:end]
+    def _learn_types(self, head: bytes, dtype: Any) -> None:
+        """What the columns hold, by the head of the first file with records."""
+        sample, line, file = b"", 1, self.files[0]
+        for piece in self._pieces:
+            head = head if piece.named == self.files[0] else csv_text.head(piece.named, _HEAD_BYTES)
+            file, line, end = piece.named, 1 + head[: piece.start].count(b"\n"), len(head)
+            if end == _HEAD_BYTES:  # the last record of the head may be cut
+                part = records.search(lambda a, b: head[a:b], piece.start, end, self._quote)  # noqa: B023
+                end = part.outside.last or end
+            sample = head[piece.start : end]
+            if sample.strip():
+                break
+        self._table.learn_types(sample, file, line, dtype)
 
     def describe(self) -> str:
         return self._table.describe()

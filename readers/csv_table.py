@@ -64,8 +64,8 @@ class Table:
             f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
         )
 
-    def learn_types(self, sample: bytes, line: int, dtype: Any) -> None:
-        """What each column holds, by a `sample` of whole records from `line` on, and as what it is to be read."""
+    def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
+        """What each column holds, by a `sample` of whole records of `file`, from `line` on, and as what it is read."""
         import pyarrow as pa
 
         used = sorted({number for numbers in self.columns.values() for number in numbers})
@@ -75,12 +75,12 @@ class Table:
         common = None if dtype is None or isinstance(dtype, Mapping) else np.dtype(dtype)
         found: dict[int, Any] = dict.fromkeys(used, pa.null())
         if sample.strip():
-            place = f"{self.path}, line {line}"
+            place = f"{file}, line {line}"
             table = self._parse(sample, used, None, newlines=True, line=lambda: place)
             found = {number: table.schema.field(str(number)).type for number in used}
             for number in used:
                 if not (_is_number(found[number]) or number in by_column):
-                    self._check_text(number, table[str(number)], sample, line)
+                    self._check_text(number, table[str(number)], sample, file, line)
         self.texts = [
             number
             for number, kind in found.items()
@@ -104,7 +104,7 @@ class Table:
                     self._types[field, number] = pa.from_numpy_dtype(kind)
             self.dtypes[field] = np.result_type(*each)
 
-    def _check_text(self, number: int, column: Any, sample: bytes, line: int) -> None:
+    def _check_text(self, number: int, column: Any, sample: bytes, file: Path, line: int) -> None:
         """Raises ReaderError where a column that would be taken for text is one of numbers but for some values."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -114,7 +114,7 @@ class Table:
         numeric = pc.sum(pc.match_substring_regex(column, _NUMBER)).as_py() or 0
         if 2 * numeric > len(column) - column.null_count:
             error = csv_errors.explain(
-                self.path,
+                file,
                 sample,
                 self._delimiter,
                 self._quote,

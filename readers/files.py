@@ -33,10 +33,11 @@ def find(path: str | PathLike | Sequence, allow_folder: bool = False) -> list[Pa
             return found
     if here.is_dir():
         raise FileNotFoundError(f"{text}: expected a file, found a folder, which holds {listing(os.listdir(here))}")
-    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){_near(here)}")
+    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){near(here)}")
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
+    """ "; near names ..." where nothing lies at `path`: what does lie there, for a message."""
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"

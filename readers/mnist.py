@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from matex_tf.readers import files
 from matex_tf.readers.formats import Format, ReaderError, register
 from matex_tf.readers.idx import IdxFile
 
@@ -56,6 +57,7 @@ def _list_folder(folder: Path) -> list[str]:
         found = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
             f"{folder}: expected a folder with the MNIST files, found {found} there (from {os.getcwd()})"
+            f"{'' if folder.exists() else files.near(folder)}"
         )
     return sorted(os.listdir(folder))
 

@@ -176,7 +176,7 @@ def test_wrong_files(tmp_path):
     failing(folder, "test_batch.bin: truncated: expected a number of records of 3073 bytes, .*3 records and 3072 bytes")
     (folder / "test_batch.bin").unlink()
     failing(folder, "expected data_batch_1.*with .bin .*folder holds data_batch_1.bin", FileNotFoundError)
-    failing(folder / "none", "found nothing", FileNotFoundError)
+    failing(tmp_path / "bon", "found nothing there .*; near names in .* are bin", FileNotFoundError)
     folder = pickled(tmp_path / "py", TEN, {"labels": COARSE}, 4)
     good = (folder / "data_batch_3").read_bytes()
     for length in (*range(60), *range(60, len(good), 997)):

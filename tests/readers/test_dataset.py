@@ -135,6 +135,8 @@ def test_missing_files_say_what_was_looked_for(folder):
         assert word in str(caught.value)
     with pytest.raises(FileNotFoundError, match="expected a folder with the MNIST files, found nothing"):
         DataSet("MNIST", folder / "none", rank=0, size=1)
+    with pytest.raises(FileNotFoundError, match="found nothing there .*; near names in .* are train-labels"):
+        DataSet("MNIST", folder / "train-labels", rank=0, size=1)
     with pytest.raises(FileNotFoundError, match="found a file"):
         DataSet("MNIST", folder / "train-labels-idx1-ubyte.gz", rank=0, size=1)
 
