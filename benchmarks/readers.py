@@ -318,8 +318,8 @@ def main():
         command = [sys.executable, __file__, "--stream", name, str(paths[name]), str(options.megabytes * 2**20 // 4)]
         found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
         print(
-            f"as_dataset of {options.megabytes} MB of {name}: {found['rows']} rows, peak {found['peak'] / 2**20:.0f} MB, "
-            f"a quarter of the file is {found['limit'] / 2**20:.0f} MB"
+            f"as_dataset of {options.megabytes} MB of {name}: {found['rows']} rows, peak {found['peak'] / 2**20:.0f} "
+            f"MB; a quarter of the file is {found['limit'] / 2**20:.0f} MB"
         )
 
 
