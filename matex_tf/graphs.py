@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-REDUCTION = "MatexReduceGradients"
+REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
 
 
 def keep(value: Any) -> None:
@@ -20,7 +20,7 @@ def keep(value: Any) -> None:
 
 def reductions(operations: Iterable[Any]) -> list[Any]:
     """Those of `operations` that reduce gradients or call a function that does."""
-    return [op for op in operations if op.type == REDUCTION or _calls_reduction(op)]
+    return [op for op in operations if op.type in REDUCTIONS or _calls_reduction(op)]
 
 
 def reduces(graph: Any) -> bool:
@@ -67,6 +67,6 @@ def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
     if function is None:
         return False
     for node in function.cached_definition.node_def:
-        if node.op == REDUCTION or any(_function_reduces(graph, inner, seen) for inner in _functions_of(node)):
+        if node.op in REDUCTIONS or any(_function_reduces(graph, inner, seen) for inner in _functions_of(node)):
             return True
     return False

@@ -33,7 +33,7 @@ _BENT = {"Sqrt", "Rsqrt", "Square", "Pow", "Log", "Log1p", "Exp", "Abs", "Maximu
 _COUNTS = {"Shape", "Size", "ShapeN"}
 _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
 # What comes out of these is the same on all ranks.
-_GLOBAL = {"MatexAllreduce", "MatexAllgather", "MatexReduceGradients"}
+_GLOBAL = {"MatexAllreduce", "MatexAllgather", "MatexReduceGradients", "MatexHandOverGradient"}
 _STEPS = 2000
 
 

@@ -112,6 +112,23 @@ TABLE = (
         "Gradients smaller than this are copied together and reduced as one; larger ones are reduced in place.",
     ),
     Setting(
+        "overlap",
+        _choice("auto", "on", "off"),
+        "auto",
+        "auto, on, off",
+        "on: gradients are reduced by a thread of their own as they are computed, while the step goes on computing; "
+        "off: all at once when the step has them. auto: on where the ranks are on several hosts. Only inside "
+        "functions of TensorFlow that XLA does not compile.",
+    ),
+    Setting(
+        "algorithm",
+        _choice("auto", "mpi", "ring"),
+        "auto",
+        "auto, mpi, ring",
+        "How large sums over ranks are computed: mpi: by MPI's own allreduce; ring: by a ring, which moves the least "
+        "that is possible. auto: mpi on one host, else whichever is faster on the first of them.",
+    ),
+    Setting(
         "drift_steps",
         _count,
         1000,

@@ -129,7 +129,9 @@ def is_active() -> bool:
 
 
 def communicator(name: str) -> Any:
-    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "control" or "readers"."""
+    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control" or
+    "readers".
+    """
     return current().communicators[name]
 
 
@@ -188,7 +190,7 @@ def _join(MPI: Any, size: int) -> World:
         hosts=everyone.allgather(host),
     )
     node.Free()
-    for name in ("sequence", "gradients", "control", "readers"):
+    for name in ("sequence", "gradients", "overlapped", "control", "readers"):
         world.communicators[name] = everyone.Dup()
     _keep_children_out()
     atexit.register(_leave, world)

@@ -11,7 +11,9 @@ from typing import Any
 
 from matex_tf import world
 
+from . import overlap
 from .library import library
+from .order import order_handles
 
 OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
 """The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""
@@ -69,7 +71,7 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
     tensor = _tensor("broadcast", tensor)
     if not world.is_active():
         return _same(tensor)
-    return library().ops.matex_broadcast(x=tensor, order=_order(), root=root, place=name or "", turn=_turn())
+    return library().ops.matex_broadcast(x=tensor, order=order_handles(), root=root, place=name or "", turn=_turn())
 
 
 def allgather(tensor: Any, name: str | None = None) -> Any:
@@ -88,7 +90,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
     """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
-    gathered = library().ops.matex_allgather(x=tensor, order=_order(), place=name or "", turn=_turn())
+    gathered = library().ops.matex_allgather(x=tensor, order=order_handles(), place=name or "", turn=_turn())
     return gathered.y, gathered.rows
 
 
@@ -98,7 +100,7 @@ def barrier(name: str | None = None) -> Any:
         import tensorflow as tf
 
         return None if tf.executing_eagerly() else tf.no_op()
-    return library().ops.matex_barrier(order=_order(), place=name or "", turn=_turn())
+    return library().ops.matex_barrier(order=order_handles(), place=name or "", turn=_turn())
 
 
 def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "") -> list[Any]:
@@ -127,12 +129,19 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
         if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
     weight = tf.convert_to_tensor(weight, tf.float64)
+    if overlap.is_chosen(tensors):
+        return overlap.reduce_gradients(tensors, names, weight, place)
     if not world.is_active():
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    return reduce_inline(tensors, names, weight, place)
+
+
+def reduce_inline(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+    """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     return list(
         library().ops.matex_reduce_gradients(
-            gradients=tensors, weight=weight, order=_order(), names=list(names), place=place, turn=_turn()
+            gradients=tensors, weight=weight, order=order_handles(), names=list(names), place=place, turn=_turn()
         )
     )
 
@@ -155,7 +164,7 @@ def _wait_for_let_go_at_exit() -> None:
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:
-    return library().ops.matex_allreduce(x=tensor, order=_order(), reduction=op, place=name or "", turn=_turn())
+    return library().ops.matex_allreduce(x=tensor, order=order_handles(), reduction=op, place=name or "", turn=_turn())
 
 
 def _tensor(function: str, value: Any) -> Any:
@@ -181,22 +190,3 @@ def _turn() -> int:
     from tensorflow.python.framework import ops
 
     return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)
-
-
-_order_variable: Any = None
-
-
-def _order() -> list[Any]:
-    """What the ops of functions seem to write to, so that they run in the order in which they were made."""
-    global _order_variable
-    import tensorflow as tf
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import resource_variable_ops
-
-    if tf.executing_eagerly() or not ops.inside_function():
-        return []
-    if _order_variable is None:
-        # Not tf.Variable: a function that is being traced counts those that are made in it.
-        with tf.init_scope(), tf.device("CPU:0"):
-            _order_variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
-    return [_order_variable.handle]

@@ -21,6 +21,7 @@ def register() -> None:
     tf.RegisterGradient("MatexBroadcast")(_broadcast)
     tf.RegisterGradient("MatexAllgather")(_allgather)
     tf.RegisterGradient("MatexReduceGradients")(_reduce_gradients)
+    tf.RegisterGradient("MatexHandOverGradient")(_hand_over_gradient)
 
 
 def _name(op: Any) -> str:
@@ -71,3 +72,14 @@ def _reduce_gradients(op: Any, *gradients: Any) -> list[Any]:
     summed = collectives.reduce_gradients(gradients, names, 1.0, _name(op))
     weighed = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
     return [*weighed, *[None] * (len(op.inputs) - len(names))]
+
+
+def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
+    import tensorflow as tf
+
+    announced = op.inputs[1].op
+    name = announced.get_attr("names")[op.get_attr("entry")].decode()
+    weight = announced.inputs[0]
+    weight = weight if weight.shape.rank == 0 else weight[0]
+    (summed,) = collectives.reduce_inline([gradient], [name], tf.ones([], tf.float64), _name(announced))
+    return [tf.where(weight == 0, tf.zeros_like(summed), summed * tf.cast(weight, summed.dtype)), None]

@@ -9,7 +9,7 @@ from pathlib import Path
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
     "matex_mpi_version": (c_char_p, []),
-    "matex_start": (c_int, [c_int, c_int, c_int, c_int, c_char_p, c_int64, c_int64]),
+    "matex_start": (c_int, [c_int, c_int, c_int, c_int, c_int, c_char_p, c_int, c_int64, c_int64, c_int]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),

@@ -19,6 +19,8 @@ from . import build, interface
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
+ALGORITHMS = ("auto", "mpi", "ring")
+"""By the engine's numbers of them."""
 
 
 class MismatchError(world.RankError):
@@ -72,12 +74,19 @@ def _load(path: Path) -> Library:
 def _start(c: ctypes.CDLL) -> None:
     here = world.current()
     chosen = settings.current()
-    sequence = gradients = 0
+    communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
-        sequence, gradients = (world.communicator(name).py2f() for name in ("sequence", "gradients"))
+        communicators = [world.communicator(name).py2f() for name in ("sequence", "gradients", "overlapped")]
     failed = c.matex_start(
-        sequence, gradients, here.rank, here.size, here.host.encode(), chosen.chunk_bytes, chosen.fuse_bytes
+        *communicators,
+        here.rank,
+        here.size,
+        here.host.encode(),
+        len(set(here.hosts)) > 1,
+        chosen.chunk_bytes,
+        chosen.fuse_bytes,
+        ALGORITHMS.index(chosen.algorithm),
     )
     if failed:
         raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")

@@ -10,6 +10,7 @@ from matex_tf import settings
 
 from . import build
 from .collectives import OP_TYPES
+from .overlap import OP_TYPES as OVERLAPPED
 
 KERNELS = ("MatexAllreduce", "MatexBroadcast", "MatexBarrier", "MatexReduceGradients")
 """The ops that XLA has kernels for. The shape of what an allgather gives is known only once it has run."""
@@ -20,7 +21,7 @@ def obstacle(types: Iterable[str]) -> str:
 
     The first function with one of our ops has the kernels built, if they are not in the cache, and loaded.
     """
-    ours = sorted(set(types) & set(OP_TYPES))
+    ours = sorted(set(types) & {*OP_TYPES, *OVERLAPPED})
     missing = [name for name in ours if name not in KERNELS]
     if missing:
         return f"XLA has no kernel for {', '.join(missing)}"

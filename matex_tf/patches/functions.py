@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from matex_tf import graphs, loops, losses, pipeline, variables, world
+from matex_tf.ops import overlap
 from matex_tf.patches import replace
 
 
@@ -53,7 +55,8 @@ def _call(original: Any) -> Any:
         import tensorflow as tf
 
         sources = (tf.data.Dataset, tf.data.Iterator)
-        with pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
+        compiled = overlap.for_xla() if getattr(self, "_jit_compile", None) else contextlib.nullcontext()
+        with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
             try:
                 result = original(self, *args, **kwargs)
             except ValueError:

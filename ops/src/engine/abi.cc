@@ -38,9 +38,10 @@ extern "C" {
 
 MATEX_EXPORT const char* matex_last_error() { return matex::LastError().c_str(); }
 
-MATEX_EXPORT int matex_start(int sequence, int gradients, int rank, int size, const char* host, int64_t chunk_bytes,
-                             int64_t fuse_bytes) {
-  return matex::Result(matex::Start(sequence, gradients, rank, size, host, chunk_bytes, fuse_bytes));
+MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int rank, int size, const char* host,
+                             int several_hosts, int64_t chunk_bytes, int64_t fuse_bytes, int algorithm) {
+  return matex::Result(matex::Start({sequence, gradients, overlapped, rank, size, host, several_hosts != 0, chunk_bytes,
+                                     fuse_bytes, static_cast<matex::Algorithm>(algorithm)}));
 }
 
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
@@ -50,8 +51,8 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text};
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
-  const matex::Error error = matex::Meet(call);
-  return matex::Result(error ? error : matex::Finish(call, error));
+  const matex::Error error = matex::TheSequence().Meet(call);
+  return matex::Result(error ? error : matex::TheSequence().Finish(call, error));
 }
 
 MATEX_EXPORT int64_t matex_count(int kind) {

@@ -10,24 +10,26 @@ World& TheWorld() {
   return *world;
 }
 
-Error Start(int sequence, int gradients, int rank, int size, const std::string& host, int64_t chunk_bytes,
-            int64_t fuse_bytes) {
+Error Start(const Beginning& beginning) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
   if (world.sequence != MPI_COMM_NULL) return Error("the engine has been started already");
-  world.rank = rank;
-  world.size = size;
-  world.host = host;
+  world.rank = beginning.rank;
+  world.size = beginning.size;
+  world.host = beginning.host;
   // Counts of MPI are ints, and a double is the widest element.
-  world.chunk_bytes = std::clamp<int64_t>(chunk_bytes, 64, 1 << 30);
-  world.fuse_bytes = std::max<int64_t>(fuse_bytes, 0);
-  if (size == 1) return Error();
+  world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
+  world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
+  world.several_hosts = beginning.several_hosts;
+  world.algorithm = beginning.algorithm;
+  if (world.size == 1) return Error();
   int ready = 0;
   MPI_Initialized(&ready);
   if (!ready) return Error("MPI has not been initialised in this process");
-  world.sequence = MPI_Comm_f2c(sequence);
-  world.gradients = MPI_Comm_f2c(gradients);
-  for (MPI_Comm communicator : {world.sequence, world.gradients}) {
+  world.sequence = MPI_Comm_f2c(beginning.sequence);
+  world.gradients = MPI_Comm_f2c(beginning.gradients);
+  world.overlapped = MPI_Comm_f2c(beginning.overlapped);
+  for (MPI_Comm communicator : {world.sequence, world.gradients, world.overlapped}) {
     if (Error error = MpiError(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler",
                                "the start of the engine")) {
       return error;

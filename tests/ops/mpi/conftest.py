@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_tf.ops import build, compiler, interface
+from matex_tf.ops.library import ALGORITHMS
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 """By the engine's numbers of them."""
@@ -22,13 +23,16 @@ DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 class Engine:
     """The C interface on NumPy arrays. `reduce` and `meet` return the error's text, "" if there is none."""
 
-    def __init__(self, path: Path, chunk_bytes: int, fuse_bytes: int):
+    def __init__(self, path: Path, chunk_bytes: int, fuse_bytes: int, algorithm: str):
         self.c = interface.load(path)
-        self.communicators = [MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()]
+        self.communicators = [MPI.COMM_WORLD.Dup() for _ in range(3)]
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         handles = [communicator.py2f() for communicator in self.communicators]
         host = f"host{self.rank}".encode()
-        assert self.c.matex_start(*handles, self.rank, self.size, host, chunk_bytes, fuse_bytes) == 0, self.error()
+        failed = self.c.matex_start(
+            *handles, self.rank, self.size, host, False, chunk_bytes, fuse_bytes, ALGORITHMS.index(algorithm)
+        )
+        assert not failed, self.error()
 
     def error(self) -> str:
         return interface.last_error(self.c)
@@ -99,11 +103,11 @@ def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Eng
     """Makes engines; called alike on all ranks."""
     made: list[Engine] = []
 
-    def make(chunk_bytes: int = 1 << 20, fuse_bytes: int = 256 << 10) -> Engine:
+    def make(chunk_bytes: int = 1 << 20, fuse_bytes: int = 256 << 10, algorithm: str = "mpi") -> Engine:
         # The loader knows a library by its file: a copy has a sequence, and a poison, of its own.
         copy = tmp_path / f"engine{len(made)}.so"
         shutil.copy(engine_file, copy)
-        made.append(Engine(copy, chunk_bytes, fuse_bytes))
+        made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm))
         return made[-1]
 
     yield make

@@ -66,6 +66,18 @@ def test_weighted_sum(make_engine, dtypes, chunk_bytes, fuse_bytes, in_place):
     assert_same_everywhere(outputs)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+@pytest.mark.parametrize("count", [1 << 15, (1 << 19) + 5])
+def test_ring(make_engine, dtype, count):
+    """Sums by the ring: of parts that do not divide, of several parts a segment, and the same on all ranks."""
+    engine = make_engine(1 << 30, 0, "ring")
+    everyone = [np.random.default_rng(rank).integers(-8, 8, count).astype(dtype) for rank in range(SIZE)]
+    for _ in range(3):
+        (output,), error = engine.reduce([everyone[RANK]], ["x"], 1.0)
+        assert error == ""
+        np.testing.assert_array_equal(output.astype(np.float64), sum(one.astype(np.float64) for one in everyone))
+
+
 def test_weight_of_zero_selects_zeros(engine):
     """A rank without rows may hold NaN and infinity; the others' sum is untouched by them."""
     mine = np.full(1000, np.nan if RANK % 2 else np.inf, np.float32) if RANK else np.arange(1000, dtype=np.float32)

@@ -1,0 +1,72 @@
+"""The overlapped way: inside a function each gradient is an op of its own, which ends when the engine has its sum.
+
+One op announces the update; these run in the order in which they were made, on all ranks. The gradients follow in any
+order, each when it is computed, and the function goes on computing the others meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from matex_tf import settings, world
+
+from .library import library
+from .order import order_handles
+
+OP_TYPES = ("MatexAnnounceUpdate", "MatexHandOverGradient")
+"""The types of the ops of an overlapped update."""
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def for_xla() -> Iterator[None]:
+    """Within it, what is traced will be compiled by XLA, for which an update is one op."""
+    _state.for_xla = getattr(_state, "for_xla", 0) + 1
+    try:
+        yield
+    finally:
+        _state.for_xla -= 1
+
+
+def is_chosen(tensors: Sequence[Any]) -> bool:
+    """Whether an update of these gradients, where ops are being made now, is to be overlapped."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    if not tensors or not world.is_active() or tf.executing_eagerly() or not ops.inside_function():
+        return False
+    if getattr(_state, "for_xla", 0) or not all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return False
+    chosen = settings.current().overlap
+    return chosen == "on" or chosen == "auto" and len(set(world.current().hosts)) > 1
+
+
+def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+    """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
+    ours = library().ops
+    _let_gradients_run_in_any_order()
+    ticket = ours.matex_announce_update(
+        weight=weight,
+        order=order_handles("updates"),
+        T=[tensor.dtype for tensor in tensors],
+        names=list(names),
+        shapes=[tensor.shape for tensor in tensors],
+        place=place,
+    )
+    return [
+        ours.matex_hand_over_gradient(gradient=tensor, ticket=ticket, entry=index)
+        for index, tensor in enumerate(tensors)
+    ]
+
+
+def _let_gradients_run_in_any_order() -> None:
+    """All must run, since the other ranks wait for each; in what order is the engine's affair."""
+    from tensorflow.python.framework import auto_control_deps
+
+    known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
+    if OP_TYPES[1] not in known:
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {OP_TYPES[1]}

@@ -1,0 +1,119 @@
+// The overlapped way as ops: MatexAnnounceUpdate says, without any gradient, that an update comes; MatexHandOverGradient,
+// one for each gradient, gives it to the engine and is done when the engine has its sum over ranks.
+#include <algorithm>
+#include <memory>
+
+#include "engine/layout.h"
+#include "engine/overlapped.h"
+#include "engine/world.h"
+#include "kernel.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class AnnounceUpdateKernel : public OpKernel {
+ public:
+  explicit AnnounceUpdateKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    std::vector<std::string> names;
+    std::vector<TensorShape> shapes;
+    std::vector<DataType> types;
+    OP_REQUIRES_OK(construction, construction->GetAttr("names", &names));
+    OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &shapes));
+    OP_REQUIRES_OK(construction, construction->GetAttr("T", &types));
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+    OP_REQUIRES(construction, names.size() == shapes.size() && names.size() == types.size(),
+                errors::InvalidArgument("MatexAnnounceUpdate: expected as many names as shapes and types, not ",
+                                        names.size(), ", ", shapes.size(), " and ", types.size()));
+    std::vector<Entry> entries;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const auto sizes = shapes[i].dim_sizes();
+      entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end())});
+    }
+    const World& world = TheWorld();
+    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes);
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& weight = context->input(0);
+    OP_REQUIRES(context, weight.dims() == 0 || (weight.dims() == 1 && weight.NumElements() == 2),
+                errors::InvalidArgument("MatexAnnounceUpdate: expected a scalar weight, or weight and rows, not shape ",
+                                        weight.shape().DebugString()));
+    Tensor* ticket = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &ticket));
+    const double* const numbers = static_cast<const double*>(DataOf(weight));
+    const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
+    const int64_t number = Announce(layout_, numbers[0], rows, [place = place_] { return place; });
+    ticket->scalar<tensorflow::int64>()() = number;
+    // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
+    // callback lives as long as the step does, and is of no consequence once the update is over.
+    CancellationManager* const cancellation = context->cancellation_manager();
+    if (cancellation == nullptr) return;
+    const auto give_up = [number] { GiveUp(number, "its step failed or was cancelled."); };
+    if (!cancellation->RegisterCallback(cancellation->get_cancellation_token(), give_up)) give_up();
+  }
+
+ private:
+  std::string place_;
+  std::shared_ptr<const Layout> layout_;
+};
+
+class HandOverGradientKernel : public AsyncOpKernel {
+ public:
+  explicit HandOverGradientKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("entry", &entry_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const Tensor& x = context->input(0);
+    const int64_t ticket = context->input(1).scalar<tensorflow::int64>()();
+    Tensor* y = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y), done);
+    HandedOver gradient;
+    gradient.input = DataOf(x);
+    gradient.output = DataOf(*y);
+    gradient.done = [context, done](const Error& error) {
+      if (error) context->SetStatus(StatusOf(error));
+      done();
+    };
+    HandOver(ticket, static_cast<int>(entry_), std::move(gradient));
+  }
+
+ private:
+  tensorflow::int64 entry_ = 0;
+};
+
+REGISTER_OP("MatexAnnounceUpdate")
+    .Attr("T: list({float, double, half, bfloat16}) >= 1")
+    .Attr("names: list(string)")
+    .Attr("shapes: list(shape)")
+    .Attr("place: string = ''")
+    .Input("weight: double")
+    .MATEX_ORDER
+    .Output("ticket: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+REGISTER_OP("MatexHandOverGradient")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("entry: int")
+    .Input("gradient: T")
+    .Input("ticket: int64")
+    .Output("reduced: T")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnchangedShape);
+
+REGISTER_KERNEL_BUILDER(Name("MatexAnnounceUpdate").Device(DEVICE_CPU), AnnounceUpdateKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexHandOverGradient").Device(DEVICE_CPU), HandOverGradientKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("MatexAnnounceUpdate").Device(DEVICE_GPU).HostMemory("weight").HostMemory("order").HostMemory("ticket"),
+    AnnounceUpdateKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("MatexHandOverGradient").Device(DEVICE_GPU).HostMemory("gradient").HostMemory("ticket").HostMemory("reduced"),
+    HandOverGradientKernel);
+
+}  // namespace
+}  // namespace matex

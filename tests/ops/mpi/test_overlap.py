@@ -1,0 +1,137 @@
+"""Updates that are overlapped: gradients handed over in any order, the same sums, and errors on every rank."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf import ops, settings, world
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = world.current().rank, world.current().size
+KIND = 1
+SHAPES = [(300, 40), (5,), (), (0, 4), (2000,), (3, 3), (70_000,)]
+NAMES = [f"variable {index}" for index in range(len(SHAPES))]
+
+
+@pytest.fixture(autouse=True)
+def overlapped(monkeypatch):
+    monkeypatch.setattr(settings.current(), "overlap", "on")
+
+
+def late(seconds):
+    """An identity that takes its time."""
+
+    def wait(x):
+        time.sleep(float(seconds))
+        return x
+
+    return lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype, stateful=False), x.shape)
+
+
+def gradients(rank, turn):
+    random = np.random.default_rng([rank, turn])
+    return [random.integers(-4, 4, shape).astype(np.float64) for shape in SHAPES]
+
+
+def kinds(function, *args):
+    return [op.type for op in function.get_concrete_function(*args).graph.get_operations()]
+
+
+def test_gradients_that_come_in_an_order_of_each_ranks_own():
+    delays = np.random.default_rng(RANK).permutation(len(SHAPES)) * 0.003
+
+    @tf.function
+    def step(*tensors):
+        ready = [late(delay)(tensor) for delay, tensor in zip(delays, tensors)]
+        reduced = ops.reduce_gradients(ready[:4], NAMES[:4], 2.0, "first")
+        return reduced + ops.reduce_gradients(ready[4:], NAMES[4:], [2.0, 8.0], "second")
+
+    before = ops.count(KIND)
+    for turn in range(10):
+        everyone = [gradients(rank, turn) for rank in range(SIZE)]
+        results = step(*map(tf.constant, everyone[RANK]))
+        for index, result in enumerate(results):
+            np.testing.assert_array_equal(result, 2 * sum(one[index] for one in everyone))
+    assert ops.count(KIND) == before + 20 * (SIZE > 1)
+    found = kinds(step, *map(tf.constant, gradients(RANK, 0)))
+    assert SIZE == 1 or (found.count("MatexHandOverGradient"), found.count("MatexAnnounceUpdate")) == (7, 2)
+
+
+def test_other_collectives_in_the_same_step():
+    """Those of a layer in the backward pass meet in a sequence of their own, whatever the thread is at."""
+
+    @tf.function
+    def step(x):
+        (first,) = ops.reduce_gradients([late(0.01 * RANK)(x)], ["first"], 1.0)
+        mean = ops.allreduce(late(0.01 * (SIZE - RANK))(x) + 1.0, "mean")
+        (second,) = ops.reduce_gradients([mean * x], ["second"], 1.0)
+        return first, mean, second
+
+    for _ in range(5):
+        first, mean, second = step(tf.constant([1.0, 2.0]))
+        np.testing.assert_allclose(first, np.array([1, 2]) * SIZE)
+        np.testing.assert_allclose(mean, [2, 3])
+        np.testing.assert_allclose(second, np.array([2, 6]) * SIZE)
+
+
+def test_a_gradient_that_nobody_uses_is_handed_over_all_the_same():
+    @tf.function
+    def step(x):
+        return ops.reduce_gradients([x, 2.0 * x], ["used", "unused"], 1.0)[0]
+
+    for _ in range(3):
+        np.testing.assert_allclose(step(tf.constant([3.0])), [3.0 * SIZE])
+
+
+def test_in_a_loop_and_in_a_branch():
+    @tf.function
+    def steps(x):
+        for _ in tf.range(4):
+            if tf.reduce_sum(x) > 0:
+                x = ops.reduce_gradients([x], ["x"], 1.0 / SIZE)[0] + 1.0
+        return x
+
+    np.testing.assert_allclose(steps(tf.constant([1.0])), [5.0], rtol=1e-6)
+
+
+def test_what_xla_compiles_and_what_has_no_known_shape_is_reduced_at_once():
+    from matex_tf.ops import overlap
+
+    def step(x):
+        return ops.reduce_gradients([x], ["x"], 1.0)[0]
+
+    anything = tf.function(step, input_signature=[tf.TensorSpec(None)])
+    np.testing.assert_allclose(anything(tf.ones([3])), np.full(3, SIZE))
+    with overlap.for_xla():
+        found = kinds(tf.function(step), tf.ones([3]))
+    assert "MatexHandOverGradient" not in found + kinds(anything, tf.ones([3]))
+
+
+def test_gradient_of_a_reduced_gradient():
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (y,) = ops.reduce_gradients([x * x], ["x"], 0.5)
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    np.testing.assert_allclose(step(tf.constant([3.0])), [3.0 * SIZE])
+
+
+def test_a_step_that_fails_on_all_ranks_leaves_nothing_behind():
+    @tf.function
+    def step(x):
+        with tf.control_dependencies([tf.debugging.assert_greater(x, 0.0)]):
+            checked = tf.identity(x)
+        return ops.reduce_gradients([checked], ["x"], 1.0)[0]
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.constant(-1.0))
+        assert step(tf.constant(1.0)).numpy() == SIZE
