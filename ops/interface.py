@@ -14,6 +14,10 @@ _FUNCTIONS = {
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
+    "matex_buckets": (
+        c_int,
+        [c_int, POINTER(c_double), POINTER(c_double), c_double, c_double, POINTER(c_int), POINTER(c_double)],
+    ),
     "matex_expect": (None, [POINTER(c_int64), c_int]),
     "matex_reduce": (
         c_int,

@@ -1,7 +1,7 @@
 """The overlapped way: inside a function each gradient is an op of its own, which ends when the engine has its sum.
 
-One op announces the update; these run in the order in which they were made, on all ranks. The gradients follow in any
-order, each when it is computed, and the function goes on computing the others meanwhile.
+One op announces the update, as one of the collectives that run in the order in which they were made. The gradients
+follow in any order, each when it is computed, and the function goes on computing the others meanwhile.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     _let_gradients_run_in_any_order()
     ticket = ours.matex_announce_update(
         weight=weight,
-        order=order_handles("updates"),
+        order=order_handles(),
         T=[tensor.dtype for tensor in tensors],
         names=list(names),
         shapes=[tensor.shape for tensor in tensors],

@@ -19,9 +19,13 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_style_gives_the_sequential_result(alone, ranks, tmp_path):
-    launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=800).check()
+@pytest.mark.parametrize(
+    "ranks, settings",
+    [(1, {}), (2, {}), (3, {}), (4, {}), (3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"})],
+    ids=["1", "2", "3", "4", "3-overlapped"],
+)
+def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
+    launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800).check()
     results = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
     problems = []
     for name, want in alone.items():

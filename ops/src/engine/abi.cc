@@ -2,6 +2,7 @@
 // of the calling thread's last failure is then in matex_last_error.
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "buckets.h"
 #include "hash.h"
 #include "inline.h"
 #include "layout.h"
@@ -51,8 +53,8 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text};
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
-  const matex::Error error = matex::TheSequence().Meet(call);
-  return matex::Result(error ? error : matex::TheSequence().Finish(call, error));
+  const matex::Error error = matex::Meet(call);
+  return matex::Result(error ? error : matex::Finish(call, error));
 }
 
 MATEX_EXPORT int64_t matex_count(int kind) {
@@ -83,6 +85,18 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
   const matex::World& world = matex::TheWorld();
   const matex::Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes);
   return matex::Result(matex::ReduceInline(layout, inputs, outputs, weight, 0, [place] { return std::string(place); }));
+}
+
+// Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and when their transfers are over; returns
+// how many boundaries they are, at most count + 1.
+MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* bytes, double start_up, double byte,
+                               int* boundaries, double* end) {
+  const std::vector<double> when(ready, ready + count), size(bytes, bytes + count);
+  const matex::Link link{start_up, byte};
+  const std::vector<int> found = matex::ChooseBuckets(when, size, link);
+  std::copy(found.begin(), found.end(), boundaries);
+  *end = matex::EndOf(found, when, size, link);
+  return static_cast<int>(found.size());
 }
 
 MATEX_EXPORT const char* matex_mpi_version() {

@@ -83,10 +83,10 @@ Error Allreduce(const Subject& subject, Reduction reduction, const void* from, v
   const uint64_t key = KeyOf(subject, 0).Add(static_cast<int64_t>(reduction)).value();
   const Call call{Kind::kAllreduce, key, what};
   std::lock_guard<std::mutex> lock(world.mutex);
-  if (Error error = TheSequence().Meet(call)) return error;
+  if (Error error = Meet(call)) return error;
   if (from != to) std::memcpy(to, from, subject.count() * SizeOf(subject.type));
-  if (world.size == 1) return TheSequence().Finish(call, Error());
-  return TheSequence().Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), what));
+  if (world.size == 1) return Finish(call, Error());
+  return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), what));
 }
 
 Error Broadcast(const Subject& subject, int root, void* data) {
@@ -99,15 +99,15 @@ Error Broadcast(const Subject& subject, int root, void* data) {
   }
   const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what};
   std::lock_guard<std::mutex> lock(world.mutex);
-  if (Error error = TheSequence().Meet(call)) return error;
+  if (Error error = Meet(call)) return error;
   const int64_t bytes = subject.count() * static_cast<int64_t>(SizeOf(subject.type));
   constexpr int64_t kPart = 1 << 30;
   for (int64_t offset = 0; offset < bytes && world.size > 1; offset += kPart) {
     const int part = static_cast<int>(std::min(kPart, bytes - offset));
     const int code = MPI_Bcast(static_cast<char*>(data) + offset, part, MPI_BYTE, root, world.gradients);
-    if (code != MPI_SUCCESS) return TheSequence().Finish(call, MpiError(code, "MPI_Bcast", what()));
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Bcast", what()));
   }
-  return TheSequence().Finish(call, Error());
+  return Finish(call, Error());
 }
 
 Error Allgather(const Subject& subject, const void* from, const Allocate& allocate) {
@@ -116,19 +116,19 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
   const int64_t mine = subject.shape.empty() ? 1 : subject.shape[0];
   const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), what};
   std::lock_guard<std::mutex> lock(world.mutex);
-  if (Error error = TheSequence().Meet(call)) return error;
+  if (Error error = Meet(call)) return error;
   std::vector<int64_t> rows(world.size, mine);
   if (world.size > 1) {
     const int code = MPI_Allgather(&mine, 1, MPI_INT64_T, rows.data(), 1, MPI_INT64_T, world.gradients);
-    if (code != MPI_SUCCESS) return TheSequence().Finish(call, MpiError(code, "MPI_Allgather", what()));
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", what()));
   }
   void* const to = allocate(rows);
   if (to == nullptr) {
-    return TheSequence().Finish(call, Error("no memory for the result of " + what() + "."));
+    return Finish(call, Error("no memory for the result of " + what() + "."));
   }
-  if (world.size > 1) return TheSequence().Finish(call, GatherRows(world, subject, from, to, rows, what()));
+  if (world.size > 1) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
   std::memcpy(to, from, subject.count() * SizeOf(subject.type));
-  return TheSequence().Finish(call, Error());
+  return Finish(call, Error());
 }
 
 Error Barrier(const std::string& name) {
@@ -137,8 +137,8 @@ Error Barrier(const std::string& name) {
   const Call call{Kind::kBarrier, 0, what};
   std::lock_guard<std::mutex> lock(world.mutex);
   // The rendezvous is one: nobody leaves it before all have come.
-  if (Error error = TheSequence().Meet(call)) return error;
-  return TheSequence().Finish(call, Error());
+  if (Error error = Meet(call)) return error;
+  return Finish(call, Error());
 }
 
 }  // namespace matex

@@ -20,13 +20,13 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   };
   std::lock_guard<std::mutex> lock(world.mutex);
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
-  Error error = TheSequence().Meet(call);
+  Error error = Meet(call);
   if (error) return error;
   for (const Step& step : layout.steps()) {
     error = RunStep(step, inputs, outputs, weight, buffer, add_up);
     if (error) break;
   }
-  return TheSequence().Finish(call, error);
+  return Finish(call, error);
 }
 
 }  // namespace matex

@@ -44,31 +44,41 @@ Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_byt
       fuse_bytes_(fuse_bytes),
       compiled_(compiled),
       key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compiled)) {
+  Append(0, static_cast<int>(entries_.size()), &steps_);
+}
+
+std::vector<Step> Layout::StepsOf(const std::vector<int>& boundaries) const {
+  std::vector<Step> steps;
+  for (size_t k = 0; k + 1 < boundaries.size(); ++k) Append(boundaries[k], boundaries[k + 1], &steps);
+  return steps;
+}
+
+void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
   Step open[kTypes];
   for (int type = 0; type < kTypes; ++type) open[type].type = static_cast<Type>(type);
-  for (size_t i = 0; i < entries_.size(); ++i) {
+  for (int i = begin; i < end; ++i) {
     const Entry& entry = entries_[i];
     const int64_t count = entry.count();
     const int64_t size = static_cast<int64_t>(SizeOf(entry.type));
-    const int64_t chunk = std::max<int64_t>(chunk_bytes / size, 1);
-    const bool fused = count * size < fuse_bytes;
+    const int64_t chunk = std::max<int64_t>(chunk_bytes_ / size, 1);
+    const bool fused = count * size < fuse_bytes_;
     Step alone;
     alone.type = entry.type;
     Step& step = fused ? open[static_cast<int>(entry.type)] : alone;
     for (int64_t offset = 0; offset < count;) {
       const int64_t taken = std::min(count - offset, chunk - step.count);
-      step.pieces.push_back({static_cast<int>(i), offset, taken});
+      step.pieces.push_back({i, offset, taken});
       step.count += taken;
       offset += taken;
       if (step.count == chunk || (!fused && offset == count)) {
-        steps_.push_back(std::move(step));
+        steps->push_back(std::move(step));
         step = Step();
         step.type = entry.type;
       }
     }
   }
   for (Step& step : open) {
-    if (step.count > 0) steps_.push_back(std::move(step));
+    if (step.count > 0) steps->push_back(std::move(step));
   }
 }
 

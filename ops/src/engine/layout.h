@@ -52,7 +52,12 @@ class Layout {
   // A hash of everything above: ranks with equal keys make equal MPI calls.
   uint64_t key() const { return key_; }
 
+  // The steps in which nothing of one bucket is fused with something of another; `boundaries` as in buckets.h.
+  std::vector<Step> StepsOf(const std::vector<int>& boundaries) const;
+
  private:
+  void Append(int begin, int end, std::vector<Step>* steps) const;
+
   std::vector<Entry> entries_;
   std::vector<Step> steps_;
   int64_t chunk_bytes_;

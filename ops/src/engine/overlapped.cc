@@ -1,5 +1,9 @@
 #include "overlapped.h"
 
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -7,19 +11,33 @@
 #include <utility>
 #include <vector>
 
+#include "buckets.h"
 #include "hash.h"
+#include "reduce_ops.h"
 #include "rendezvous.h"
 #include "step.h"
 #include "sum.h"
+#include "waiting.h"
+#include "world.h"
 
 namespace matex {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// Of a plan's updates the first trace, allocate and wake up threads; the next few are looked at.
+constexpr int kIgnored = 3, kUpdates = 13;
+// What is sent to find out what a transfer costs.
+constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 5;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
 struct Update {
-  std::shared_ptr<const Layout> layout;
-  double weight;
-  int64_t rows;
-  std::function<std::string()> place;
+  std::shared_ptr<Plan> plan;
+  Clock::time_point announced;
+  std::vector<double> ready;  // seconds after it was announced, of each gradient
+  double weight = 0;
+  std::string place;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
@@ -30,7 +48,7 @@ struct Update {
 
 class Overlapped {
  public:
-  int64_t Announce(std::shared_ptr<Update> update) {
+  int64_t Add(std::shared_ptr<Update> update) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     updates_.emplace(++tickets_, std::move(update));
@@ -53,6 +71,7 @@ class Overlapped {
         update.outputs[entry] = gradient.output;
         update.done[entry] = std::move(gradient.done);
         update.here[entry] = true;
+        update.ready[entry] = Since(update.announced);
         changed_.notify_all();
         return;
       }
@@ -75,7 +94,7 @@ class Overlapped {
       changed_.wait(lock, [&] { return updates_.count(ticket) > 0; });
       const std::shared_ptr<Update> update = updates_[ticket];
       lock.unlock();
-      const Error error = Reduce(update.get());
+      const Error error = Reduce(ticket, update.get());
       if (error) Fail(update.get(), error);
       lock.lock();
       // Of an update that has failed, gradients may still come, and are told so.
@@ -83,73 +102,75 @@ class Overlapped {
     }
   }
 
-  // Sleeps until gradient `entry` is here; an error if the update is given up before.
-  Error WaitFor(Update* update, int entry) {
+  // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
+  std::string WaitFor(Update* update, const std::vector<int>& entries) {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return update->here[entry] || !update->given_up.empty(); });
-    return update->here[entry] ? Error() : Error(update->given_up);
+    const auto is_here = [&] {
+      return std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->here[entry]; });
+    };
+    changed_.wait(lock, [&] { return is_here() || !update->given_up.empty(); });
+    return is_here() ? "" : update->given_up;
   }
 
-  Error Reduce(Update* update) {
-    const std::vector<Step>& steps = update->layout->steps();
-    std::string given_up;
-    const std::function<std::string()> place = [update, &given_up] {
-      return given_up.empty() ? update->place() : update->place() + ", which it gave up: " + given_up;
+  // Tells the other ranks that these gradients are here, or never will be, and returns when all have said so: sums then
+  // wait for nobody. Each rank says where it is, too: the largest of x and of ~x over ranks tell whether all are there.
+  Error Ready(int64_t ticket, int64_t step, Update* update, const std::vector<int>& entries) {
+    const World& world = TheWorld();
+    const std::string given_up = WaitFor(update, entries);
+    const int64_t place = ticket << 24 | step;
+    int64_t words[3] = {place, ~place, given_up.empty() ? -1 : world.rank};
+    MPI_Request request;
+    int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+    if (code == MPI_SUCCESS) code = Await(&request);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", update->place);
+    if (words[0] != ~words[1]) return Error("ranks are at different steps of " + update->place + ".");
+    if (words[2] < 0) return Error();
+    return Error("rank " + std::to_string(words[2]) + " has given up " + update->place +
+                 (given_up.empty() ? "; its own message says why." : ": " + given_up));
+  }
+
+  Error Reduce(int64_t ticket, Update* update) {
+    if (broken_) return broken_;
+    const std::vector<Step>& steps = update->plan->steps();
+    const std::vector<Entry>& gradients = update->plan->layout().entries();
+    const auto place = [update] { return update->place; };
+    const AddUp add_up = [&place](void* data, int64_t count, Type type) {
+      return OverlappedAdder().Sum(data, count, type, place);
     };
     std::vector<size_t> left(update->here.size(), 0);
     for (const Step& step : steps) {
       for (const Piece& piece : step.pieces) ++left[piece.entry];
     }
-    const uint64_t key = Hash(&update->rows, sizeof update->rows, update->layout->key());
-    Call call{Kind::kGradients, key, place, update->layout.get(), update->rows};
-    const AddUp add_up = [&place](void* data, int64_t count, Type type) {
-      return OverlappedAdder().Sum(data, count, type, place);
-    };
-    bool met = false;
-    const auto meet = [&](const Error& missing) {
-      // Ranks that wait in a sum for one that has given up learn of it when its script ends, with this error.
-      if (met) return missing ? TheOverlappedSequence().Finish(call, missing) : missing;
-      met = true;
-      given_up = missing.message;
-      if (missing) call.kind = Kind::kControl;
-      // Where all have given up, as after an error of the script that strikes every rank, nothing has been sent.
-      const Error error = TheOverlappedSequence().Meet(call);
-      return error || !missing ? error : missing;
-    };
-    std::vector<int> over;
-    for (const Step& step : steps) {
-      for (const Piece& piece : step.pieces) {
-        if (const Error missing = WaitFor(update, piece.entry)) return meet(missing);
+    std::vector<int> entries;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      entries.clear();
+      for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
+      if (Error error = Ready(ticket, static_cast<int64_t>(i), update, entries)) return error;
+      if (Error error =
+              RunStep(steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, add_up)) {
+        return broken_ = error;
       }
-      if (Error error = meet(Error())) return error;
-      if (Error error = RunStep(step, update->inputs.data(), update->outputs.data(), update->weight, &buffer_, add_up)) {
-        return TheOverlappedSequence().Finish(call, error);
-      }
-      const bool is_last = &step == &steps.back();
-      for (const Piece& piece : step.pieces) {
-        if (--left[piece.entry] > 0) continue;
-        if (is_last) {
-          over.push_back(piece.entry);
-        } else {
-          update->done[piece.entry](Error());
-          update->done[piece.entry] = nullptr;
-        }
+      for (int entry : entries) {
+        if (--left[entry] == 0) GiveBack(update, entry);
       }
     }
-    // Gradients without elements are in no step.
+    // Gradients without elements are in no step, but they come.
+    entries.clear();
     for (size_t entry = 0; entry < left.size(); ++entry) {
-      if (update->layout->entries()[entry].count() > 0) continue;
-      if (const Error missing = WaitFor(update, static_cast<int>(entry))) return meet(missing);
-      over.push_back(static_cast<int>(entry));
+      if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
     }
-    if (Error error = meet(Error())) return error;
-    // Counted before the last gradient is given back: once the script goes on, all ranks have the same count.
-    TheOverlappedSequence().Finish(call, Error());
-    for (int entry : over) {
-      update->done[entry](Error());
-      update->done[entry] = nullptr;
+    if (!entries.empty()) {
+      if (Error error = Ready(ticket, static_cast<int64_t>(steps.size()), update, entries)) return error;
+      for (int entry : entries) GiveBack(update, entry);
     }
-    return Error();
+    const Error error = update->plan->Learn(update->ready);
+    return error ? broken_ = error : error;
+  }
+
+  static void GiveBack(Update* update, int entry) {
+    const auto done = std::move(update->done[entry]);
+    update->done[entry] = nullptr;
+    done(Error());
   }
 
   void Fail(Update* update, const Error& error) {
@@ -171,6 +192,7 @@ class Overlapped {
   int64_t tickets_ = 0;
   std::thread thread_;
   std::vector<char> buffer_;
+  Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are
 };
 
 Overlapped& TheOverlapped() {
@@ -181,19 +203,72 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-int64_t Announce(std::shared_ptr<const Layout> layout, double weight, int64_t rows,
-                 std::function<std::string()> place) {
-  const size_t count = layout->entries().size();
+Plan::Plan(Layout layout) : layout_(std::move(layout)), steps_(layout_.steps()), ready_(layout_.entries().size(), 0) {}
+
+Error Plan::Learn(const std::vector<double>& ready) {
+  if (updates_ >= kUpdates) return Error();
+  ++updates_;
+  if (updates_ <= kIgnored) return Error();
+  for (size_t i = 0; i < ready.size(); ++i) ready_[i] += ready[i] / (kUpdates - kIgnored);
+  return updates_ < kUpdates ? Error() : Agree();
+}
+
+Error Plan::Agree() {
+  const World& world = TheWorld();
+  const auto place = [] { return std::string("the choice of buckets"); };
+  std::vector<double> numbers = ready_;
+  std::vector<float> data(kLarge, 0.0f);
+  for (int count : {kSmall, kLarge}) {
+    std::vector<double> seconds;
+    for (int probe = 0; probe < kProbes; ++probe) {
+      if (Error error = MpiError(MPI_Barrier(world.overlapped), "MPI_Barrier", place())) return error;
+      const Clock::time_point start = Clock::now();
+      if (Error error = OverlappedAdder().Sum(data.data(), count, Type::kFloat32, place)) return error;
+      seconds.push_back(Since(start));
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + kProbes / 2, seconds.end());
+    numbers.push_back(seconds[kProbes / 2]);
+  }
+  const int count = static_cast<int>(numbers.size());
+  int code = MPI_Allreduce(MPI_IN_PLACE, numbers.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
+  if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
+  const double large = numbers.back(), small = numbers[count - 2];
+  numbers.resize(count - 2);
+  std::vector<double> bytes;
+  for (const Entry& entry : layout_.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
+  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
+  const Link link{2 * small, std::max(large - small, 0.0) / ((kLarge - kSmall) * sizeof(float))};
+  // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
+  std::vector<int> boundaries = ChooseBuckets(numbers, bytes, link);
+  int length = static_cast<int>(boundaries.size());
+  code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
+  boundaries.resize(length);
+  if (code == MPI_SUCCESS) code = MPI_Bcast(boundaries.data(), length, MPI_INT, 0, world.overlapped);
+  if (Error error = MpiError(code, "MPI_Bcast", place())) return error;
+  steps_ = layout_.StepsOf(boundaries);
+  return Error();
+}
+
+Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, const std::string& place,
+               int64_t* ticket) {
+  const std::function<std::string()> what = [&place] { return place; };
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~plan->layout().key()), what, &plan->layout(), rows};
+  const size_t count = plan->layout().entries().size();
   auto update = std::make_shared<Update>();
-  update->layout = std::move(layout);
   update->weight = weight;
-  update->rows = rows;
-  update->place = std::move(place);
+  update->place = place;
   update->inputs.resize(count);
   update->outputs.resize(count);
   update->done.resize(count);
   update->here.resize(count);
-  return TheOverlapped().Announce(std::move(update));
+  update->ready.resize(count);
+  // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
+  std::lock_guard<std::mutex> lock(TheWorld().mutex);
+  if (Error error = Meet(call)) return error;
+  update->plan = plan;
+  update->announced = Clock::now();
+  *ticket = TheOverlapped().Add(std::move(update));
+  return Finish(call, Error());
 }
 
 void HandOver(int64_t ticket, int entry, HandedOver gradient) {

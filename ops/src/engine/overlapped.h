@@ -1,20 +1,44 @@
 // The overlapped way of a layout: gradients are handed over one by one as they are computed, and a thread of our own
 // reduces them, step by step in the layout's order, while the computation goes on.
 //
-// Updates are announced in the same order on all ranks and are reduced in that order, each in the order of its layout:
-// when which gradient is ready differs from rank to rank and does not matter. The thread meets the other ranks in a
-// sequence of its own and sends on a communicator of its own, so that it needs no order with the collectives of others.
+// An update is announced before its gradients are there, as one collective of the sequence in which all ranks meet. So
+// updates are in the same order on all ranks; the thread takes them in that order, and the steps of each in the order of
+// its layout: when which gradient is ready differs from rank to rank and does not matter. Before each step the ranks
+// tell each other, asleep until then, that theirs is ready, or that it will not come; on a communicator of its own.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "error.h"
 #include "layout.h"
 
 namespace matex {
+
+// One place of the program where gradients are reduced: their layout, and the buckets in which they travel. The first
+// updates show when each gradient is ready and what a transfer costs; then the ranks agree on buckets for the rest.
+class Plan {
+ public:
+  explicit Plan(Layout layout);
+
+  const Layout& layout() const { return layout_; }
+  const std::vector<Step>& steps() const { return steps_; }
+
+  // An update is over whose gradients came so many seconds after it was announced. Only the thread calls it, after each
+  // update, so that all ranks change their buckets after the same one.
+  Error Learn(const std::vector<double>& ready);
+
+ private:
+  Error Agree();
+
+  const Layout layout_;
+  std::vector<Step> steps_;
+  int updates_ = 0;
+  std::vector<double> ready_;
+};
 
 // A gradient that is handed over. `done` is called once, by any thread: without an error when `output` holds the sum
 // over ranks, which may be `input`; both stay as they are until then.
@@ -24,13 +48,15 @@ struct HandedOver {
   std::function<void(const Error&)> done;
 };
 
-// Says that an update will come, with the weight and rows of `ReduceInline`; returns its ticket.
-int64_t Announce(std::shared_ptr<const Layout> layout, double weight, int64_t rows, std::function<std::string()> place);
+// Says that an update will come, with the weight and rows of `ReduceInline`, and meets the other ranks, who must say the
+// same; `ticket` is by what its gradients name it.
+Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, const std::string& place,
+               int64_t* ticket);
 
 // Hands over gradient `entry` of the update `ticket`. Each of its gradients must come, and once, or it be given up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);
 
-// The rest of the update will not come, because of `why`: an error for all ranks. Nothing if it is over already.
+// The rest of the update will not come, because of `why`: an error on all ranks. Nothing if it is over already.
 void GiveUp(int64_t ticket, const std::string& why);
 
 }  // namespace matex

@@ -1,16 +1,34 @@
 #include "rendezvous.h"
 
+#include <mpi.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <limits>
 #include <vector>
 
-#include "waiting.h"
+#include "world.h"
 
 namespace matex {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Error Exchange(const World& world, MPI_Comm communicator, const Call& call, int64_t number) {
+struct Sequence {
+  int64_t number = 0;
+  Error poison;
+  std::array<std::atomic<int64_t>, kKinds> counts{};
+  Clock::time_point met;
+  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
+};
+
+Sequence& TheSequence() {
+  static Sequence* const sequence = new Sequence;
+  return *sequence;
+}
+
+Error Exchange(const World& world, const Call& call, int64_t number) {
   Report mine;
   mine.kind = call.kind;
   mine.number = number;
@@ -30,21 +48,19 @@ Error Exchange(const World& world, MPI_Comm communicator, const Call& call, int6
   }
   const int length = static_cast<int>(text.size());
   std::vector<int> lengths(world.size), starts(world.size, 0);
-  int code = MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, communicator);
+  int code = MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, world.sequence);
   if (Error error = MpiError(code, "MPI_Allgather", mine.what)) return error;
   for (int rank = 1; rank < world.size; ++rank) starts[rank] = starts[rank - 1] + lengths[rank - 1];
   std::string all(starts.back() + lengths.back(), '\0');
   code =
-      MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, communicator);
+      MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, world.sequence);
   if (Error error = MpiError(code, "MPI_Allgatherv", mine.what)) return error;
   std::vector<Report> reports;
   for (int rank = 0; rank < world.size; ++rank) reports.push_back(Decode(all.substr(starts[rank], lengths[rank])));
   return Error(Explain(reports));
 }
 
-}  // namespace
-
-Error Sequence::Check(const World& world, const Call& call) const {
+Error Check(const World& world, const Call& call, int64_t number) {
   int over = 0;
   MPI_Finalized(&over);
   if (over) {
@@ -52,61 +68,47 @@ Error Sequence::Check(const World& world, const Call& call) const {
   }
   // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
   constexpr int kWords = 3;
-  const int64_t mine[kWords] = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), number_};
+  const int64_t mine[kWords] = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), number};
   int64_t words[2 * kWords];
   for (int i = 0; i < kWords; ++i) {
     words[i] = mine[i];
     words[kWords + i] = ~mine[i];
   }
-  const MPI_Comm communicator = world.*communicator_;
-  int code;
-  if (asleep_) {
-    MPI_Request request;
-    code = MPI_Iallreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, communicator, &request);
-    if (code == MPI_SUCCESS) code = Await(&request);
-  } else {
-    code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, communicator);
-  }
+  const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
   for (int i = 0; i < kWords; ++i) {
-    if (words[i] != ~words[kWords + i]) return Exchange(world, communicator, call, number_);
+    if (words[i] != ~words[kWords + i]) return Exchange(world, call, number);
   }
   return Error();
 }
 
-Error Sequence::Meet(const Call& call) {
+}  // namespace
+
+Error Meet(const Call& call) {
   const World& world = TheWorld();
-  met_ = Clock::now();
+  Sequence& sequence = TheSequence();
+  sequence.met = Clock::now();
   if (world.size == 1) return Error();
-  if (poison_) return poison_;
-  poison_ = Check(world, call);
-  ++number_;
-  return poison_;
+  if (sequence.poison) return sequence.poison;
+  sequence.poison = Check(world, call, sequence.number);
+  ++sequence.number;
+  return sequence.poison;
 }
 
-Error Sequence::Finish(const Call& call, Error error) {
+Error Finish(const Call& call, Error error) {
+  Sequence& sequence = TheSequence();
   if (error) {
-    poison_ = error;
+    sequence.poison = error;
   } else {
     const int kind = static_cast<int>(call.kind);
-    ++counts_[kind];
-    nanoseconds_[kind] += std::chrono::nanoseconds(Clock::now() - met_).count();
+    ++sequence.counts[kind];
+    sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }
   return error;
 }
 
-Sequence& TheSequence() {
-  static Sequence* const sequence = new Sequence(&World::sequence, false);
-  return *sequence;
-}
+double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }
 
-Sequence& TheOverlappedSequence() {
-  static Sequence* const sequence = new Sequence(&World::overlapped, true);
-  return *sequence;
-}
-
-int64_t CountOf(Kind kind) { return TheSequence().CountOf(kind) + TheOverlappedSequence().CountOf(kind); }
-
-double SecondsOf(Kind kind) { return TheSequence().SecondsOf(kind) + TheOverlappedSequence().SecondsOf(kind); }
+int64_t CountOf(Kind kind) { return TheSequence().counts[static_cast<int>(kind)]; }
 
 }  // namespace matex

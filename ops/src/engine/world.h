@@ -22,9 +22,8 @@ struct World {
   int rank = 0;
   int size = 1;
   std::string host = "localhost";
-  // Only the numbered check of rendezvous.h uses `sequence`; tensors travel on `gradients`, those of the overlapped way,
-  // with their own check, on `overlapped`. All are duplicates of our own, so nothing that the script itself does with
-  // MPI can meet them.
+  // Only the numbered check of rendezvous.h uses `sequence`; tensors travel on `gradients`, those of the overlapped way on
+  // `overlapped`. All are duplicates of our own, so nothing that the script itself does with MPI can meet them.
   MPI_Comm sequence = MPI_COMM_NULL;
   MPI_Comm gradients = MPI_COMM_NULL;
   MPI_Comm overlapped = MPI_COMM_NULL;

@@ -1,4 +1,4 @@
-// The overlapped way as ops: MatexAnnounceUpdate says, without any gradient, that an update comes; MatexHandOverGradient,
+// The overlapped way as ops: MatexAnnounceUpdate meets the other ranks, without any gradient; MatexHandOverGradient,
 // one for each gradient, gives it to the engine and is done when the engine has its sum over ranks.
 #include <algorithm>
 #include <memory>
@@ -34,7 +34,7 @@ class AnnounceUpdateKernel : public OpKernel {
       entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end())});
     }
     const World& world = TheWorld();
-    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes);
+    plan_ = std::make_shared<Plan>(Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -46,7 +46,8 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &ticket));
     const double* const numbers = static_cast<const double*>(DataOf(weight));
     const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
-    const int64_t number = Announce(layout_, numbers[0], rows, [place = place_] { return place; });
+    int64_t number = 0;
+    MATEX_RETURN_IF_ERROR(context, Announce(plan_, numbers[0], rows, place_, &number));
     ticket->scalar<tensorflow::int64>()() = number;
     // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
     // callback lives as long as the step does, and is of no consequence once the update is over.
@@ -58,7 +59,7 @@ class AnnounceUpdateKernel : public OpKernel {
 
  private:
   std::string place_;
-  std::shared_ptr<const Layout> layout_;
+  std::shared_ptr<Plan> plan_;
 };
 
 class HandOverGradientKernel : public AsyncOpKernel {

@@ -135,3 +135,34 @@ def test_a_step_that_fails_on_all_ranks_leaves_nothing_behind():
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(tf.constant(-1.0))
         assert step(tf.constant(1.0)).numpy() == SIZE
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all():
+    @tf.function
+    def step(x):
+        with tf.control_dependencies([tf.debugging.assert_greater(x, 0.0)]):
+            checked = tf.identity(x)
+        return ops.reduce_gradients([tf.ones([70_000]), checked], ["first", "x"], 1.0, "a test")[1]
+
+    for _ in range(3):
+        if RANK == SIZE - 1:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                step(tf.constant(-1.0))
+        else:
+            with pytest.raises(tf.errors.FailedPreconditionError, match=f"rank {SIZE - 1} has given up a test"):
+                step(tf.constant(1.0))
+        assert step(tf.constant(1.0)).numpy() == SIZE
+
+
+def test_ranks_with_other_gradients():
+    """Last: the ranks that have parted company stay apart."""
+    if SIZE == 1:
+        return
+
+    @tf.function
+    def step(x):
+        return ops.reduce_gradients([x], ["kernel"], 1.0, "the update of a test")[0]
+
+    for _ in range(2):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'kernel', is float32 \[4\] on rank 0"):
+            step(tf.ones([4 + min(RANK, 1)]))

@@ -1,0 +1,99 @@
+"""What a network costs: sums of 16 MiB and whole steps on hosts of this machine with links of limited bandwidth.
+
+    sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--models alexnet resnet20] [--rounds 2]
+
+Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
+link, for a step the larger of the computation alone, in one process without the library, and the time of the
+gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
+at once (off), in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from network import Hosts
+
+HERE = Path(__file__).resolve().parent
+UNITS = {"gbit": 1e9, "mbit": 1e6}
+# A batch whose computation takes about as long as its gradients' way, at 1 Gbit/s on one core.
+BATCHES = {"alexnet": 48, "resnet20": 4, "mlp": 64, "cnn": 16}
+BYTES = 16 << 20
+
+
+def bandwidth(rate: str) -> float:
+    """Bytes a second of a rate of `tc`."""
+    for unit, bits in UNITS.items():
+        if rate.endswith(unit):
+            return float(rate[: -len(unit)]) * bits / 8
+    raise SystemExit(f"expected a rate in {' or '.join(UNITS)}, not {rate!r}")
+
+
+def sums(count: int, rate: str) -> None:
+    """The table of sums over `count` hosts."""
+    ideal = 2 * (count - 1) / count * BYTES / bandwidth(rate) * 1e3
+    print(f"16 MiB of float32 over {count} hosts at {rate}: the ring's bytes on the link take {ideal:.0f} ms")
+    with tempfile.TemporaryDirectory() as folder, Hosts(count, rate, folder) as hosts:
+        for algorithm in ("mpi", "ring", "auto"):
+            said = hosts.mpirun(
+                ["-m", "matex_tf", HERE / "hosts_worker.py", "sum", str(BYTES // 4)],
+                {"MATEX_ALGORITHM": algorithm, "MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+            )
+            raw, ours = map(float, said.split())
+            print(f"  raw MPI_Allreduce {raw:6.0f} ms   our op, MATEX_ALGORITHM={algorithm:4} {ours:6.0f} ms"
+                  f"   over the ideal {ours / ideal:.2f}", flush=True)  # fmt: skip
+
+
+def steps(name: str, rate: str, rounds: int) -> None:
+    """The line of model `name` on two hosts."""
+    environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    words = [str(HERE / "hosts_worker.py"), "step", name, str(BATCHES[name])]
+    found: dict[str, list[float]] = {"alone": [], "on": [], "off": []}
+    parameters = 0.0
+    with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder) as hosts:
+        for _ in range(rounds):
+            alone = subprocess.run(
+                [sys.executable, *words],
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            milliseconds, parameters = map(float, alone.stdout.split())
+            found["alone"].append(milliseconds)
+            for overlap in ("on", "off"):
+                said = hosts.mpirun(["-m", "matex_tf", *words], {**environment, "MATEX_OVERLAP": overlap})
+                found[overlap].append(float(said.split()[0]))
+    compute, on, off = (median(found[key]) for key in ("alone", "on", "off"))
+    transfer = parameters * 4 / bandwidth(rate) * 1e3
+    best = max(compute, transfer)
+    print(f"  {name:10} batch {BATCHES[name]:3}  compute {compute:7.1f}  transfer {transfer:7.1f}  overlapped {on:7.1f}"
+          f" ({on / best:.2f})  at once {off:7.1f} ({off / best:.2f})", flush=True)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--sums", type=int, default=4, metavar="HOSTS", help="0: none")
+    parser.add_argument("--models", nargs="*", choices=BATCHES, default=["alexnet", "resnet20"], metavar="MODEL")
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args()
+    if arguments.sums:
+        sums(arguments.sums, arguments.rate)
+    if arguments.models:
+        print(
+            f"steps on 2 hosts at {arguments.rate}, one thread each; milliseconds (over the larger of compute and transfer)"
+        )
+    for name in arguments.models:
+        steps(name, arguments.rate, arguments.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

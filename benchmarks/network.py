@@ -1,0 +1,113 @@
+"""Several hosts with a network of limited bandwidth between them, made of network namespaces of this machine.
+
+As root, with iproute2 and util-linux. Each host has its own network, host name, shared memory and address 10.99.0.N on
+a bridge in a further namespace, so that nothing of it is seen in the machine's own network.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_TOOLS = ("ip", "tc", "nsenter", "unshare")
+_ALL = ("-n", "-u", "-i", "-m")
+
+
+class Hosts:
+    """Hosts h1 to hN, each link of `rate` (of `tc`: "1gbit"), while in the context. `folder` is for what they need."""
+
+    def __init__(self, count: int, rate: str, folder: str | os.PathLike):
+        missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+        if os.geteuid() != 0 or missing:
+            raise SystemExit(f"hosts on one machine need root and {', '.join(_TOOLS)}; missing: {missing or 'root'}")
+        self.names = [f"h{number + 1}" for number in range(count)]
+        self._rate = rate
+        self._folder = Path(folder)
+        self._holders: dict[str, subprocess.Popen] = {}
+
+    def __enter__(self) -> Hosts:
+        addresses = "".join(f"10.99.0.{number + 1} {name}\n" for number, name in enumerate(self.names))
+        (self._folder / "hosts").write_text("127.0.0.1 localhost\n" + addresses)
+        try:
+            self._hold("switch")
+            self._inside("switch", "ip link add br0 type bridge; ip link set br0 up")
+            for number, name in enumerate(self.names):
+                self._connect(name, number + 1)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for holder in self._holders.values():
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+        self._holders.clear()
+
+    def _hold(self, name: str) -> None:
+        """A process that keeps the namespaces of `name` alive."""
+        ready = self._folder / f"{name}.ready"
+        script = (
+            f"hostname {name}; mount --bind {self._folder}/hosts /etc/hosts; mount -t tmpfs -o size=4g tmpfs /dev/shm; "
+            f"ip link set lo up; touch {ready}; exec sleep infinity"
+        )
+        command = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation", "private", "bash", "-c", script]
+        self._holders[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        for _ in range(500):
+            if ready.exists():
+                return
+            time.sleep(0.01)
+        raise SystemExit(f"the host {name} did not start")
+
+    def _inside(self, name: str, script: str) -> None:
+        subprocess.run([*self.enter(name), "bash", "-ec", script], check=True)
+
+    def _connect(self, name: str, number: int) -> None:
+        self._hold(name)
+        holder = self._holders[name].pid
+        limit = f"root tbf rate {self._rate} burst 256kb latency 50ms"
+        self._inside(
+            "switch",
+            f"ip link add p{number} type veth peer name eth0 netns {holder}; ip link set p{number} master br0 up; "
+            f"tc qdisc add dev p{number} {limit}",
+        )
+        self._inside(
+            name, f"ip addr add 10.99.0.{number}/24 dev eth0; ip link set eth0 up; tc qdisc add dev eth0 {limit}"
+        )
+
+    def enter(self, name: str) -> list[str]:
+        """The words that, before a command, run it on host `name`."""
+        return ["nsenter", "-t", str(self._holders[name].pid), *_ALL, f"--wd={os.getcwd()}", "--"]
+
+    def mpirun(self, words: Sequence[str], environment: dict[str, str]) -> str:
+        """What one rank on each host, of `words` with Python, prints; ends this program if it fails."""
+        agent = self._folder / "agent"
+        pids = "\n".join(f"{name}) holder={holder.pid};;" for name, holder in self._holders.items())
+        agent.write_text(
+            "#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\n"
+            f"host=$1; shift\ncase $host in\n{pids}\nesac\n"
+            f'exec nsenter -t $holder {" ".join(_ALL)} -- /bin/bash -c "$*"\n'
+        )
+        agent.chmod(0o755)
+        hosts = f"--host {','.join(self.names)} --map-by node -n {len(self.names)} --bind-to none"
+        network = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle 1"
+        exported = " ".join(f"-x {name}" for name in environment)
+        command = f"mpirun --allow-run-as-root --mca plm_rsh_agent {agent} {hosts} {network} {exported}".split()
+        inner = {name: value for name, value in os.environ.items() if not name.startswith("PRTE_MCA_rmaps")}
+        folders = os.pathsep.join([str(Path(sys.executable).parent), inner.get("PATH", os.defpath)])
+        result = subprocess.run(
+            [*self.enter(self.names[0]), *command, sys.executable, *words],
+            env={**inner, "PATH": folders, **environment},
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode:
+            raise SystemExit(f"{shlex.join(map(str, words))} failed:\n{result.stdout}\n{result.stderr}")
+        return result.stdout
