@@ -88,7 +88,7 @@ def main() -> int:
         sums(arguments.sums, arguments.rate)
     if arguments.models:
         print(
-            f"steps on 2 hosts at {arguments.rate}, one thread each; milliseconds (over the larger of compute and transfer)"
+            f"2 hosts at {arguments.rate}, one thread each: milliseconds a step (over the larger of compute and transfer)"
         )
     for name in arguments.models:
         steps(name, arguments.rate, arguments.rounds)

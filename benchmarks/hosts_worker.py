@@ -60,9 +60,9 @@ def step(name, batch):
         return tf.shape(x)[0]
 
     took = []
-    for x, y in tf.data.Dataset.from_tensors((x, y)).repeat(3 + 4 * case.steps):
+    for batch_x, batch_y in tf.data.Dataset.from_tensors((x, y)).repeat(3 + 4 * case.steps):
         started = time.perf_counter()
-        assert int(train(x, y)) == batch
+        assert int(train(batch_x, batch_y)) == batch
         took.append(time.perf_counter() - started)
     print(1e3 * statistics.median(took[3:]), model.count_params())
 
