@@ -87,9 +87,7 @@ def main() -> int:
     if arguments.sums:
         sums(arguments.sums, arguments.rate)
     if arguments.models:
-        print(
-            f"2 hosts at {arguments.rate}, one thread each: milliseconds a step (over the larger of compute and transfer)"
-        )
+        print(f"2 hosts at {arguments.rate}, one thread each: ms a step (over the larger of compute, transfer)")
     for name in arguments.models:
         steps(name, arguments.rate, arguments.rounds)
     return 0
