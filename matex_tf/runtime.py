@@ -42,12 +42,13 @@ def attach() -> None:
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from matex_tf import ops, patches
+    from matex_tf import ops, patches, watchdog
 
     ops.library()
     _agree_on_settings()
     seeding.agree()
     patches.install()
+    watchdog.start()
     _record()
 
 

@@ -136,6 +136,22 @@ TABLE = (
         "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never.",
     ),
     Setting(
+        "stall_seconds",
+        _count,
+        60,
+        "seconds",
+        "When ranks have waited so long for others at one place, one of them says who is waiting for whom, and where "
+        "those are; 0: never.",
+    ),
+    Setting(
+        "abort_seconds",
+        _count,
+        600,
+        "seconds",
+        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving or "
+        "downloading; 0: never.",
+    ),
+    Setting(
         "cache_dir",
         _text,
         "",

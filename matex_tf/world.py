@@ -129,10 +129,17 @@ def is_active() -> bool:
 
 
 def communicator(name: str) -> Any:
-    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control" or
-    "readers".
+    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control",
+    "readers" or "watch".
     """
     return current().communicators[name]
+
+
+def has_threads() -> bool:
+    """Whether several threads of this process may be in MPI at once."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _start() -> World:
@@ -190,7 +197,7 @@ def _join(MPI: Any, size: int) -> World:
         hosts=everyone.allgather(host),
     )
     node.Free()
-    for name in ("sequence", "gradients", "overlapped", "control", "readers"):
+    for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
         world.communicators[name] = everyone.Dup()
     _keep_children_out()
     atexit.register(_leave, world)
@@ -270,7 +277,7 @@ def _leave(world: World) -> None:
 
     if os.getpid() != world.process or _aborting or MPI.Is_finalized():
         return
-    from matex_tf import ops, output
+    from matex_tf import ops, output, watchdog
 
     ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
     try:
@@ -281,4 +288,5 @@ def _leave(world: World) -> None:
         time.sleep(3)
         output.tell(f"matex_tf: {error}\n")
         abort(_exit_code or 1)
+    watchdog.stop()
     MPI.Finalize()

@@ -14,13 +14,14 @@ from .collectives import (
     let_go,
     reduce_gradients,
 )
-from .library import MismatchError, content_hash, count, expect, library, rendezvous, seconds
+from .library import MismatchError, Waiting, content_hash, count, expect, library, rendezvous, seconds, waiting
 
 __all__ = [
     "BuildError",
     "DTYPES",
     "MismatchError",
     "OP_TYPES",
+    "Waiting",
     "allgather",
     "allgather_rows",
     "allreduce",
@@ -34,4 +35,5 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "seconds",
+    "waiting",
 ]

@@ -13,6 +13,7 @@ _FUNCTIONS = {
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),
+    "matex_waiting": (c_int, [POINTER(c_double), POINTER(c_int64), c_char_p, c_int]),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
     "matex_buckets": (
         c_int,

@@ -146,6 +146,25 @@ def seconds(kind: int) -> float:
     return library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """Where this process is in the sequence of collectives: at which number, and how long it has waited there, and where
+    in the program that is, if it waits.
+    """
+
+    number: int
+    seconds: float = 0.0
+    what: str = ""
+
+
+def waiting() -> Waiting:
+    """Where this process waits for other ranks, asked from any thread."""
+    seconds, number, text = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
+    if library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), text, len(text)):
+        return Waiting(number.value, seconds.value, text.value.decode(errors="replace"))
+    return Waiting(number.value)
+
+
 def expect(turns: Sequence[int]) -> None:
     """Announce the collectives of the v1 run about to start, by their attribute `turn`, in the order all ranks use.
 

@@ -39,7 +39,11 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
 
     if not tensors or not world.is_active() or tf.executing_eagerly() or not ops.inside_function():
         return False
-    if getattr(_state, "for_xla", 0) or not all(tensor.shape.is_fully_defined() for tensor in tensors):
+    if (
+        getattr(_state, "for_xla", 0)
+        or not world.has_threads()
+        or not all(tensor.shape.is_fully_defined() for tensor in tensors)
+    ):
         return False
     chosen = settings.current().overlap
     return chosen == "on" or chosen == "auto" and len(set(world.current().hosts)) > 1

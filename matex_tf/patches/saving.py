@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import files, saved, settings, world
+from matex_tf import files, saved, settings, watchdog, world
 from matex_tf.patches import replace, when_imported
 
 _PLACES = (
@@ -90,7 +90,7 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     if first:
         _state.inside = True
         try:
-            with files.plainly():
+            with files.plainly(), watchdog.busy(f"saving to {path}"):
                 result = write()
         except Exception as raised:
             error = raised

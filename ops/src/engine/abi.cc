@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -16,6 +17,7 @@
 #include "layout.h"
 #include "rendezvous.h"
 #include "turnstile.h"
+#include "waits.h"
 #include "world.h"
 
 namespace matex {
@@ -63,6 +65,17 @@ MATEX_EXPORT int64_t matex_count(int kind) {
 
 MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
+}
+
+// Where this process waits for others: 1, with since how many seconds, the number of the collective and, in `text`, its
+// place; 0 if it does not. `number` is in any case that of the collective which this process comes to next.
+MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int size) {
+  *number = matex::NumberInSequence();
+  matex::Waiting waiting;
+  if (!matex::LongestWait(&waiting)) return 0;
+  *seconds = waiting.seconds;
+  std::snprintf(text, size, "%s", waiting.what.c_str());
+  return 1;
 }
 
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {

@@ -18,6 +18,7 @@
 #include "step.h"
 #include "sum.h"
 #include "waiting.h"
+#include "waits.h"
 #include "world.h"
 
 namespace matex {
@@ -119,9 +120,12 @@ class Overlapped {
     const std::string given_up = WaitFor(update, entries);
     const int64_t place = ticket << 24 | step;
     int64_t words[3] = {place, ~place, given_up.empty() ? -1 : world.rank};
+    const std::function<std::string()> what = [update] { return update->place; };
     MPI_Request request;
+    Wait(Waiter::kOverlapped, ticket, &what);
     int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
     if (code == MPI_SUCCESS) code = Await(&request);
+    GoOn(Waiter::kOverlapped);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", update->place);
     if (words[0] != ~words[1]) return Error("ranks are at different steps of " + update->place + ".");
     if (words[2] < 0) return Error();

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "waits.h"
 #include "world.h"
 
 namespace matex {
@@ -16,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Sequence {
-  int64_t number = 0;
+  std::atomic<int64_t> number{0};
   Error poison;
   std::array<std::atomic<int64_t>, kKinds> counts{};
   Clock::time_point met;
@@ -90,13 +91,16 @@ Error Meet(const Call& call) {
   sequence.met = Clock::now();
   if (world.size == 1) return Error();
   if (sequence.poison) return sequence.poison;
+  Wait(Waiter::kSequence, sequence.number, &call.what);
   sequence.poison = Check(world, call, sequence.number);
+  if (sequence.poison) GoOn(Waiter::kSequence);
   ++sequence.number;
   return sequence.poison;
 }
 
 Error Finish(const Call& call, Error error) {
   Sequence& sequence = TheSequence();
+  GoOn(Waiter::kSequence);
   if (error) {
     sequence.poison = error;
   } else {
@@ -106,6 +110,8 @@ Error Finish(const Call& call, Error error) {
   }
   return error;
 }
+
+int64_t NumberInSequence() { return TheSequence().number; }
 
 double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }
 

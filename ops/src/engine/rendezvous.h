@@ -30,6 +30,9 @@ Error Meet(const Call& call);
 // makes its error the one that later meetings give. Returns `error`.
 Error Finish(const Call& call, Error error);
 
+// The number of the collective that this process comes to next, or is at.
+int64_t NumberInSequence();
+
 // Collectives of `kind` that this process has completed.
 int64_t CountOf(Kind kind);
 

@@ -1,0 +1,201 @@
+"""Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
+
+A rank that has waited for `MATEX_STALL_SECONDS` at one collective tells the first rank that answers, the teller, which
+asks those who have not come where they are, and prints that. After `MATEX_ABORT_SECONDS` it ends the job. The threads
+talk over a communicator of their own; none of them computes, so a rank answers whatever its script is doing, unless its
+process is stopped or its host is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf import ops, output, settings, world
+
+EXIT_STALLED = 70
+_PATIENCE = 5.0  # seconds for an answer
+_NAMED = 8  # of hundreds of ranks, a few tell enough
+
+_busy: list[str] = []
+_watch: _Watch | None = None
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Within it this rank does `what`, for which the others wait as long as it takes."""
+    _busy.append(what)
+    try:
+        yield
+    finally:
+        _busy.remove(what)
+
+
+def start() -> None:
+    """Watch this rank, under several."""
+    global _watch
+    if settings.current().stall_seconds and world.is_active() and world.has_threads():
+        _watch = _Watch()
+        _watch.thread.start()
+
+
+def stop() -> None:
+    """Before MPI ends."""
+    if _watch is not None and os.getpid() == _watch.process:
+        _watch.ended.set()
+        _watch.thread.join()
+
+
+@dataclass
+class _Stall:
+    """What a teller knows of the ranks that wait at one collective."""
+
+    number: int
+    since: float
+    what: str
+    reporters: set[int] = field(default_factory=set)
+    answers: dict[int, tuple] = field(default_factory=dict)
+    asked: float | None = None
+    told: float = 0.0
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.me = world.current()
+        self.communicator = world.communicator("watch")
+        self.stall, self.limit = settings.current().stall_seconds, settings.current().abort_seconds
+        self.process = os.getpid()
+        self.ended = threading.Event()
+        self.main = threading.main_thread().ident
+        self.thread = threading.Thread(target=self._run, name="matex_tf watchdog", daemon=True)
+        self.sent: list[Any] = []
+        # As one that waits: the teller, whether it has answered, and when it was told.
+        self.teller, self.heard, self.reported = 0, False, 0.0
+        self.number = -1
+        # As the teller.
+        self.stalled: _Stall | None = None
+
+    def _run(self) -> None:
+        while not self.ended.wait(min(1.0, self.stall / 4)):
+            while self.communicator.iprobe():
+                self._hear(*self.communicator.recv())
+            self._look()
+            if self.stalled is not None:
+                self._tell(self.stalled)
+            self.sent = [request for request in self.sent if not request.Test()]
+
+    def _send(self, rank: int, kind: str, *content: Any) -> None:
+        if rank == self.me.rank:
+            self._hear(kind, rank, *content)
+        else:
+            self.sent.append(self.communicator.isend((kind, self.me.rank, *content), rank))
+
+    def _hear(self, kind: str, rank: int, *content: Any) -> None:
+        if kind == "waits":
+            number, seconds, what = content
+            if self.stalled is None or number > self.stalled.number:
+                self.stalled = _Stall(number, time.monotonic() - seconds, what)
+            self.stalled.reporters.add(rank)
+            self._send(rank, "heard")
+        elif kind == "heard":
+            self.heard = True
+        elif kind == "where":
+            waiting = ops.waiting()
+            self._send(rank, "here", waiting.number, waiting.what, self._place(), "; ".join(_busy))
+        elif kind == "here" and self.stalled is not None:
+            self.stalled.answers[rank] = content
+
+    def _look(self) -> None:
+        """Tell the teller if this rank waits, the next rank if that one has not answered."""
+        waiting = ops.waiting()
+        if waiting.seconds < self.stall:
+            return
+        now = time.monotonic()
+        if waiting.number != self.number:
+            self.number, self.teller, self.heard, self.reported = waiting.number, 0, True, 0.0
+        if not self.heard and now > self.reported + _PATIENCE and self.teller < self.me.rank:
+            self.teller, self.reported = self.teller + 1, 0.0
+        if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
+            self.reported, self.heard = now, False
+            self._send(self.teller, "waits", waiting.number, waiting.seconds, waiting.what)
+
+    def _tell(self, stalled: _Stall) -> None:
+        now = time.monotonic()
+        waited = now - stalled.since
+        if stalled.asked is None:
+            if waited < max(self.stall, 2 * stalled.told):
+                return
+            stalled.asked, stalled.answers = now, {}
+            for rank in range(self.me.size):
+                if rank not in stalled.reporters:
+                    self._send(rank, "where")
+            return
+        missing = [rank for rank in range(self.me.size) if rank not in stalled.reporters]
+        if now < stalled.asked + _PATIENCE and not all(rank in stalled.answers for rank in missing):
+            return
+        # Those that wait as well have only not said so yet.
+        late = [rank for rank in missing if not self._waits(stalled, rank)]
+        if not late or ops.waiting().number > stalled.number:
+            self.stalled = None
+            return
+        output.tell(self._text(stalled, waited, late))
+        stalled.asked, stalled.told = None, waited
+        is_busy = any(stalled.answers[rank][3] for rank in late if rank in stalled.answers)
+        if self.limit and waited >= self.limit and not is_busy:
+            output.tell(f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n")
+            world.abort(EXIT_STALLED)
+
+    @staticmethod
+    def _waits(stalled: _Stall, rank: int) -> bool:
+        answer = stalled.answers.get(rank)
+        return answer is not None and bool(answer[1]) and answer[0] >= stalled.number
+
+    def _text(self, stalled: _Stall, waited: float, late: list[int]) -> str:
+        hosts = self.me.hosts
+        here = [rank for rank in range(self.me.size) if rank not in late]
+        some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
+        some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
+        lines = [
+            f"matex_tf: for {waited:.0f} s {some} {'have' if len(here) > 1 else 'has'} waited at {stalled.what} "
+            f"(collective number {stalled.number}) for:"
+        ]
+        for rank in late[:_NAMED]:
+            answer = stalled.answers.get(rank)
+            if answer is None:
+                where = "does not answer: its process is stopped, or its host cannot be reached"
+            else:
+                number, _, place, doing = answer
+                where = f"comes to number {number} next; " + (f"it is {doing}" if doing else f"it is at {place}")
+            lines.append(f"  rank {rank} ({hosts[rank]}) {where}")
+        if len(late) > _NAMED:
+            lines.append(f"  and {len(late) - _NAMED} more")
+        return "\n".join(lines) + "\n"
+
+    def _place(self) -> str:
+        """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+        frame = sys._current_frames().get(self.main)
+        if frame is None:
+            return "its end"
+        stack = [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
+        if not stack:
+            return "its end"
+        own = [one for one in stack if not _is_library(one.filename)]
+        place = _line(own[-1]) if own else "no line of its own"
+        return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
+
+
+def _is_library(path: str) -> bool:
+    return any(part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python")) or (
+        os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(__file__))
+    )

@@ -1,0 +1,47 @@
+"""Ranks that wait for one that does not come say for whom, and where that is; in the end the job ends."""
+
+import re
+import time
+
+import pytest
+
+import launch
+
+LATE = """
+import os, signal, sys, time
+import tensorflow as tf
+import matex_tf
+
+def dawdle():
+    time.sleep(float(sys.argv[1]))
+
+matex_tf.barrier()
+if matex_tf.rank() == int(sys.argv[2]):
+    if "stopped" in sys.argv:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dawdle()
+print(matex_tf.allreduce(tf.ones([3]), "sum").numpy())
+"""
+SETTINGS = {"MATEX_STALL_SECONDS": "2"}
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
+    result = launch.run(3, LATE, 9, late, env=SETTINGS).check()
+    assert "[3. 3. 3.]" in result.stdout
+    waiting = " ".join(rf"rank {rank} \(\S+\)," for rank in range(3) if rank != late)[:-1]
+    first = re.search(rf"for \d s {waiting} have waited at allreduce \(sum\) of float32 \[3\]", result.stderr)
+    assert first, result.stderr
+    there = re.search(rf"rank {late} \(\S+\) comes to number \d+ next; it is at (.*)", result.stderr)
+    assert there and "line 7, in dawdle" in there.group(1), result.stderr
+
+
+@pytest.mark.parametrize("late, stopped", [(1, False), (0, True), (1, True)])
+def test_the_job_ends(late, stopped):
+    started = time.monotonic()
+    words = ["stopped"] if stopped else []
+    result = launch.run(3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "5"}, timeout=90)
+    assert result.returncode == 70, result.output
+    assert time.monotonic() - started < 60
+    assert "ending the job (exit code 70)" in result.stderr
+    assert ("does not answer" if stopped else "in dawdle") in result.stderr, result.stderr
