@@ -148,8 +148,8 @@ def seconds(kind: int) -> float:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Where this process is in the sequence of collectives: at which number, and how long it has waited there, and where
-    in the program that is, if it waits.
+    """Where this process is in the sequence of collectives: the number of the next, or of the one that it waits at,
+    how long it has waited there, and where in the program that is.
     """
 
     number: int
