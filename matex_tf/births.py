@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import gradients, loops, losses, output, steps, variables
+from matex_tf import gradients, loops, losses, steps, variables
 
 
 def _is_trained_variable(source: Any) -> bool:
@@ -18,7 +18,7 @@ def leave_to_optimizer(sources: Any) -> None:
     trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
     if not trained:
         return
-    output.note(
+    losses.inexact(
         "gradients are taken of gradients: what a penalty on gradients is made of are those of each rank's slice, so "
         "the result is close to that of the script alone but not the same"
     )

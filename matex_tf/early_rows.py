@@ -16,6 +16,8 @@ _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTable
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
 """Stateful if what they call is, which is looked at by itself."""
+PLACES_OF_FILES = "matex_places_of_files"
+"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
 def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> Any:
@@ -177,5 +179,6 @@ def _depends_on_order(step: Any) -> bool:
 
     graph = step._map_func.function.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
     known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
     return any(op is not None and op.is_stateful for op in known.values())

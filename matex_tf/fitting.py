@@ -18,6 +18,7 @@ from matex_tf import (
     ops,
     output,
     pipeline,
+    rehearsal,
     settings,
     sharding,
     steps,
@@ -107,6 +108,8 @@ class Stage:
         self.first: tuple[int, int] | None = None
         self.dealt = sharding.Dealt()
         self.numbered: Any = None
+        self.whole = False
+        self.rows_of_batch: int | None = None  # of arrays
 
     @property
     def name(self) -> str:
@@ -115,7 +118,8 @@ class Stage:
     @property
     def compares(self) -> bool:
         """Whether ranks are to see the same batches."""
-        return self.counts is None and self.own_batches is None and self.numbered is None and not self.weak
+        shared = self.counts is None and self.own_batches is None and self.numbered is None
+        return shared and not self.weak and not self.whole
 
     def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
         """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
@@ -170,6 +174,7 @@ class Stage:
 
     def batch_of_arrays(self, batch_size: int | None) -> int | None:
         """The batch size with which Keras is to batch arrays."""
+        self.rows_of_batch = batch_size or 32
         return (batch_size or 32) * world.current().size if self.weak else batch_size
 
     def distribute(self, dataset: Any, are_arrays: bool) -> Any:
@@ -190,7 +195,20 @@ class Stage:
         if self.own_batches is not None:
             return pipeline.own_batches(dataset, self._most_batches())
         dataset = getattr(dataset, "_matex_whole", dataset)
+        if not self._takes_any_rows(dataset):
+            self.whole = True
+            return pipeline.whole(dataset)
         return early_rows.slices(dataset, are_arrays, self._keep_first)
+
+    def _takes_any_rows(self, dataset: Any) -> bool:
+        """Whether the model's step can compute a part of a batch; said where it cannot. Collective."""
+        size = None if hasattr(dataset, "_matex_whole") else self.rows_of_batch
+        kind = "train" if self.trains else "test"
+        mine = rehearsal.why_whole(self.call.model, kind, dataset.element_spec, size)
+        reasons = [why for why in world.control.allgather(mine, f"whether ranks can share {self.name}") if why]
+        if reasons:
+            output.note(reasons[0])
+        return not reasons
 
     def _most_batches(self) -> int | None:
         """The number of batches of the rank that has most; None where they do not end."""

@@ -70,6 +70,10 @@ class Loop:
 
     def _give_slice(self, element: Any) -> Any:
         me = world.current()
+        if self.dataset is not None and pipeline.is_uneven(element, self.dataset.element_spec):
+            pipeline.say_uneven()
+            steps.set_whole()
+            return element
         count = int(sharding.batch_rows(element))
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
         steps.set_values(steps.slice_values(stop - start if has_rows else 0, count))

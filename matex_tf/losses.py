@@ -13,6 +13,7 @@ from typing import Any
 from matex_tf import ops, output, reductions, steps
 
 _ATTRIBUTE = "_matex_global"
+_inexact = 0
 _ALL = "_matex_globals"
 
 
@@ -44,28 +45,40 @@ def weight(target: Any) -> Any:
     for one in found:
         say_inexact(one)
     if of_sum and any(one.penalty for one in found):
-        output.note(
+        inexact(
             "a loss that is a sum over rows has a penalty on the weights, which every rank adds: it counts as many "
             "times as there are ranks. Make the loss a mean, or divide the penalty by matex_tf.size()"
         )
     return steps.weight_and_rows(of_sum=of_sum)
 
 
+def inexact(text: str) -> None:
+    """Say, once, `text`: why the ranks' parts do not add up to the whole batch's."""
+    global _inexact
+    _inexact += 1
+    output.note(text)
+
+
+def times_inexact() -> int:
+    """How often `inexact` was called."""
+    return _inexact
+
+
 def say_inexact(found: reductions.Analysis) -> None:
     """Say, once, where the ranks' parts of a loss do not add up to that of the whole batch."""
     if found.ratios and found.denominator is None:
-        output.note(
+        inexact(
             "a loss is divided by a sum over the data, beside other terms or by one that depends on the weights (as in "
             "Dice): ranks' losses are weighed by rows, which is exact only where each slice has the same such sum for "
             "each row"
         )
     if found.bent:
-        output.note(
+        inexact(
             "a loss is a curve, such as a square root, of a mean or sum over rows: ranks take it of their own rows and "
             "weigh the results by rows, which is not exactly the loss of the whole batch"
         )
     if found.mixed:
-        output.note(
+        inexact(
             "a loss has terms that are means over rows and others that are sums: all are weighed by rows, so that the "
             "sums count less than in the script alone. Make them all means"
         )
@@ -129,6 +142,34 @@ def global_figures(tensors: Sequence[Any], known: Sequence[Any]) -> list[Any]:
         for index, total in zip(chosen, totals):
             result[index] = tf.cast(total, tensors[index].dtype)
     return result
+
+
+def global_logs(logs: Any) -> Any:
+    """`logs`, what a step of Keras in a graph returns, with its figures of this rank's rows made global.
+
+    Metrics know those of all rows; a loss or a figure of the script's own does not. One whose graph does not show what
+    it is is weighed by rows, so that at least all ranks, and their callbacks, see the same.
+    """
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(logs)
+    chosen, weighed = [], []
+    for index, value in enumerate(flat):
+        if not isinstance(value, tf.Tensor) or hasattr(value, "numpy") or value.shape.rank != 0:
+            continue
+        known = global_value(value)
+        if known is not None:
+            flat[index] = known
+        elif value.dtype.is_floating and reductions.depends_on_data(value):
+            weight = _weight_of_figure(value)
+            weight = steps.numbers()[0] if weight is None else weight
+            chosen.append(index)
+            weighed.append(tf.where(weight > 0, tf.cast(value, tf.float64) * weight, tf.zeros([], tf.float64)))
+    if chosen:
+        totals = tf.unstack(ops.allreduce(tf.stack(weighed), op="sum", name="the logs of a step"), num=len(chosen))
+        for index, total in zip(chosen, totals):
+            flat[index] = tf.cast(total, flat[index].dtype)
+    return tf.nest.pack_sequence_as(logs, flat)
 
 
 def _weight_of_figure(tensor: Any) -> Any:

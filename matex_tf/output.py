@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TextIO
 
 from matex_tf import settings, world
 
 _said: set[str] = set()
+_unsaid = False
 _terminal: TextIO | None = None
 
 
 def note(text: str) -> None:
     """Say one line on standard error, on rank 0, once in a run."""
-    if text in _said:
+    if _unsaid or text in _said:
         return
     _said.add(text)
     if world.current().rank == 0 and not settings.current().quiet:
         sys.stdout.flush()
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def unsaid() -> Iterator[None]:
+    """Within it notes are not said; they may be later."""
+    global _unsaid
+    before, _unsaid = _unsaid, True
+    try:
+        yield
+    finally:
+        _unsaid = before
 
 
 def tell(text: str) -> None:

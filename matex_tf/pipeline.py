@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from matex_tf import comparison, ops, sharding, steps, world
+from matex_tf import comparison, ops, output, sharding, steps, world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
@@ -37,10 +37,63 @@ def take_rows(element: Any, start: Any, stop: Any, count: Any = None) -> Any:
 
 def my_slice(element: Any) -> tuple[Any, Any]:
     """This rank's rows of a batch in a graph, and the numbers of the step (float64, shape [4])."""
+    import tensorflow as tf
+
     me = world.current()
     count = sharding.batch_rows(element)
     start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-    return take_rows(element, start, stop), steps.slice_tensor(has_rows, start, stop, count)
+    even, most = evenness(element)
+    numbers = steps.slice_tensor(has_rows, start, stop, count)
+    numbers = tf.where(even, numbers, tf.constant(steps.whole_values(), tf.float64))
+    start, stop = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop, most)
+    return take_rows(element, start, stop), numbers
+
+
+def _rows_of_parts(element: Any) -> list[Any]:
+    """The number of rows of each component of a batch that has a first dimension."""
+    import tensorflow as tf
+
+    return [sharding.batch_rows(part) for part in tf.nest.flatten(element) if part.shape.rank]
+
+
+def evenness(element: Any) -> tuple[Any, Any]:
+    """Whether all components of a batch in a graph have the same number of rows, and the largest number."""
+    import tensorflow as tf
+
+    rows = _rows_of_parts(element) or [sharding.batch_rows(element)]
+    rows = tf.stack([tf.cast(number, tf.int64) for number in rows])
+    return tf.reduce_all(tf.equal(rows, rows[0])), tf.reduce_max(rows)
+
+
+def is_uneven(element: Any, spec: Any = None) -> bool:
+    """Whether the components of an eager batch have different numbers of rows, as of datasets zipped together.
+
+    With `spec`, that of its dataset, only components whose first dimension is open there are looked at.
+    """
+    import tensorflow as tf
+
+    parts = tf.nest.flatten(element)
+    if spec is not None:
+        kinds = tf.nest.flatten(spec)
+        parts = [part for part, kind in zip(parts, kinds, strict=True) if kind.shape.rank and kind.shape[0] is None]
+    return len({int(rows) for rows in _rows_of_parts(parts)}) > 1
+
+
+def say_uneven() -> None:
+    output.note(
+        "the parts of a batch have different numbers of rows (as of datasets with other batch sizes, zipped together), "
+        "so every rank computes whole batches: right, but not faster"
+    )
+
+
+def whole(dataset: Any) -> Any:
+    """A dataset of `Batch` of whole batches, which every rank computes."""
+    import tensorflow as tf
+
+    def batch(*element: Any) -> Batch:
+        return Batch(element if len(element) > 1 else element[0], tf.constant(steps.whole_values(), tf.float64))
+
+    return exempt(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
 
 
 def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
@@ -53,7 +106,10 @@ def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     spec = dataset.element_spec
 
     def show(*parts: Any) -> bool:
-        on_first(comparison.batch_digest(tf.nest.pack_sequence_as(spec, parts, expand_composites=True)))
+        element = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+        if is_uneven(element):
+            say_uneven()
+        on_first(comparison.batch_digest(element))
         return True
 
     def cut(index: Any, element: Any) -> Batch:

@@ -116,7 +116,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         result.terms += 1
         return {marked(tensor)}
     if op.type in ("Mean", "Sum"):
-        if not _depends_on_data(op.inputs[0]):
+        if not depends_on_data(op.inputs[0]):
             result.penalty = True  # on the weights alone: the same on every rank
             return set()
         before = _removals(op.inputs[0], result, seen)
@@ -125,7 +125,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         result.terms += 1
         return {"mean" if op.type == "Mean" else "sum"}
     if op.type == "L2Loss":
-        if not _depends_on_data(op.inputs[0]):
+        if not depends_on_data(op.inputs[0]):
             result.penalty = True
             return set()
         before = _removals(op.inputs[0], result, seen)
@@ -136,7 +136,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
             result.terms += 1
             return {"mean"}
         # A divisor of each row is that row's own affair.
-        if op.inputs[1].shape.rank == 0 and _depends_on_data(op.inputs[1]):
+        if op.inputs[1].shape.rank == 0 and depends_on_data(op.inputs[1]):
             result.terms += 1
             result.ratios.append(op.inputs[1])
             return {"mean"}
@@ -206,7 +206,8 @@ def _constant(tensor: Any) -> float | None:
     return None
 
 
-def _depends_on_data(tensor: Any) -> bool:
+def depends_on_data(tensor: Any) -> bool:
+    """Whether the tensor of a graph depends on this rank's rows, as far as they were not made global."""
     return _reaches(
         tensor,
         {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"},

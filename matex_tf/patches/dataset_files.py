@@ -9,7 +9,7 @@ import glob
 import os
 from typing import Any
 
-from matex_tf import files
+from matex_tf import early_rows, files
 from matex_tf.patches import replace
 from matex_tf.patches.file_notes import note_made
 from matex_tf.patches.files import real_path
@@ -72,7 +72,7 @@ def _real_names(names: Any) -> Any:
     with files.plainly():
         if files.view().is_untouched():
             return names
-    found = tf.numpy_function(real, [names], tf.string)
+    found = tf.numpy_function(real, [names], tf.string, name=early_rows.PLACES_OF_FILES)
     found.set_shape(names.shape)
     return found
 

@@ -160,6 +160,8 @@ def _slice_if(decision: Any, element: Any) -> Any:
         variables.settle()
         loops.shared_elsewhere()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
+        if pipeline.is_uneven(whole):
+            pipeline.say_uneven()
         comparison.compare_batch(comparison.batch_digest(whole), "the first batch of a loop in a tf.function")
         decision.assign(TRAINING)
         return True
@@ -168,11 +170,12 @@ def _slice_if(decision: Any, element: Any) -> Any:
     ready = tf.cond(
         tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
     )
-    slicing = known > WHOLE
+    even, most = pipeline.evenness(element)
+    slicing = tf.logical_and(known > WHOLE, even)
     start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
     numbers = tf.where(
         slicing, steps.slice_tensor(has_rows, start, stop, count), tf.constant(steps.whole_values(), tf.float64)
     )
-    start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, count)
+    start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, most)
     with tf.control_dependencies([ready]), tf.control_dependencies([steps.variable().assign(numbers)]):
         return pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from matex_tf import fitting, metrics, pipeline, single_batches, steps, world
+from matex_tf import fitting, losses, metrics, pipeline, single_batches, steps, world
 from matex_tf.patches import keras_losses, keras_predict, replace, when_imported
 
 
@@ -253,7 +253,7 @@ def _unpack(step: Any) -> Any:
         if not isinstance(data, (pipeline.Batch, pipeline.OwnBatch)):
             return step(data)
         steps.set_values(pipeline.numbers_of(data))
-        return step(data.data)
+        return losses.global_logs(step(data.data))
 
     return with_numbers
 

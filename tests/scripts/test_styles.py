@@ -35,12 +35,12 @@ CLOSE = {
     # Half precision; its loss scale falls at the same steps.
     "mixed_precision": 0.02,
     "mixed_and_clipped": 0.02,
-    # Its layer adds up what each rank sees of the batch (rank 0's value is kept and that is said).
-    "assigning_layer": 1.0,
 }
 # Computed whole on every rank: right, but not faster.
 WHOLE = {
     "actor_critic",
+    "assigning_layer",
+    "batches_with_meaning",
     "constant_batch_size",
     "deep_dream",
     "numpy_slices",

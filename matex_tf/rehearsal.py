@@ -1,0 +1,154 @@
+"""Whether a step of Keras' `fit` or `evaluate` can compute a part of a batch: it is traced for another size first.
+
+A step of the script's own may name its batch's size (`tf.random.normal([BATCH_SIZE, 16])`), know what each row of a
+batch is (`anchors, positives = data[0], data[1]`), or have the rows meet (`meetings`). On a slice it would fail, or
+compute something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from matex_tf import gradients, losses, meetings, output
+
+NAMED = (
+    "a step of the script's own names its batch's size, or takes rows out of the batch by their number, so every rank "
+    "computes whole batches: right, but not faster"
+)
+MEET = (
+    "in a step of the script's own the rows of a batch meet: they are compared with each other, or a figure of the "
+    "whole batch goes into the loss or into a variable. So every rank computes whole batches: right, but not faster"
+)
+# Primes that are hardly a dimension of anything else; rows that a step takes in pairs or halves do not come out even.
+_ROWS = (107, 109)
+_OF_THE_BATCH = {"Dice", "Tversky"}
+_REMEMBERED = "_matex_any_rows"
+
+
+def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
+    """Why the step of `model` for `kind` ("train" or "test") cannot compute a part of a batch; empty where it can.
+
+    Args:
+        spec: the element spec of the batches.
+        batch_size: their number of rows, where it is known and not in `spec`.
+    """
+    if not _has_own_code(model, f"{kind}_step") or getattr(model, "run_eagerly", False):
+        return ""
+    if not _is_built(model) and not hasattr(model, "_symbolic_build"):
+        return ""  # Keras 2 draws a layer's first weights where it is built
+    known = vars(model).setdefault(_REMEMBERED, {})
+    key = (kind, repr(spec), batch_size, id(getattr(model, "optimizer", None)), id(getattr(model, "loss", None)))
+    if key not in known:
+        known[key] = _rehearse(model, getattr(model, f"{kind}_step"), spec, batch_size)
+    return known[key]
+
+
+def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int | None) -> str:
+    size = next((rows for rows in map(_fixed_rows, _flat(spec)) if rows is not None), batch_size)
+    rows = next(rows for rows in _ROWS if rows != size)
+    with _unnoticed():
+        if not _is_built(model):
+            # With the shapes of the real batches: a layer may keep those that it is built with.
+            _trace(model, step, spec)
+        before = losses.times_inexact()
+        graph = _trace(model, step, _with_rows(spec, rows))
+        if graph is None:
+            return NAMED if _trace(model, step, _with_rows(spec, size)) is not None else ""
+    if meetings.knows_rows(graph):
+        return NAMED
+    inexact = losses.times_inexact() > before
+    return MEET if inexact or meetings.rows_meet(graph, rows, _own_accounts(model)) else ""
+
+
+def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
+    """The graph of `step` for batches of `spec`; None where it cannot be traced."""
+    import tensorflow as tf
+
+    strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
+
+    @tf.autograph.experimental.do_not_convert
+    def once(data):
+        return strategy.run(step, args=(data,))
+
+    try:
+        return tf.function(once).get_concrete_function(spec).graph
+    except (ValueError, TypeError, tf.errors.OpError):
+        return None
+
+
+@contextlib.contextmanager
+def _unnoticed() -> Iterator[None]:
+    """What the step prints, and draws from Python's and NumPy's streams, is as if it had not run."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), output.unsaid():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _flat(spec: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return tf.nest.flatten(spec)
+
+
+def _fixed_rows(part: Any) -> int | None:
+    shape = getattr(part, "shape", None)
+    return shape[0] if shape is not None and shape.rank else None
+
+
+def _with_rows(spec: Any, rows: int | None) -> Any:
+    import tensorflow as tf
+
+    def fill(part: Any) -> Any:
+        if not isinstance(part, tf.TensorSpec) or not part.shape.rank:
+            return part
+        return tf.TensorSpec([rows, *part.shape[1:]], part.dtype)
+
+    return tf.nest.map_structure(fill, spec)
+
+
+def _of_keras(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith(("keras.", "tf_keras."))
+
+
+def _is_built(model: Any) -> bool:
+    """Whether tracing makes no layer's weights."""
+    return all(getattr(layer, "built", True) for layer in _layers(model) if layer is not model)
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+
+
+def _has_own_code(model: Any, step: str) -> bool:
+    """Whether a step may be something else than a mean over rows: by the script's own step, layers or losses."""
+    if not all(_of_keras(getattr(type(model), name, None)) for name in (step, "compute_loss", "call")):
+        return True
+    if any(not _of_keras(type(layer)) or type(layer).__name__ == "Lambda" for layer in _layers(model)):
+        return True
+    own = [loss for loss in _flat(getattr(model, "loss", None)) if callable(loss)]
+    return any(not _of_keras(loss) or type(loss).__name__ in _OF_THE_BATCH for loss in own)
+
+
+def _own_accounts(model: Any) -> set[int]:
+    """The ids of the handles of variables in which the ranks' parts may stand: those of metrics and optimizers."""
+    metrics = [*getattr(model, "metrics", [])]
+    for layer in _layers(model):
+        metrics += [*getattr(layer, "_metrics", [])]
+    kept = [metric.variables for metric in metrics]
+    for value in (*vars(model).values(), getattr(model, "optimizer", None)):
+        if hasattr(value, "apply_gradients"):
+            kept.append(value.variables() if callable(value.variables) else value.variables)
+    found = (gradients.underlying(variable) for variables in kept for variable in variables)
+    return {id(variable.handle) for variable in found if hasattr(variable, "handle")}
