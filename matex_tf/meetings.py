@@ -41,13 +41,14 @@ def rows_meet(graph: Any, rows: int, accounts: set[int]) -> bool:
         accounts: ids of the handles of variables that are made global elsewhere.
     """
     outer = {id(inner): id(handle) for handle, inner in zip(graph.external_captures, graph.internal_captures)}
-    local = _made_of_batch(graph)
+    local, backwards = _made_of_batch(graph), _backwards(graph)
     for op in graph.get_operations():
         if any(_times(tensor, rows) > 1 for tensor in op.outputs):
             return True
         if _keeps(op, local) and outer.get(id(op.inputs[0])) not in accounts:
             return True
-        if not _is_gradient(op) and any(_is_figure(op, tensor, rows) and _is_bent(tensor) for tensor in op.outputs):
+        figures = [tensor for tensor in op.outputs if id(op) not in backwards and _is_figure(op, tensor, rows)]
+        if any(_is_bent(figure, backwards) for figure in figures):
             return True
     return False
 
@@ -84,8 +85,15 @@ def _made_of_batch(graph: Any) -> _Tensors:
         if found.add(tensor):
             for op in tensor.consumers():
                 if op.type not in _SHAPES and not op.type.startswith("Matex"):
-                    pending.extend(op.outputs)
+                    pending.extend(_made_of(op, tensor))
     return found
+
+
+def _made_of(op: Any, tensor: Any) -> list[Any]:
+    """The outputs of `op` that `tensor`, one of its inputs, goes into."""
+    if op.type != "IdentityN":
+        return list(op.outputs)
+    return [made for part, made in zip(op.inputs, op.outputs) if part is tensor]
 
 
 def _times(tensor: Any, rows: int) -> int:
@@ -102,8 +110,13 @@ def _keeps(op: Any, local: _Tensors) -> bool:
     return assigns and op.inputs[1] in local and op.inputs[1].dtype.is_floating
 
 
-def _is_gradient(op: Any) -> bool:
-    return "gradient_tape/" in op.name
+def _backwards(graph: Any) -> set[int]:
+    """The ids of the ops that take gradients, and of those that work on gradients."""
+    found: set[int] = set()
+    for op in graph.get_operations():
+        if "gradient_tape/" in op.name or any(id(part.op) in found for part in op.inputs):
+            found.add(id(op))
+    return found
 
 
 def _is_figure(op: Any, tensor: Any, rows: int) -> bool:
@@ -114,7 +127,7 @@ def _is_figure(op: Any, tensor: Any, rows: int) -> bool:
     return any(part.dtype.is_floating and _times(part, rows) for part in op.inputs)
 
 
-def _is_bent(figure: Any) -> bool:
+def _is_bent(figure: Any, backwards: set[int]) -> bool:
     """Whether anything but a sum of `figure` comes out of the step, or into its loss."""
     seen: set[tuple[int, bool]] = set()
     pending = [(figure, False)]
@@ -123,15 +136,16 @@ def _is_bent(figure: Any) -> bool:
         if (id(tensor), bent) in seen:
             continue
         seen.add((id(tensor), bent))
-        users = [op for op in tensor.consumers() if op.type not in _SHAPES and not _is_gradient(op)]
-        if bent and not users:
+        users = [op for op in tensor.consumers() if op.type not in _SHAPES and id(op) not in backwards]
+        # `tf.custom_gradient` has copies of what it is given, of no use to anyone, beside what it gives.
+        if bent and not users and tensor.op.type != "IdentityN":
             return True
         for op in users:
             if op.type == "MatexAllreduce":
                 continue
             now_bent = bent or not _is_linear(op, tensor)
             if op.outputs and not op.type.startswith("Matex"):
-                pending.extend((made, now_bent) for made in op.outputs)
+                pending.extend((made, now_bent) for made in _made_of(op, tensor))
             elif now_bent:
                 return True
     return False
