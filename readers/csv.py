@@ -58,6 +58,9 @@ class Csv(Format):
         memory: int | None = None,
     ):
         self.files = files.find(path)
+        for name, mark in (("delimiter", delimiter), ("quote", quote)):
+            if mark and not (len(mark) == 1 and mark.isascii()):
+                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {mark!r}")
         self._quote = ord(quote) if quote else None
         self._memory = memory
         head = csv_text.head(self.files[0], _HEAD_BYTES)
@@ -101,6 +104,8 @@ class Csv(Format):
                 break
             head, length = b"", length * 16
         line = head[begin:first]
+        if b"\r" in line.strip() and b"\n" not in line and not (self._quote and self._quote in line):
+            raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
         if not line.strip():
             raise ReaderError(f"{file}: expected a table, found no line with anything in it")
         rows = csv_errors.rows(file, line, self._delimiter, self._quote)
@@ -122,14 +127,23 @@ class Csv(Format):
         sample, line, file = b"", 1, self.files[0]
         for piece in self._pieces:
             head = head if piece.named == self.files[0] else csv_text.head(piece.named, _HEAD_BYTES)
-            file, line, end = piece.named, 1 + head[: piece.start].count(b"\n"), len(head)
-            if end == _HEAD_BYTES:  # the last record of the head may be cut
-                part = records.search(lambda a, b: head[a:b], piece.start, end, self._quote)  # noqa: B023
-                end = part.outside.last or end
+            length = _HEAD_BYTES
+            end = self._whole_records(head, piece.start, length)
+            while not end:
+                length *= 4
+                head = csv_text.head(piece.named, length)
+                end = self._whole_records(head, piece.start, length)
+            file, line = piece.named, 1 + head[: piece.start].count(b"\n")
             sample = head[piece.start : end]
             if sample.strip():
                 break
         self._table.learn_types(sample, file, line, dtype)
+
+    def _whole_records(self, head: bytes, start: int, length: int) -> int:
+        """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
+        if len(head) < length:
+            return len(head)
+        return records.search(lambda a, b: head[a:b], start, length, self._quote).outside.last or 0
 
     def describe(self) -> str:
         return self._table.describe()

@@ -60,8 +60,8 @@ def explain(
                     continue
                 if not _converts(text, kind):
                     hint = (
-                        f"; the first MiB of the file has integers in this column, dtype={{{names[number]!r}: "
-                        '"float64"} reads others'
+                        "; by the first MiB, or by dtype=, this column is read as integers; "
+                        f'dtype={{{names[number]!r}: "float64"}} reads others'
                         if pa.types.is_integer(kind) and _converts(text, pa.float64())
                         else ""
                     )

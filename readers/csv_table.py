@@ -15,7 +15,8 @@ from matex_tf.readers.missing import found as found_missing
 Column = str | int
 _NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
 
-_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+# What people write for numbers, be it with a decimal comma or with commas between thousands.
+_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(,\d{3})+(\.\d+)?)([eE][-+]?\d+)?\s*$"
 
 # Of a row of a table: where it stands, for a person.
 Place = Callable[[int], str]
@@ -101,7 +102,8 @@ class Table:
                 elif pa.types.is_boolean(found[number]) and number not in by_column:
                     self._types[field, number] = pa.bool_()
                 else:
-                    self._types[field, number] = pa.from_numpy_dtype(kind)
+                    # pyarrow does not parse numbers of half precision.
+                    self._types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
             self.dtypes[field] = np.result_type(*each)
 
     def _check_text(self, number: int, column: Any, sample: bytes, file: Path, line: int) -> None:

@@ -154,6 +154,15 @@ def test_types_and_columns(tmp_path):
         DataSet("CSV", path, rank=0, size=1).training_labels  # noqa: B018
 
 
+def test_a_record_longer_than_the_head(tmp_path):
+    path = write(tmp_path / "a.csv", "a,b\n" + '"' + "x" * 3_000_000 + '",1\n' + "y,2\n" * 5)
+    for size in (1, 3):
+        shares = [DataSet("CSV", path, labels="a", dtype="float16", rank=rank, size=size) for rank in range(size)]
+        assert np.concatenate([share.training_data for share in shares]).tolist() == [[1]] + [[2]] * 5
+        assert shares[0].training_data.dtype == np.float16
+        assert np.concatenate([share.training_labels for share in shares]).tolist() == [0, 1, 1, 1, 1, 1]
+
+
 def test_text_among_numbers_is_an_error_and_text_can_be_asked_for(tmp_path):
     path = write(tmp_path / "a.csv", "code,y\n10,1\n20,2\nB3,3\n")
     with pytest.raises(ReaderError, match=r"a.csv, line 4, column 'code': .*found 'B3'; most.*dtype=\{'code': str\}"):
@@ -228,6 +237,9 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
         labels="heigth",
     )
     failing(tmp_path / "a.csv", "column 3, found none", labels=3)
+    failing(write(tmp_path / "l.csv", "a,b\r1,2\r"), "l.csv: expected lines that end with a newline, found carriage")
+    failing(write(tmp_path / "m.csv", "a;b\n1,5;2\n"), "line 2, column 'a': .*found '1,5'; .*str")
+    failing(tmp_path / "m.csv", "delimiter has to be one ASCII letter; given '::'", ValueError, delimiter="::")
     failing(write(tmp_path / "h.csv", ""), "found no line with anything in it")
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
@@ -241,7 +253,7 @@ def test_labels_that_begin_as_integers(tmp_path):
     lines = ["x,y"] + ["1,2"] * 400_000 + ["1,2.5"]
     path = write(tmp_path / "a.csv", "\n".join(lines))
     with pytest.raises(
-        ReaderError, match=r"line 400002, column 'y': .*found '2.5'; the first MiB.*dtype=\{'y': \"float64\"\}"
+        ReaderError, match=r"line 400002, column 'y': .*found '2.5'; by the first MiB.*dtype=\{'y': \"float64\"\}"
     ):
         DataSet("CSV", path, labels="y", rank=0, size=1).training_labels  # noqa: B018
     data = DataSet("CSV", path, labels="y", dtype={"y": "float64"}, rank=0, size=1)
