@@ -177,6 +177,13 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     needed = [one.name for one in parameters if one.default is one.empty and one.name not in options]
     if needed:
         raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {needed[0]}=...")
-    opened = kind(path, **options)
+    try:
+        opened = kind(path, **options)
+    except ImportError as error:
+        raise ReaderError(
+            f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "
+            "`pip install netCDF4 h5py pyarrow` installs those of all formats; beside a NumPy older than 2, as "
+            "TensorFlow 2.15 needs it, take 'pyarrow<23'"
+        ) from error
     opened.missing = missing
     return opened
