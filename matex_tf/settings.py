@@ -42,16 +42,6 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise ValueError("a whole number, 1 or more")
-    return value
-
-
 def _text(text: str) -> str:
     return text
 
@@ -99,10 +89,11 @@ TABLE = (
     ),
     Setting(
         "chunk_bytes",
-        _positive,
-        1 << 20,
+        _count,
+        0,
         "bytes",
-        "Gradients are reduced in pieces of this size; MPI allocates memory anew for much larger ones.",
+        "Gradients are reduced in pieces of this size. 0: 1 MiB on one host, where MPI allocates memory anew for much "
+        "larger ones, and 8 MiB between hosts, where each piece costs the network's delay.",
     ),
     Setting(
         "fuse_bytes",

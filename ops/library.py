@@ -19,6 +19,7 @@ from . import build, interface
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one host; between hosts
 ALGORITHMS = ("auto", "mpi", "ring")
 """By the engine's numbers of them."""
 
@@ -74,6 +75,7 @@ def _load(path: Path) -> Library:
 def _start(c: ctypes.CDLL) -> None:
     here = world.current()
     chosen = settings.current()
+    several_hosts = len(set(here.hosts)) > 1
     communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
@@ -83,8 +85,8 @@ def _start(c: ctypes.CDLL) -> None:
         here.rank,
         here.size,
         here.host.encode(),
-        len(set(here.hosts)) > 1,
-        chosen.chunk_bytes,
+        several_hosts,
+        chosen.chunk_bytes or _CHUNK_BYTES[several_hosts],
         chosen.fuse_bytes,
         ALGORITHMS.index(chosen.algorithm),
     )

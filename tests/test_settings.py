@@ -48,7 +48,7 @@ def test_values_are_read(variable, text, value):
     [
         ("MATEX_DISABLE", "maybe"),
         ("MATEX_SCALING", "medium"),
-        ("MATEX_CHUNK_BYTES", "0"),
+        ("MATEX_CHUNK_BYTES", "-1"),
         ("MATEX_CHUNK_BYTES", "1MB"),
         ("MATEX_FUSE_BYTES", "-1"),
         ("MATEX_PLACEMENT", "on"),
