@@ -2,6 +2,7 @@
 
     python benchmarks/readers.py                        # all formats, 1, 2 and 4 ranks
     python benchmarks/readers.py --formats CSV --ranks 2 --megabytes 100 --turns 3
+    python benchmarks/readers.py --in-turns 12               # times alone, on a machine with other work
     matex run -n 2 benchmarks/readers.py --exchange 100      # the cost of reshuffle="epoch"
 
 Makes the files first (400 MB each). Each measurement is one process for each rank, all at once, of CSV under mpirun,
@@ -237,6 +238,25 @@ def measure(which, name, path, size, cold, processes=None):
     return [json.loads(process.communicate()[0]) for process in ranks]
 
 
+def in_turns(name, path, size, number):
+    """Reader and plain library in turns in one process, where both find the same memory and the same load."""
+    times = {"reader": [], "plain": []}
+    for _ in range(number + 1):
+        for which, taken_by in times.items():
+            begin, computed = time.perf_counter(), time.process_time()
+            rows = read(which, name, path, 0, size)
+            taken_by.append((time.perf_counter() - begin, time.process_time() - computed))
+            del rows
+    for what, which in (("seconds", 0), ("processor time", 1)):
+        reader, plain = ([pair[which] for pair in times[whose][1:]] for whose in ("reader", "plain"))
+        ratio = statistics.median(a / b for a, b in zip(reader, plain))
+        print(
+            f"{name}, rank 0 of {size}, warm, {what}: least {min(reader):.3f} and {min(plain):.3f}, ratio of these "
+            f"{min(reader) / min(plain):.2f}, median ratio {ratio:.2f}",
+            flush=True,
+        )
+
+
 def stream(name, path, limit):
     """Streams the file, with a limit of memory in bytes, beyond what TensorFlow takes; prints the peak."""
     import tensorflow as tf
@@ -285,10 +305,17 @@ def main():
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--in-turns", type=int, default=0, help="so many turns in one process, and nothing else")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "matex-readers")
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
     paths = make(options.folder, options.megabytes)
+    if options.in_turns:
+        for name in options.formats:
+            warm_up(name)
+            for size in options.ranks if name != "CSV" else [1]:
+                in_turns(name, paths[name], size, options.in_turns)
+        return
     print("format   ranks  cache  reader s   plain s  reader/plain  cpu/cpu  read/share  disk/share  peak/share")
     for name in options.formats:
         for size in options.ranks:

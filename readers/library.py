@@ -21,6 +21,9 @@ Result = TypeVar("Result")
 _MOST_SECONDS = 5.0
 _LOOK_EVERY = 0.5
 
+# The slowest decompression of large ones.
+_BYTES_A_SECOND = 20 << 20
+
 _one_at_a_time = threading.Lock()
 _worker: _Worker | None = None
 
@@ -54,6 +57,11 @@ class _Worker(threading.Thread):
 
     def processor_time(self) -> float:
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
+
+
+def seconds(size: int) -> float:
+    """How long a call that reads `size` bytes may compute."""
+    return _MOST_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
 
 
 def call(action: Callable[[], Result], most_seconds: float | None = None) -> Result:

@@ -14,10 +14,14 @@ from matex_tf.readers.formats import ReaderError, register
 from matex_tf.readers.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.missing import found
 from matex_tf.readers.stack import Stack, Variable, numeric
+from matex_tf.sharding import ShareArray
 
 # The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)
 _SLABS = 16
+# Up to this much is read by one call, without a copy; another rank's failure is heard of only between calls.
+_MOST_AT_ONCE = 512 << 20
+_PIECE_BYTES = 1 << 20
 _CACHE_BYTES = 1 << 20
 
 
@@ -138,13 +142,29 @@ class _Variable(Variable):
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
                 )
             piece = target[begin - start : end - start]
-            piece[...] = np.ma.getdata(slab)
             if self._plain_fill is not None:
-                self._unfill(piece)
+                values = np.ma.getdata(slab)
+                self._unfill(values)
+                piece[...] = values
                 continue
+            piece[...] = np.ma.getdata(slab)
             mask = np.ma.getmask(slab)
             if mask is not np.ma.nomask:
                 self._put_missing(piece, mask, begin)
+
+    def take(self, start: int, stop: int) -> np.ndarray | None:
+        size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        if self._plain_fill is None or self.axis or not 0 < size <= _MOST_AT_ONCE:
+            return None
+        found = self._owner.fetch(self._path, self, lambda variable: variable.get(start, stop), size)
+        values = np.ma.getdata(found)
+        if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
+            return None
+        step = max(1, _PIECE_BYTES * len(values) // size)
+        for begin in range(0, len(values), step):
+            self._unfill(values[begin : begin + step])
+        # Over a buffer, a ShareArray keeps its mark through np.asarray as if it owned its memory.
+        return ShareArray(values.shape, values.dtype, memoryview(values))
 
     def get(self, start: int, stop: int) -> np.ndarray:
         return np.moveaxis(self._variable[self.index(start, stop)], self.axis, 0)
@@ -155,10 +175,11 @@ class _Variable(Variable):
         yield
 
     def _unfill(self, piece: np.ndarray) -> None:
+        # One pass as a rule, because what stands for missing values is larger than all others; NaN is not less.
         with np.errstate(invalid="ignore"):
-            least, most = piece.min(initial=np.inf), piece.max(initial=-np.inf)
-        if not (self._plain_fill < least or self._plain_fill > most):
-            piece[piece == self._plain_fill] = np.nan
+            if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
+                return
+        piece[piece == self._plain_fill] = np.nan
 
     def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
         if piece.dtype.kind in "fc":

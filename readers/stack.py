@@ -43,6 +43,10 @@ class Variable(ABC):
     def fill(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
 
+    def take(self, start: int, stop: int) -> np.ndarray | None:
+        """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
+        return None
+
     @abstractmethod
     def get(self, start: int, stop: int) -> np.ndarray:
         """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
@@ -139,11 +143,11 @@ class Stack(Format):
         finally:
             self._transfers = None
 
-    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any]) -> Any:
-        """`action(variable)`, a call of the library that reads; with the other ranks where they read together."""
+    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any], size: int = 0) -> Any:
+        """`action(variable)`, a call of the library that reads `size` bytes; together where all ranks read together."""
         if self._transfers is not None:
             return self._transfers.fetch(path, variable.name, action)
-        return library.call(lambda: action(variable))
+        return library.call(lambda: action(variable), library.seconds(size))
 
     @contextlib.contextmanager
     def errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
@@ -236,21 +240,33 @@ class Stack(Format):
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.wanted[field]
+        spans = self._spans(start, stop)
+        if len(spans) == 1 and self._single[field]:
+            ((path, begin, end, _),) = spans
+            with self.errors(path, f"reading {names[0]!r} from"):
+                found = self._variable(self._file(path), path, names[0]).take(begin, end)
+            if found is not None and found.dtype == self.dtype(field):
+                return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShareArray((stop - start, *shape), self.dtype(field))
+        for path, begin, end, at in spans:
+            file = self._file(path)
+            target = rows[at : at + end - begin]
+            for channel, name in enumerate(names):
+                with self.errors(path, f"reading {name!r} from"):
+                    variable = self._variable(file, path, name)
+                    variable.fill(target if self._single[field] else target[..., channel], begin, end)
+        return rows
+
+    def _spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
+        """The files that hold samples `start` to `stop`: which of their own, and the place of these from `start` on."""
+        found = []
         for number, path in enumerate(self.files):
             first, last = int(self._starts[number]), int(self._starts[number + 1])
             begin, end = max(start, first), min(stop, last)
             if begin < end:
-                file = self._file(path)
-                for channel, name in enumerate(names):
-                    target = rows[begin - start : end - start]
-                    with self.errors(path, f"reading {name!r} from"):
-                        variable = self._variable(file, path, name)
-                        variable.fill(
-                            target if self._single[field] else target[..., channel], begin - first, end - first
-                        )
-        return rows
+                found.append((path, begin - first, end - first, begin - start))
+        return found
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
