@@ -50,6 +50,14 @@ def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
     return known[key]
 
 
+def spec_of(batch: dict[str, Any]) -> Any:
+    """The element spec of `batch`, structures of arrays by the names of the arguments of `train_on_batch`."""
+    import tensorflow as tf
+
+    parts = tuple(batch[name] for name in ("x", "y", "sample_weight") if name in batch)
+    return tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape, tf.as_dtype(array.dtype)), parts)
+
+
 def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int | None) -> str:
     size = next((rows for rows in map(_fixed_rows, _flat(spec)) if rows is not None), batch_size)
     rows = next(rows for rows in _ROWS if rows != size)
@@ -79,7 +87,7 @@ def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
 
     try:
         return tf.function(once).get_concrete_function(spec).graph
-    except (ValueError, TypeError, tf.errors.OpError):
+    except Exception:  # of the script's code, any: if it is a fault of the script, its real step raises it, too
         return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, fitting, loops, output, sharding, steps, world
+from matex_tf import comparison, fitting, loops, output, rehearsal, sharding, steps, world
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
 
@@ -29,7 +29,7 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     call = fitting.Run("train_on_batch", model)
     mine = batch
     if call.slices and _is_ready(call, model):
-        mine, numbers = _slice(batch)
+        mine, numbers = _slice(model, batch)
         steps.set_values(numbers)
     else:
         # The first step of a model without variables yet is rank 0's.
@@ -48,7 +48,7 @@ def _is_ready(call: fitting.Run, model: Any) -> bool:
     return model in _agreed
 
 
-def _slice(batch: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+def _slice(model: Any, batch: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
     import tensorflow as tf
 
     arrays = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
@@ -69,6 +69,10 @@ def _slice(batch: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
             "the arrays given to train_on_batch differ between ranks, so that rank 0's are trained on and the others "
             "compute in vain; is a generator of random numbers left without a seed?"
         )
+        return batch, steps.whole_values()
+    why = rehearsal.why_whole(model, "train", rehearsal.spec_of(batch), None)
+    if why:
+        output.note(why)
         return batch, steps.whole_values()
     me = world.current()
     start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)

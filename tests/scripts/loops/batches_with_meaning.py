@@ -90,6 +90,11 @@ mixing.compile("sgd", "mse")
 mixed = mixing.fit(data[:56], data[:56, :1], batch_size=BATCH_SIZE, epochs=2, verbose=2)
 
 
+for start in range(0, 56, BATCH_SIZE):
+    value = mixing.train_on_batch(data[start : start + BATCH_SIZE], data[start : start + BATCH_SIZE, :1])
+print("last batch:", round(float(np.ravel(value)[0]), 6))
+
+
 class Both(keras.Model):
     def train_step(self, batch):
         unlabeled, (labeled, labels) = batch
