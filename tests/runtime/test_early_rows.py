@@ -97,3 +97,44 @@ def test_rows_are_chosen_before_the_work():
     assert worked["one batch"] == [2 * 8, 2 * 8, 2 * 7], worked
     for name in ("shuffled after", "random", "filtered", "sequential map"):
         assert worked[name] == [46, 46, 46], (name, worked)
+
+
+FILES = """
+import os
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+from matex_tf import early_rows
+
+keras.utils.set_random_seed(4)
+os.makedirs("pictures")
+for number in range(10):
+    with open(f"pictures/{number}.txt", "w") as file:
+        file.write(str(number / 10))
+
+def read(path):
+    value = tf.strings.to_number(tf.io.read_file(path))
+    return tf.stack([value, 1.0]), value
+
+chosen = []
+plain = early_rows.of_rows
+def spy(*args):
+    result = plain(*args)
+    chosen.append(result is not None)
+    return result
+early_rows.of_rows = spy
+paths = sorted(f"pictures/{name}" for name in os.listdir("pictures"))
+dataset = tf.data.Dataset.from_tensor_slices(paths).map(read, num_parallel_calls=2).batch(4)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(dataset, epochs=2, verbose=0)
+print(matex_tf.world.control.allgather(chosen, "who chose rows early"))
+"""
+
+
+def test_ranks_choose_rows_alike_where_they_read_files_that_the_script_made(tmp_path):
+    result = launch.run(2, FILES, cwd=tmp_path).check()
+    assert result.stdout.strip() == "[[True], [True]]"
+    assert "different rows" not in result.stderr
