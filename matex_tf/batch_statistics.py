@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import ops, output, settings, steps, world
+from matex_tf import ops, settings, steps, whole_runs, world
 
 
 def are_global() -> bool:
@@ -18,10 +18,10 @@ def are_global() -> bool:
     if not world.is_active() or not wanted:
         return False
     if steps.in_session_graph():
-        output.note(
-            "BatchNormalization in a graph of tf.compat.v1 uses the statistics of each rank's slice: close to the "
-            "result of the script alone, not the same"
-        )
+        import tensorflow as tf
+
+        # Its collectives would have to be put in order with all others of a run, which is not known yet.
+        whole_runs.note_normalisation(tf.compat.v1.get_default_graph())
         return False
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import gradients, loops, losses, steps, variables
+from matex_tf import figures, gradients, loops, losses, steps, variables
 
 
 def _is_trained_variable(source: Any) -> bool:
@@ -43,13 +43,15 @@ def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False)
         return result
     flat = _flatten_like(result, len(flat_sources))
     target_scalars = losses.reducible(target)
-    reduced, totals = gradients.reduce(
-        [flat[index] for index in chosen],
-        variables_of,
-        target_scalars,
-        weight=losses.weight(target),
-        place="tape.gradient",
-    )
+    # The loss goes there as this rank's part, not as what the script would read of it.
+    with figures.left_alone():
+        reduced, totals = gradients.reduce(
+            [flat[index] for index in chosen],
+            variables_of,
+            target_scalars,
+            weight=losses.weight(target),
+            place="tape.gradient",
+        )
     losses.remember(target_scalars, totals)
     if not steps.in_session_graph():
         variables.expect(variables_of)

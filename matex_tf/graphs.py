@@ -28,6 +28,12 @@ def reduces(graph: Any) -> bool:
     return bool(reductions(graph.get_operations()))
 
 
+def is_training_step(graph: Any) -> bool:
+    """Whether `graph` is that of a function, not of a branch or of a loop's body, and reduces gradients."""
+    control_flow = type(graph).__name__.startswith(("Cond", "While", "Switch"))
+    return not control_flow and reduces(graph)
+
+
 def op_types(graph: Any) -> set[str]:
     """The types of all ops in `graph` and in the functions that they call."""
     found = set()

@@ -45,7 +45,7 @@ class Loop:
             self._start_training(element)
         if not self.trains:
             if _someone_trains(self):
-                steps.set_metrics_weight(steps.whole_values()[2])
+                steps.look_at_whole_batch()
             return element
         watch_drift()
         if self.weak:
@@ -76,7 +76,7 @@ class Loop:
             return element
         count = int(sharding.batch_rows(element))
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-        steps.set_values(steps.slice_values(stop - start if has_rows else 0, count))
+        steps.set_slice(start, stop, has_rows, count)
         return pipeline.take_rows(element, start, stop, count)
 
     def _give_one_of_group(self, element: Any) -> Any:
@@ -135,7 +135,7 @@ class Loop:
                 steps.set_whole()
         elif _training:
             # Back in the training loop around this one: what it gave last counts in metrics as before.
-            steps.restore_metrics_weight()
+            steps.back_to_slice()
 
 
 _last: Any = None

@@ -84,6 +84,15 @@ def say_inexact(found: reductions.Analysis) -> None:
         )
 
 
+def sum_as_mean(loss: Any) -> Any:
+    """The sum over rows `loss`, scaled so that the ranks' values, weighed as means are, add up to that of the batch."""
+    import tensorflow as tf
+
+    numbers = steps.numbers()
+    ratio = tf.where(numbers[0] > 0, tf.math.divide_no_nan(numbers[1], numbers[0]), tf.ones([], tf.float64))
+    return reductions.mark(loss * tf.cast(ratio, loss.dtype), "mean")
+
+
 def share_of(denominator: Any) -> Any:
     """What this rank's part of a loss weighs that is divided by `denominator`, a sum or mean over its rows. Collective.
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, steps
+from matex_tf import figures, ops, steps
 
 _state = threading.local()
 
@@ -33,7 +33,8 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
         variable.assign(total)
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        yield
+        with figures.left_alone():
+            yield
     finally:
         _state.depth -= 1
         for variable, value in zip(variables, own):
@@ -78,7 +79,8 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     import tensorflow as tf
 
     before = {id(variable): _read(variable) for variable in metric.variables}
-    yield
+    with figures.left_alone():
+        yield
     counts = steps.numbers()[2] if counts is None else tf.constant(counts, tf.float64)
     for variable in metric.variables:
         value = tf.convert_to_tensor(variable)

@@ -33,7 +33,7 @@ _BENT = {"Sqrt", "Rsqrt", "Square", "Pow", "Log", "Log1p", "Exp", "Abs", "Maximu
 _COUNTS = {"Shape", "Size", "ShapeN"}
 _VARIABLE = {"ReadVariableOp", "VariableV2", "VarHandleOp", "Variable"}
 # What comes out of these is the same on all ranks.
-_GLOBAL = {"MatexAllreduce", "MatexAllgather", "MatexReduceGradients", "MatexHandOverGradient"}
+GLOBAL = {"MatexAllreduce", "MatexAllgather", "MatexReduceGradients", "MatexHandOverGradient"}
 _STEPS = 2000
 
 
@@ -69,6 +69,12 @@ class Analysis:
 def mark(tensor: Any, kind_of: str) -> Any:
     """Note on `tensor` how it depends on the rows, for what cannot be read from its ops; returns it."""
     setattr(tensor, _MARK, kind_of)
+    return tensor
+
+
+def unmark(tensor: Any) -> Any:
+    """Take back what was noted on `tensor`; returns it."""
+    setattr(tensor, _MARK, None)
     return tensor
 
 
@@ -211,7 +217,7 @@ def depends_on_data(tensor: Any) -> bool:
     return _reaches(
         tensor,
         {"Placeholder", "IteratorGetNext", "OptionalGetValue", "Arg", "PlaceholderWithDefault"},
-        _VARIABLE | _GLOBAL,
+        _VARIABLE | GLOBAL,
     )
 
 

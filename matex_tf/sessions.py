@@ -21,7 +21,9 @@ from matex_tf import (
     settings,
     sharding,
     steps,
+    summaries,
     variables,
+    whole_runs,
     world,
 )
 
@@ -32,13 +34,17 @@ _state = threading.local()
 class Plan:
     """What a set of fetches means: what to fetch in place of each, and what that needs.
 
-    That is the turns of our ops, the variables, and the tensors of the batch that an iterator of `tf.data` gives.
+    That is the ops, the turns of ours, the variables (of all and of those trained), and the tensors of the batch that
+    an iterator of `tf.data` gives. `whole` says why batches cannot be sliced, if so.
     """
 
     fetches: Any
+    needed: list[Any]
     turns: list[int]
     variables: list[Any]
+    trained: list[Any]
     batches: list[Any]
+    whole: str | None
     runs: int = 0
     prepared: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
@@ -132,11 +138,14 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
                 *tf.compat.v1.trainable_variables(),
             ]
         }
+        trainable = {id(variable) for variable in tf.compat.v1.trainable_variables()}
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
+    trained = [variable for variable in used if id(variable) in trainable]
     replaced = _global_fetches(graph, leaves, training_ops)
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
     turns = sorted(op.get_attr("turn") for op in needed if op.type in ops.OP_TYPES)
-    return Plan(new, turns, used, _batches(graph, needed))
+    whole = whole_runs.reason(graph, needed)
+    return Plan(new, needed, turns, used, trained, [] if whole else _batches(graph, needed), whole)
 
 
 _DATASETS = "_matex_datasets"
@@ -177,8 +186,8 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> d
     needed = set(training_ops)
     replaced: dict[int, Any] = {}
     scalars, whole_numbers, rows = [], [], []
-    for leaf in leaves:
-        if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Placeholder", "Const"):
+    for leaf in {id(leaf): leaf for leaf in [*leaves, *summaries.values_in(leaves)]}.values():
+        if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Const"):
             continue
         known = losses.global_values(leaf)
         if known:
@@ -190,7 +199,7 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> d
             whole_numbers.append(leaf)
         elif leaf.shape.rank and leaf.shape.as_list()[0] is None and _depends_on_feeds(leaf):
             rows.append(leaf)
-    if not scalars and not whole_numbers and not rows:
+    if not scalars and not whole_numbers and not rows and not replaced:
         return replaced
     finalized = graph.finalized
     graph._unsafe_unfinalize()
@@ -216,6 +225,7 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> d
                 count = tf.shape(tensor)[0] * tf.cast(numbers[2], tf.int32)
                 replaced[id(tensor)] = ops.allgather(tensor[:count])
             previous = [replaced[id(tensor)].op]
+        replaced.update(summaries.of_whole(leaves, replaced))
     if finalized:
         graph.finalize()
     return replaced
@@ -232,14 +242,14 @@ def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]
         numbers = _placeholder(session.graph)
     if session not in plan.prepared:
         plan.prepared.add(session)
-        _agree(session, plan, "comparing the variables before the first training run", error=False)
+        _agree(session, plan.variables, "comparing the variables before the first training run", error=False)
     elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
-        _agree(session, plan, f"after {plan.runs} training runs", error=True)
+        _agree(session, plan.trained, f"after {plan.runs} training runs", error=True)
     if plan.batches:
         # The next batch is fetched whole and its rows fed, as if the script had fed it.
         with _plain_runs():
             feeds = {**feeds, **dict(zip(plan.batches, session.run(plan.batches)))}
-    mine, values = _slice_feeds(session.graph, feeds, first=plan.runs == 0)
+    mine, values = _slice_feeds(session.graph, feeds, plan)
     plan.runs += 1
     mine[numbers] = values
     if len(plan.turns) > 1:
@@ -263,26 +273,26 @@ def _placeholder(graph: Any) -> Any:
             graph.finalize()
 
 
-def _agree(session: Any, plan: Plan, what: str, error: bool) -> None:
+def _agree(session: Any, chosen: list[Any], what: str, error: bool) -> None:
     with _plain_runs():
-        values = [np.asarray(value) for value in session.run(plan.variables)]
-        names = [variable.name for variable in plan.variables]
+        values = [np.asarray(value) for value in session.run(chosen)]
+        names = [variable.name for variable in chosen]
         for index in variables.differing(names, values, what):
             if error:
                 raise world.RankError(
                     f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what})"
                 )
             value = world.control.broadcast(values[index], f"sending variable number {index} from rank 0")
-            initializer = plan.variables[index].initializer
+            initializer = chosen[index].initializer
             session.run(initializer, {initializer.inputs[1]: value})
 
 
-def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float]]:
+def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]]:
     """This rank's feeds and the numbers of the step."""
     import tensorflow as tf
 
     mine = dict(feeds)
-    open_rows, fixed = {}, False
+    open_rows, fixed, rows_of = {}, False, []
     for given, value in feeds.items():
         key = graph.as_graph_element(given, allow_operation=False) if isinstance(given, str) else given
         if not isinstance(key, tf.Tensor) or isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -295,6 +305,7 @@ def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float
             continue
         if key.shape.rank is None or key.shape.as_list()[0] is None:
             open_rows[given] = value
+            rows_of.append(key)
         else:
             fixed = fixed or value.shape[0] > 1 and key.shape.rank > 1
     lengths = {len(value) for value in open_rows.values()}
@@ -305,6 +316,12 @@ def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float
             counts = world.control.allgather(rows, "the rows that each rank feeds")
             announced = steps.slice_values(rows, sum(counts))
         return mine, announced
+    if len(lengths) == 1 and not fixed and plan.whole is None and plan.runs == 0:
+        _see_whether_it_fits(graph, plan, rows_of, next(iter(lengths)))
+    if plan.whole is not None:
+        if open_rows or any(op.type == "IteratorGetNext" for op in plan.needed):
+            output.note(f"{plan.whole}: every rank computes whole batches; right, but not faster")
+        return mine, steps.whole_values()
     if len(lengths) != 1 or fixed:
         if open_rows or fixed:
             output.note(
@@ -313,7 +330,7 @@ def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float
             )
         return mine, steps.whole_values()
     count = lengths.pop()
-    if first:
+    if plan.runs == 0:
         if settings.current().scaling == "weak":
             output.note("arrays that are fed to a session are sliced; weak scaling is for fit and eager loops")
         total = 0
@@ -325,3 +342,10 @@ def _slice_feeds(graph: Any, feeds: dict, first: bool) -> tuple[dict, list[float
     for key, value in open_rows.items():
         mine[key] = value[start:stop]
     return mine, steps.slice_values(stop - start if has_rows else 0, count)
+
+
+def _see_whether_it_fits(graph: Any, plan: Plan, rows_of: list[Any], count: int) -> None:
+    me = world.current()
+    bounds = [sharding.slice_bounds(count, rank, me.size) for rank in range(me.size)]
+    if whole_runs.names_its_size(graph, plan.needed, rows_of, [stop - start for start, stop, _ in bounds], count):
+        plan.whole = whole_runs.NAMES_ITS_SIZE

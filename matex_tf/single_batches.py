@@ -12,6 +12,12 @@ import numpy as np
 from matex_tf import comparison, fitting, loops, output, rehearsal, sharding, steps, world
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
+_depth = 0
+
+
+def inside() -> bool:
+    """Whether a batch is being trained on whose numbers are set: the pipeline that hands it over is none to slice."""
+    return _depth > 0
 
 
 @contextlib.contextmanager
@@ -34,9 +40,12 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         # The first step of a model without variables yet is rank 0's.
         steps.set_whole()
+    global _depth
+    _depth += 1
     try:
         yield mine
     finally:
+        _depth -= 1
         steps.set_values(before)
         loops.watch_drift()
 

@@ -13,12 +13,32 @@ A batch that every rank computes whole is counted on rank 0 alone, so that the r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import world
 
 _variable: Any = None
 _GRAPH_KEY = "matex_tf/step"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The rows `start` to `stop` of a batch of `of_rows`, which eager code of this rank now works on.
+
+    `sizes` has the number of rows of every rank's slice; `mean` and `sum` are this rank's weights.
+    """
+
+    start: int
+    stop: int
+    of_rows: int
+    sizes: frozenset[int]
+    mean: float
+    sum: float
+
+
+_slice: Slice | None = None
+_set_aside: Slice | None = None
 
 
 def whole_values() -> list[float]:
@@ -98,7 +118,24 @@ def weight_and_rows(of_sum: bool = False) -> Any:
 
 def set_values(values: Any) -> None:
     """Make `values` (four numbers, or a float64 tensor of shape [4]) those of the current step."""
+    global _slice, _set_aside
+    _slice = _set_aside = None
     variable().assign(values)
+
+
+def set_slice(start: int, stop: int, has_rows: bool, of_rows: int) -> None:
+    """The current step, in eager code, works on rows `start` to `stop` of a batch of `of_rows`."""
+    global _slice
+    numbers = slice_values(stop - start if has_rows else 0, of_rows)
+    set_values(numbers)
+    least, more = divmod(of_rows, world.current().size)
+    sizes = {max(least, 1), least + 1} if more else {least}
+    _slice = Slice(start, stop, of_rows, frozenset(sizes), numbers[0], numbers[1])
+
+
+def current_slice() -> Slice | None:
+    """What eager code works on, where that is a slice of a batch that a loop gave."""
+    return _slice
 
 
 def current_values() -> list[float]:
@@ -110,6 +147,20 @@ def set_whole() -> None:
     """From here on every rank computes whole batches."""
     if _variable is not None:
         set_values(whole_values())
+
+
+def look_at_whole_batch() -> None:
+    """Within a loop that trains the script now looks at whole batches, each of which counts once in metrics."""
+    global _slice, _set_aside
+    _slice, _set_aside = None, _slice or _set_aside
+    set_metrics_weight(whole_values()[2])
+
+
+def back_to_slice() -> None:
+    """Undo `look_at_whole_batch`."""
+    global _slice, _set_aside
+    _slice, _set_aside = _slice or _set_aside, None
+    restore_metrics_weight()
 
 
 def set_metrics_weight(counts: float) -> None:

@@ -37,6 +37,7 @@ def install() -> None:
     from matex_tf.patches import (
         batch_normalization,
         compilation,
+        constant_batches,
         dataset_files,
         datasets,
         downloads,
@@ -64,6 +65,7 @@ def install() -> None:
         function_loops,
         compilation,
         eager_values,
+        constant_batches,
         datasets,
         session,
         graph_iterators,

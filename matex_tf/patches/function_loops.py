@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import comparison, graphs, loops, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import (
+    comparison,
+    graphs,
+    loops,
+    output,
+    pipeline,
+    settings,
+    sharding,
+    single_batches,
+    steps,
+    variables,
+    world,
+)
 from matex_tf.patches import replace
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
@@ -30,7 +42,7 @@ def install() -> None:
 
 def next_element(iterator: Any, element: Any) -> Any:
     """What `next(iterator)` is in a graph, where the pipeline gives `element`."""
-    if not world.is_active() or isinstance(element, (pipeline.Batch, pipeline.OwnBatch)):
+    if not world.is_active() or isinstance(element, (pipeline.Batch, pipeline.OwnBatch)) or single_batches.inside():
         return element
     known = pipeline.argument_behind(iterator)
     loop = getattr(known, "_matex_loop", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from matex_tf import graphs, loops, losses, pipeline, variables, world
+from matex_tf import graphs, loops, losses, pipeline, variables
 from matex_tf.ops import overlap
 from matex_tf.patches import replace
 
@@ -26,7 +26,7 @@ def _trace(original: Any) -> Any:
             outputs = python_func(*call_args, **call_kwargs)
             flat = tf.nest.flatten(outputs, expand_composites=False)
             replaced = [losses.global_value(value) if isinstance(value, tf.Tensor) else None for value in flat]
-            if _is_training_step(tf.compat.v1.get_default_graph()):
+            if graphs.is_training_step(tf.compat.v1.get_default_graph()):
                 replaced = losses.global_figures(flat, replaced)
             if all(value is None for value in replaced):
                 return outputs
@@ -42,12 +42,6 @@ def _trace(original: Any) -> Any:
         return original(name, with_global_losses, *args, **kwargs)
 
     return func_graph_from_py_func
-
-
-def _is_training_step(graph: Any) -> bool:
-    """Whether `graph` is that of a function, not of a branch or of a loop's body, and reduces gradients."""
-    control_flow = type(graph).__name__.startswith(("Cond", "While", "Switch"))
-    return world.is_active() and not control_flow and graphs.reduces(graph)
 
 
 def _call(original: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import losses, reductions, steps
+from matex_tf import figures, losses, reductions, steps
 from matex_tf.patches import replace, when_imported
 
 
@@ -30,11 +30,6 @@ def _ratio(part: Any, whole: Any, like: Any) -> Any:
     return tf.cast(ratio, like.dtype)
 
 
-def _scale_sum(loss: Any) -> Any:
-    numbers = steps.numbers()
-    return reductions.mark(loss * _ratio(numbers[1], numbers[0], loss), "mean")
-
-
 def scale_own(loss: Any, of: Any = None) -> Any:
     """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows or divided by
     one. `of` is what to look at if `loss` was made of it.
@@ -45,7 +40,7 @@ def scale_own(loss: Any, of: Any = None) -> Any:
         return _scale_mean(loss, own)
     if not hasattr(of, "numpy") and hasattr(of, "op"):
         losses.say_inexact(reductions.analyse(of))
-    return _scale_sum(loss) if _is_sum(of) else loss
+    return losses.sum_as_mean(loss) if _is_sum(of) else loss
 
 
 def _is_sum(loss: Any) -> bool:
@@ -73,7 +68,7 @@ def _keras3(original: Any) -> Any:
         if isinstance(values, tf.Tensor) and values.shape.rank == 0:
             return scale_own(loss)
         if reduction == "sum":
-            return _scale_sum(loss)
+            return losses.sum_as_mean(loss)
         if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
             weights = tf.ones([], loss.dtype)
             for part in (sample_weight, mask):
@@ -84,20 +79,37 @@ def _keras3(original: Any) -> Any:
             return _scale_mean(loss, tf.reduce_sum(tf.cast(tf.convert_to_tensor(mask), loss.dtype)))
         return loss
 
-    return reduce_weighted_values
+    return _noted(reduce_weighted_values)
+
+
+def _noted(reduce: Any) -> Any:
+    """In eager code the result, which is scaled as a mean where it is not one, is a figure of the slice."""
+
+    def reduce_and_note(values, *args, **kwargs):
+        with figures.left_alone():
+            loss = reduce(values, *args, **kwargs)
+        if loss is not values and hasattr(loss, "numpy") and loss.shape.rank == 0:
+            part = figures.part_of(values)
+            if part is not None:
+                figures.pass_on(loss, part._replace(kind="mean"))
+            else:
+                figures.note(loss, values, None, "mean")
+        return loss
+
+    return reduce_and_note
 
 
 def _keras2(original: Any) -> Any:
-    def compute_weighted_loss(losses, sample_weight=None, reduction="sum_over_batch_size", name=None):
+    def compute_weighted_loss(values, sample_weight=None, reduction="sum_over_batch_size", name=None):
         import tensorflow as tf
 
-        loss = original(losses, sample_weight=sample_weight, reduction=reduction, name=name)
+        loss = original(values, sample_weight=sample_weight, reduction=reduction, name=name)
         if reduction == "sum":
-            return _scale_sum(loss)
-        of_one = isinstance(losses, tf.Tensor) and losses.shape.rank == 0
-        return scale_own(loss, losses) if of_one and reduction != "none" else loss
+            return losses.sum_as_mean(loss)
+        of_one = isinstance(values, tf.Tensor) and values.shape.rank == 0
+        return scale_own(loss, values) if of_one and reduction != "none" else loss
 
-    return compute_weighted_loss
+    return _noted(compute_weighted_loss)
 
 
 def _keras2_mask(original: Any) -> Any:

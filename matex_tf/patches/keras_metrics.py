@@ -10,7 +10,7 @@ import functools
 import threading
 from typing import Any
 
-from matex_tf import losses, metrics, steps
+from matex_tf import figures, losses, metrics, steps
 from matex_tf.patches import replace, when_imported
 
 _depth = threading.local()
@@ -83,13 +83,16 @@ def _update_state(original: Any) -> Any:
 def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
     """The arguments of an update, and whether it counts here (None: as the step says).
 
-    A loss among them is replaced by the global one, which counts on rank 0 alone. Another scalar that a mean is fed
-    without a weight is a figure of this rank's rows and weighs as they do.
+    A loss or a sum over rows among them is replaced by the global one, which counts on rank 0 alone. Another scalar
+    that a mean is fed without a weight is a figure of this rank's rows and weighs as they do.
     """
     import tensorflow as tf
 
     value = args[0] if args else kwargs.get("values")
     known = losses.global_value(value)
+    part = figures.part_of(value)
+    if known is None and part is not None and part.kind == "sum":
+        known = figures.total(value)
     if known is not None:
         args, kwargs = ((known, *args[1:]), kwargs) if args else (args, {**kwargs, "values": known})
         return args, kwargs, steps.whole_values()[2]

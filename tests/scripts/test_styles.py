@@ -45,6 +45,7 @@ WHOLE = {
     "deep_dream",
     "numpy_slices",
     "persistent_tape",
+    "relies_on_its_batch",
     "stateful_rnn",
     "word2vec_nce",
 }
