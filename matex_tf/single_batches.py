@@ -21,6 +21,16 @@ def inside() -> bool:
 
 
 @contextlib.contextmanager
+def _numbers_are_set() -> Iterator[None]:
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+@contextlib.contextmanager
 def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Around one training step of `model` on `batch` (structures of arrays by name); gives what this rank computes.
 
@@ -30,7 +40,8 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     before = steps.current_values()
     if before[3]:
         # Within a loop over a dataset that trains: what it gave is a slice already.
-        yield batch
+        with _numbers_are_set():
+            yield batch
         return
     call = fitting.Run("train_on_batch", model)
     mine = batch
@@ -40,12 +51,10 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         # The first step of a model without variables yet is rank 0's.
         steps.set_whole()
-    global _depth
-    _depth += 1
     try:
-        yield mine
+        with _numbers_are_set():
+            yield mine
     finally:
-        _depth -= 1
         steps.set_values(before)
         loops.watch_drift()
 

@@ -1,6 +1,7 @@
 """The GAN of many a repository: batches of NumPy arrays, a frozen critic within a combined model, train_on_batch."""
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.keras.layers import BatchNormalization, Dense, Input, LeakyReLU
 from tensorflow.keras.models import Model, Sequential
 from tensorflow.keras.optimizers import SGD
@@ -28,3 +29,11 @@ for epoch in range(4):
     g_loss = combined.train_on_batch(rng.normal(0, 1, (batch_size, latent_dim)), valid)
     print("%d [D loss: %f, acc.: %.2f%%] [G loss: %f]" % (epoch, d_loss[0], 100 * d_loss[1], g_loss))
     losses += [float(d_loss[0]), float(d_loss[1]), float(g_loss)]
+
+# The same of batches that a dataset gives.
+regressor = Sequential([Input((6,)), Dense(8, activation="tanh"), Dense(1)])
+regressor.compile(loss="mse", optimizer=SGD(0.1))
+dataset = tf.data.Dataset.from_tensor_slices((X_train, X_train.sum(1, keepdims=True))).batch(32)
+for x, y in dataset:
+    losses.append(float(regressor.train_on_batch(x, y)))
+print("regressor %.5f" % losses[-1])
