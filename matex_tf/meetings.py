@@ -18,7 +18,7 @@ _LINEAR = {
 }  # fmt: skip
 _FACTORS = {"Mul", "RealDiv", "DivNoNan"}
 _MOST_ROWS = 16
-"""A dimension of up to so many times the rows is taken for rows (of several views of each, or of patches)."""
+"""Of a tensor with two dimensions of rows neither is more (several views of each): one may be so by chance."""
 
 
 def knows_rows(graph: Any) -> bool:
@@ -43,7 +43,7 @@ def rows_meet(graph: Any, rows: int, accounts: set[int]) -> bool:
     outer = {id(inner): id(handle) for handle, inner in zip(graph.external_captures, graph.internal_captures)}
     local, backwards = _made_of_batch(graph), _backwards(graph)
     for op in graph.get_operations():
-        if any(_times(tensor, rows) > 1 for tensor in op.outputs):
+        if any(_times(tensor, rows) > 1 and _times(tensor, rows, _MOST_ROWS) for tensor in op.outputs):
             return True
         if _keeps(op, local) and outer.get(id(op.inputs[0])) not in accounts:
             return True
@@ -96,12 +96,13 @@ def _made_of(op: Any, tensor: Any) -> list[Any]:
     return [made for part, made in zip(op.inputs, op.outputs) if part is tensor]
 
 
-def _times(tensor: Any, rows: int) -> int:
-    """How many dimensions of `tensor` belong to rows."""
+def _times(tensor: Any, rows: int, most: int | None = None) -> int:
+    """How many dimensions of `tensor` belong to rows; with `most`, 0 if one is more than so many times the rows."""
     shape = tensor.shape
     if shape.rank is None:
         return 0
-    return sum(1 for size in shape.as_list() if size and size % rows == 0 and size // rows <= _MOST_ROWS)
+    sizes = [size // rows for size in shape.as_list() if size and size % rows == 0]
+    return 0 if most is not None and any(size > most for size in sizes) else len(sizes)
 
 
 def _keeps(op: Any, local: _Tensors) -> bool:

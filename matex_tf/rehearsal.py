@@ -61,10 +61,11 @@ def spec_of(batch: dict[str, Any]) -> Any:
 def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int | None) -> str:
     size = next((rows for rows in map(_fixed_rows, _flat(spec)) if rows is not None), batch_size)
     rows = next(rows for rows in _ROWS if rows != size)
-    with _unnoticed():
-        if not _is_built(model):
-            # With the shapes of the real batches: a layer may keep those that it is built with.
+    if not _is_built(model):
+        # With the shapes of the real batches, which a layer may keep, and the numbers that its weights are drawn with.
+        with _unnoticed(restores=False):
             _trace(model, step, spec)
+    with _unnoticed():
         before = losses.times_inexact()
         graph = _trace(model, step, _with_rows(spec, rows))
         if graph is None:
@@ -92,16 +93,17 @@ def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _unnoticed() -> Iterator[None]:
-    """What the step prints, and draws from Python's and NumPy's streams, is as if it had not run."""
+def _unnoticed(restores: bool = True) -> Iterator[None]:
+    """The step prints nothing; with `restores`, Python's and NumPy's streams are then as if it had not run."""
     states = random.getstate(), np.random.get_state()
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), output.unsaid():
             warnings.simplefilter("ignore")
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        if restores:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def _flat(spec: Any) -> list[Any]:
@@ -132,7 +134,7 @@ def _of_keras(thing: Any) -> bool:
 
 def _is_built(model: Any) -> bool:
     """Whether tracing makes no layer's weights."""
-    return all(getattr(layer, "built", True) for layer in _layers(model) if layer is not model)
+    return all(getattr(layer, "built", True) for layer in _layers(model))
 
 
 def _layers(model: Any) -> list[Any]:

@@ -60,6 +60,11 @@ def attention(x):
     return tf.reduce_mean(tf.nn.softmax(tf.matmul(queries, queries, transpose_b=True)))
 
 
+def patches(x):
+    flat = tf.reshape(tf.tile(x[:, None], [1, 49, 1]), [-1, 12])
+    return tf.reduce_mean(tf.square(flat))
+
+
 def norm_of_each_row(x):
     return tf.reduce_mean((tf.norm(x, axis=1) - 1.0) ** 2)
 
@@ -69,7 +74,7 @@ def counted(x):
     return tf.reduce_mean(x)
 
 
-@pytest.mark.parametrize("step", [mean, mean_by_column, attention, norm_of_each_row, counted])
+@pytest.mark.parametrize("step", [mean, mean_by_column, attention, patches, norm_of_each_row, counted])
 def test_sums_and_means_over_rows_are_left_alone(step):
     graph = graph_of(step, (12,))
     accounts = {id(variable.value.handle) for variable in account.variables}
