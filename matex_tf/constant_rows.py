@@ -24,7 +24,8 @@ def aligned(parts: Sequence[Any], repeats: bool) -> list[Any]:
     if now is None:
         return list(parts)
     times = [_batches_in(part, now) for part in parts]
-    if not any(times) or not any(_is_of_slice(part, now, times) for part in parts):
+    of_slice = [rows for rows in map(_rows, parts) if _is_of_slice(rows, now, times)]
+    if not of_slice:
         return list(parts)
     if repeats:
         if len({len(part.shape) for part in parts if _rows(part) is not None}) > 1:
@@ -35,7 +36,10 @@ def aligned(parts: Sequence[Any], repeats: bool) -> list[Any]:
                 "the result is not exact. Larger batches, or fewer ranks, are cut row by row"
             )
             return list(parts)
-    return [_cut(part, number, now) if number else part for part, number in zip(parts, times)]
+    # Two slices below one another may have as many rows as the batch: what has the rows already is not cut.
+    wanted, size = min(of_slice), now.stop - now.start
+    fits = [number > 0 and _rows(part) != wanted == number * size for part, number in zip(parts, times)]
+    return [_cut(part, number, now) if fit else part for part, number, fit in zip(parts, times, fits)]
 
 
 def joined(parts: Sequence[Any], axis: Any) -> list[Any]:
@@ -66,8 +70,8 @@ def _batches_in(part: Any, now: steps.Slice) -> int:
     return rows // now.of_rows
 
 
-def _is_of_slice(part: Any, now: steps.Slice, times: Sequence[int]) -> bool:
-    rows = _rows(part)
+def _is_of_slice(rows: int | None, now: steps.Slice, times: Sequence[int]) -> bool:
+    """Whether a tensor of so many rows stands for as many slices as another of the parts does for batches."""
     return rows is not None and any(number and rows == number * (now.stop - now.start) for number in times)
 
 

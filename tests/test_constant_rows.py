@@ -36,6 +36,14 @@ def test_batches_below_one_another_are_cut_each(rows):
     np.testing.assert_array_equal(tf.reshape(cut, [-1]), [8, 9, 10, 19, 20, 21])
 
 
+def test_two_slices_with_as_many_rows_as_the_batch_are_not_cut(monkeypatch):
+    monkeypatch.setattr(steps, "_slice", steps.Slice(2, 4, 4, frozenset({2}), 0.5, 1.0))
+    labels, scores = whole(8, 1), whole(4, 1)
+    cut, same = constant_rows.aligned([labels, scores], repeats=False)
+    assert same is scores
+    np.testing.assert_array_equal(tf.reshape(cut, [-1]), [2, 3, 6, 7])
+
+
 def test_what_does_not_meet_rows_is_left(rows):
     variable = tf.Variable(whole(11, 2))
     for parts in (
