@@ -11,6 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 from models import CASES
+from training import prepared
 
 
 def timed(work, count, barrier):
@@ -41,26 +42,10 @@ def sums(count):
 
 
 def step(name, batch):
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.keras.utils.set_random_seed(1)
     case = CASES[name]
-    model = case.build(tf.keras, case.shape)
-    optimizer = tf.keras.optimizers.SGD(0.001, momentum=0.9)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    x = tf.random.stateless_normal([batch, *case.shape], seed=[1, 2])
-    y = tf.random.stateless_uniform([batch], seed=[1, 2], maxval=10, dtype=tf.int32)
-
-    @tf.function
-    def train(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return tf.shape(x)[0]
-
+    model, data, train = prepared(case, batch)
     took = []
-    for batch_x, batch_y in tf.data.Dataset.from_tensors((x, y)).repeat(3 + 4 * case.steps):
+    for batch_x, batch_y in tf.data.Dataset.from_tensors(data).repeat(3 + 4 * case.steps):
         started = time.perf_counter()
         assert int(train(batch_x, batch_y)) == batch
         took.append(time.perf_counter() - started)

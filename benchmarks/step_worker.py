@@ -13,6 +13,7 @@ import time
 
 import tensorflow as tf
 from models import CASES
+from training import prepared
 
 WARM_UP = 3
 
@@ -27,23 +28,8 @@ def main() -> None:
     case = CASES[arguments.case]
     batch = arguments.ranks * case.batch
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.keras.utils.set_random_seed(1)
-    model = case.build(tf.keras, case.shape)
-    optimizer = tf.keras.optimizers.SGD(0.001, momentum=0.9)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    images = tf.random.stateless_normal([2 * batch, *case.shape], seed=[1, 2])
-    labels = tf.random.stateless_uniform([2 * batch], seed=[1, 2], maxval=10, dtype=tf.int32)
-    batches = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(batch)
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return tf.shape(x)[0]
+    model, data, step = prepared(case, 2 * batch)
+    batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(arguments.address)

@@ -162,7 +162,7 @@ def share() -> Ledger:
     if me.rank == 0:
         # On one node the temporary folder will do; several nodes have a folder in common only where users share one.
         folder = None
-        if len(set(me.hosts)) > 1:
+        if me.has_several_hosts:
             folder = build.cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
         leftovers.sweep(_PREFIX)

@@ -84,13 +84,18 @@ def say_inexact(found: reductions.Analysis) -> None:
         )
 
 
-def sum_as_mean(loss: Any) -> Any:
-    """The sum over rows `loss`, scaled so that the ranks' values, weighed as means are, add up to that of the batch."""
+def ratio(part: Any, whole: Any, like: Any) -> Any:
+    """`part` of `whole` in the dtype of `like`; 1 where the whole is nothing."""
     import tensorflow as tf
 
+    found = tf.where(whole > 0, tf.math.divide_no_nan(part, whole), tf.ones_like(part))
+    return tf.cast(found, like.dtype)
+
+
+def sum_as_mean(loss: Any) -> Any:
+    """The sum over rows `loss`, scaled so that the ranks' values, weighed as means are, add up to that of the batch."""
     numbers = steps.numbers()
-    ratio = tf.where(numbers[0] > 0, tf.math.divide_no_nan(numbers[1], numbers[0]), tf.ones([], tf.float64))
-    return reductions.mark(loss * tf.cast(ratio, loss.dtype), "mean")
+    return reductions.mark(loss * ratio(numbers[1], numbers[0], loss), "mean")
 
 
 def share_of(denominator: Any) -> Any:
@@ -138,18 +143,15 @@ def global_figures(tensors: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     """
     import tensorflow as tf
 
-    result, chosen, weighed = list(known), [], []
+    result, weights = list(known), {}
     for index, tensor in enumerate(tensors):
         if known[index] is not None or not isinstance(tensor, tf.Tensor) or tensor.shape.rank != 0:
             continue
         weight = _weight_of_figure(tensor)
         if weight is not None:
-            chosen.append(index)
-            weighed.append(tf.where(weight > 0, tf.cast(tensor, tf.float64) * weight, tf.zeros([], tf.float64)))
-    if chosen:
-        totals = tf.unstack(ops.allreduce(tf.stack(weighed), op="sum", name="figures of a step"), num=len(chosen))
-        for index, total in zip(chosen, totals):
-            result[index] = tf.cast(total, tensors[index].dtype)
+            weights[index] = weight
+    for index, total in _totals(tensors, weights, "figures of a step").items():
+        result[index] = total
     return result
 
 
@@ -162,7 +164,7 @@ def global_logs(logs: Any) -> Any:
     import tensorflow as tf
 
     flat = tf.nest.flatten(logs)
-    chosen, weighed = [], []
+    weights = {}
     for index, value in enumerate(flat):
         if not isinstance(value, tf.Tensor) or hasattr(value, "numpy") or value.shape.rank != 0:
             continue
@@ -171,14 +173,24 @@ def global_logs(logs: Any) -> Any:
             flat[index] = known
         elif value.dtype.is_floating and reductions.depends_on_data(value):
             weight = _weight_of_figure(value)
-            weight = steps.numbers()[0] if weight is None else weight
-            chosen.append(index)
-            weighed.append(tf.where(weight > 0, tf.cast(value, tf.float64) * weight, tf.zeros([], tf.float64)))
-    if chosen:
-        totals = tf.unstack(ops.allreduce(tf.stack(weighed), op="sum", name="the logs of a step"), num=len(chosen))
-        for index, total in zip(chosen, totals):
-            flat[index] = tf.cast(total, flat[index].dtype)
+            weights[index] = steps.numbers()[0] if weight is None else weight
+    for index, total in _totals(flat, weights, "the logs of a step").items():
+        flat[index] = total
     return tf.nest.pack_sequence_as(logs, flat)
+
+
+def _totals(tensors: Sequence[Any], weights: dict[int, Any], name: str) -> dict[int, Any]:
+    """By their places, the scalars among `tensors` that have weights: the sums over ranks of each rank's, weighed."""
+    import tensorflow as tf
+
+    if not weights:
+        return {}
+    weighed = [
+        tf.where(weight > 0, tf.cast(tensors[index], tf.float64) * weight, tf.zeros([], tf.float64))
+        for index, weight in weights.items()
+    ]
+    totals = tf.unstack(ops.allreduce(tf.stack(weighed), op="sum", name=name), num=len(weights))
+    return {index: tf.cast(total, tensors[index].dtype) for index, total in zip(weights, totals)}
 
 
 def _weight_of_figure(tensor: Any) -> Any:

@@ -139,8 +139,8 @@ TABLE = (
         _count,
         600,
         "seconds",
-        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving or "
-        "downloading; 0: never.",
+        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving; "
+        "0: never.",
     ),
     Setting(
         "cache_dir",

@@ -71,6 +71,10 @@ class World:
     process: int = field(default_factory=os.getpid)
 
     @property
+    def has_several_hosts(self) -> bool:
+        return len(set(self.hosts)) > 1
+
+    @property
     def place(self) -> str:
         return f"rank {self.rank} ({self.host})"
 

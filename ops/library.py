@@ -75,7 +75,6 @@ def _load(path: Path) -> Library:
 def _start(c: ctypes.CDLL) -> None:
     here = world.current()
     chosen = settings.current()
-    several_hosts = len(set(here.hosts)) > 1
     communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
@@ -85,8 +84,8 @@ def _start(c: ctypes.CDLL) -> None:
         here.rank,
         here.size,
         here.host.encode(),
-        several_hosts,
-        chosen.chunk_bytes or _CHUNK_BYTES[several_hosts],
+        here.has_several_hosts,
+        chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_hosts],
         chosen.fuse_bytes,
         ALGORITHMS.index(chosen.algorithm),
     )

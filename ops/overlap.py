@@ -46,7 +46,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     ):
         return False
     chosen = settings.current().overlap
-    return chosen == "on" or chosen == "auto" and len(set(world.current().hosts)) > 1
+    return chosen == "on" or chosen == "auto" and world.current().has_several_hosts
 
 
 def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:

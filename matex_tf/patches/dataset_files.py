@@ -30,16 +30,16 @@ def install() -> None:
     replace(cache_op.CacheDataset, "__init__", _cached)
     replace(snapshot_op._SnapshotDataset, "__init__", _snapshot)
     replace(save_op, "_save", _saved)
+    functions = {"write_file": _write_op}
+    if files.view() is not None:
+        functions |= {"read_file": _read, "matching_files": _matching_files}
     for api in (tf.io, tf.compat.v1.io, tf.compat.v2.io, tf.compat.v1):
-        if hasattr(api, "write_file"):
-            replace(api, "write_file", _write_op)
+        for name, make in functions.items():
+            if hasattr(api, name):
+                replace(api, name, make)
     if files.view() is None:
         return
     replace(load_op, "_load", _loaded)
-    for api in (tf.io, tf.compat.v1.io, tf.compat.v2.io, tf.compat.v1):
-        for name, make in (("read_file", _read), ("matching_files", _matching_files)):
-            if hasattr(api, name):
-                replace(api, name, make)
     for name in ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"):
         replace(getattr(readers, name), "__init__", _read_dataset)
     replace(more_readers.CsvDatasetV2, "__init__", _read_dataset)
@@ -91,16 +91,22 @@ def _read_dataset(original: Any) -> Any:
     return __init__
 
 
+def _matching_here(patterns: Any) -> list[str] | None:
+    """The paths that match a pattern, or each of several; None where the disk's answer is this rank's, too."""
+    patterns = [patterns] if is_local(patterns) else patterns
+    if files.inside_plain() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
+        return None
+    with files.plainly():
+        if files.view().is_untouched():
+            return None
+    return [path for pattern in patterns for path in matching(os.fsdecode(pattern))]
+
+
 def _list_files(original: Any) -> Any:
     def list_files(file_pattern, *args, **kwargs):
-        patterns = [file_pattern] if is_local(file_pattern) else file_pattern
-        if isinstance(patterns, (list, tuple)) and all(map(is_local, patterns)):
-            with files.plainly():
-                untouched = files.view().is_untouched()
-            if not untouched:
-                found = [path for pattern in patterns for path in matching(os.fsdecode(pattern))]
-                # The same names on all ranks; what reads them looks for the files where they are.
-                file_pattern = [glob.escape(str(_real_names(path))) for path in found] or file_pattern
+        found = _matching_here(file_pattern)
+        # The same names on all ranks; what reads them looks for the files where they are.
+        file_pattern = [glob.escape(str(_real_names(path))) for path in found or []] or file_pattern
         return original(file_pattern, *args, **kwargs)
 
     return list_files
@@ -109,17 +115,13 @@ def _list_files(original: Any) -> Any:
 def _matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
         value = pattern.numpy() if hasattr(pattern, "numpy") else pattern
-        patterns = [value] if is_local(value) else value
-        if files.inside_plain() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
-            return original(pattern, name)
-        with files.plainly():
-            untouched = files.view().is_untouched()
-        if untouched:
+        found = _matching_here(value)
+        if found is None:
             return original(pattern, name)
         import tensorflow as tf
 
-        found = sorted({path for each in patterns for path in matching(os.fsdecode(each))})
-        return tf.constant(found, tf.string, shape=(len(found),), name=name or "MatchingFiles")
+        names = sorted(set(found))
+        return tf.constant(names, tf.string, shape=(len(names),), name=name or "MatchingFiles")
 
     return matching_files
 

@@ -23,13 +23,6 @@ def _keras2_utils(module: Any) -> None:
     replace(module, "apply_valid_mask", _keras2_mask)
 
 
-def _ratio(part: Any, whole: Any, like: Any) -> Any:
-    import tensorflow as tf
-
-    ratio = tf.where(whole > 0, tf.math.divide_no_nan(part, whole), tf.ones_like(part))
-    return tf.cast(ratio, like.dtype)
-
-
 def scale_own(loss: Any, of: Any = None) -> Any:
     """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows or divided by
     one. `of` is what to look at if `loss` was made of it.
@@ -55,7 +48,7 @@ def _scale_mean(loss: Any, denominator: Any) -> Any:
 
 
 def _mean_ratio(denominator: Any, like: Any) -> Any:
-    return _ratio(losses.share_of(denominator), steps.numbers()[0], like)
+    return losses.ratio(losses.share_of(denominator), steps.numbers()[0], like)
 
 
 def _keras3(original: Any) -> Any:

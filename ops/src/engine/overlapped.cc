@@ -11,13 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "await.h"
 #include "buckets.h"
 #include "hash.h"
-#include "reduce_ops.h"
 #include "rendezvous.h"
 #include "step.h"
 #include "sum.h"
-#include "waiting.h"
 #include "waits.h"
 #include "world.h"
 

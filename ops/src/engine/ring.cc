@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "await.h"
 #include "reduce_ops.h"
-#include "waiting.h"
 
 namespace matex {
 namespace {

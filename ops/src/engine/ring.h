@@ -12,7 +12,7 @@
 namespace matex {
 
 // data = the sum over the ranks of `communicator`, which have the same count and type; the same bits on all. `asleep`:
-// see waiting.h. `buffer` grows as it must. Returns an error code of MPI.
+// see await.h. `buffer` grows as it must. Returns an error code of MPI.
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer);
 
 }  // namespace matex

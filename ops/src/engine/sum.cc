@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "await.h"
 #include "reduce_ops.h"
 #include "ring.h"
-#include "waiting.h"
 #include "world.h"
 
 namespace matex {

@@ -17,14 +17,11 @@ namespace matex {
 // One communicator and its way of adding up. One thread at a time uses it.
 class Adder {
  public:
-  // `asleep`: see waiting.h.
+  // `asleep`: see await.h.
   Adder(MPI_Comm communicator, Algorithm algorithm, bool several_hosts, bool asleep);
 
   // data = the sum over ranks, the same bits on all. `place`, for messages, is where in the program this is.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
-
-  void set_asleep(bool asleep) { asleep_ = asleep; }
-  Algorithm algorithm() const { return algorithm_; }
 
  private:
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);
@@ -32,7 +29,7 @@ class Adder {
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;
-  bool asleep_;
+  const bool asleep_;
   std::vector<char> buffer_;
 };
 

@@ -154,8 +154,8 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
         assert step(tf.constant(1.0)).numpy() == SIZE
 
 
+@pytest.mark.parts_the_ranks
 def test_ranks_with_other_gradients():
-    """Last: the ranks that have parted company stay apart."""
     if SIZE == 1:
         return
 

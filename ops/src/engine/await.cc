@@ -1,4 +1,4 @@
-#include "waiting.h"
+#include "await.h"
 
 #include <sys/prctl.h>
 #include <time.h>
@@ -35,14 +35,6 @@ int Await(MPI_Request* request) {
     if (code != MPI_SUCCESS || over) return code;
     pause.Take();
   }
-}
-
-int Await(std::vector<MPI_Request>* requests) {
-  for (MPI_Request& request : *requests) {
-    const int code = Await(&request);
-    if (code != MPI_SUCCESS) return code;
-  }
-  return MPI_SUCCESS;
 }
 
 }  // namespace matex

@@ -3,15 +3,10 @@
 
 #include <mpi.h>
 
-#include <vector>
-
 namespace matex {
 
 // Returns when `request` is over, with its error code. Sleeps between looks, longer and longer, up to a tenth of a
 // millisecond.
 int Await(MPI_Request* request);
-
-// The same for all of them.
-int Await(std::vector<MPI_Request>* requests);
 
 }  // namespace matex

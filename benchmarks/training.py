@@ -1,0 +1,31 @@
+"""The training step that is timed: a plain loop's, with one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from models import Case
+
+
+def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
+    """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.keras.utils.set_random_seed(1)
+    model = case.build(tf.keras, case.shape)
+    optimizer = tf.keras.optimizers.SGD(0.001, momentum=0.9)
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    images = tf.random.stateless_normal([rows, *case.shape], seed=[1, 2])
+    labels = tf.random.stateless_uniform([rows], seed=[1, 2], maxval=10, dtype=tf.int32)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return tf.shape(x)[0]
+
+    return model, (images, labels), step
