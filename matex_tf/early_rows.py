@@ -16,6 +16,7 @@ _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTable
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
 """Stateful if what they call is, which is looked at by itself."""
+_AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
 PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
@@ -62,21 +63,12 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     """
     import tensorflow as tf
 
-    batching, above = _below(dataset, ("PrefetchDataset", "OptionsDataset", "RepeatDataset"))
-    if _kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+    if why_whole(dataset) is not None:
         return None
-    maps = []
-    source = batching._input_dataset
-    while _kind(source) in ("MapDataset", "ParallelMapDataset"):
-        maps.insert(0, source)
-        source = source._input_dataset
+    batching, above = _below(dataset, _AROUND)
+    maps, source = _maps_below(batching)
     rows = int(source.cardinality())
-    parallel = any(_kind(step) == "ParallelMapDataset" for step in maps)
-    if rows < 1 or not parallel or any(_depends_on_order(step) for step in maps):
-        return None
     plan = _Plan(rows, int(batching._batch_size), bool(batching._drop_remainder))
-    if plan.batches == 0:
-        return None
     first = _First(plan.first_batch, on_first)
 
     def is_mine(position: Any, row: Any) -> Any:
@@ -104,6 +96,24 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         if _kind(step) == "RepeatDataset":
             result = result.repeat(step._count)
     return pipeline.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def why_whole(dataset: Any) -> str | None:
+    """Why rows of `dataset`, of a script's own, cannot be chosen before the work on them; None where they can."""
+    batching, _ = _below(dataset, _AROUND)
+    if _kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+        return "`batch` is not its last step (`prefetch` and `repeat` may follow)"
+    maps, source = _maps_below(batching)
+    rows = int(source.cardinality())
+    if rows < 1:
+        return "the number of its rows is not known, or without an end (`repeat` is better after `batch`)"
+    if not any(_kind(step) == "ParallelMapDataset" for step in maps):
+        return "no `map` with num_parallel_calls is right before its `batch`"
+    if any(_depends_on_order(step) for step in maps):
+        return "its maps draw at random, count or call Python, so that a row's place matters"
+    if batching._drop_remainder and rows < int(batching._batch_size):
+        return "it has less than one batch"
+    return None
 
 
 class _Plan:
@@ -171,6 +181,16 @@ def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
         above.append(dataset)
         dataset = dataset._input_dataset
     return dataset, above
+
+
+def _maps_below(batching: Any) -> tuple[list[Any], Any]:
+    """The maps right under `batching`, the first one first, and what they map."""
+    maps = []
+    source = batching._input_dataset
+    while _kind(source) in ("MapDataset", "ParallelMapDataset"):
+        maps.insert(0, source)
+        source = source._input_dataset
+    return maps, source
 
 
 def _depends_on_order(step: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ from matex_tf import (
     comparison,
     early_rows,
     loops,
-    ops,
     output,
+    pace,
     pipeline,
     rehearsal,
     settings,
@@ -49,32 +48,6 @@ def run(kind: str, model: Any) -> Iterator[Run]:
         stack.pop()
         if not stack:
             steps.set_values(before)
-
-
-_MUCH = 0.5
-_ENOUGH_STEPS, _ENOUGH_SECONDS = 20, 2.0
-
-
-class _Clock:
-    """How much of the time of an epoch's steps goes into collectives, without the first step, which compiles."""
-
-    def __init__(self) -> None:
-        self.steps = -1
-        self._begin = self._end = (0.0, 0.0)
-
-    def tick(self) -> None:
-        """A step is over."""
-        self.steps += 1
-        now = time.perf_counter(), ops.seconds(1) + ops.seconds(2)
-        if self.steps == 0:
-            self._begin = now
-        self._end = now
-
-    def elapsed(self) -> float:
-        return self._end[0] - self._begin[0]
-
-    def share(self) -> float:
-        return (self._end[1] - self._begin[1]) / self.elapsed() if self.elapsed() > 0 else 0.0
 
 
 def _has_fixed_batch(model: Any) -> bool:
@@ -110,6 +83,7 @@ class Stage:
         self.numbered: Any = None
         self.whole = False
         self.rows_of_batch: int | None = None  # of arrays
+        self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
 
     @property
     def name(self) -> str:
@@ -198,6 +172,8 @@ class Stage:
         if not self._takes_any_rows(dataset):
             self.whole = True
             return pipeline.whole(dataset)
+        if not are_arrays:
+            self.whole_pipeline = early_rows.why_whole(dataset)
         return early_rows.slices(dataset, are_arrays, self._keep_first)
 
     def _takes_any_rows(self, dataset: Any) -> bool:
@@ -241,7 +217,7 @@ class Run:
         self.stages = 0
         self.step = 0
         self.rows = 0
-        self.clock: _Clock | None = None
+        self.pace: pace.Pace | None = None
         self.agreed = False
         self.slices = kind != "predict"
         fixed = _has_fixed_batch(model)
@@ -280,9 +256,9 @@ class Run:
     def after_step(self) -> None:
         """After the first training step of an epoch: the ranks saw the same rows."""
         self.step += 1
-        if self.clock is None:
-            self.clock = _Clock()
-        self.clock.tick()
+        if self.pace is None:
+            self.pace = pace.Pace()
+        self.pace.tick()
         if not self.agreed:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
@@ -295,9 +271,11 @@ class Run:
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
         self.step = 0
-        if self.clock is not None:
-            self._judge(self.clock)
-            self.clock = None
+        if self.pace is not None:
+            self.pace.rows = self.rows
+            self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None
+            self.pace.judge()
+            self.pace = None
         variables.check_drift(self.model.weights, self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
 
     def agree_to_stop(self) -> None:
@@ -308,16 +286,6 @@ class Run:
                 ranks = [rank for rank, stop in enumerate(stops) if stop]
                 output.note(f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop")
             self.model.stop_training = True
-
-    def _judge(self, clock: _Clock) -> None:
-        share = clock.share()
-        if share > _MUCH and clock.steps >= _ENOUGH_STEPS and clock.elapsed() >= _ENOUGH_SECONDS:
-            size = world.current().size
-            of_rows = f", with some {max(self.rows // size, 1)} rows of each batch on each rank" if self.rows else ""
-            output.note(
-                f"{share:.0%} of the time of training steps goes into adding up gradients and waiting for the other "
-                f"ranks{of_rows}. A larger batch, fewer ranks, or fewer ranks on each node would use them better"
-            )
 
     def _built(self) -> bool:
         return bool(getattr(self.model, "built", False)) and all(

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import comparison, gradients, output, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, gradients, output, pace, pipeline, settings, sharding, steps, variables, world
 
 _training: weakref.WeakSet = weakref.WeakSet()
 
@@ -29,6 +29,8 @@ class Loop:
         self.first_slice: tuple[Any, Any] | None = None
         self.first_row: Any = None
         self.done = False
+        self.pace = pace.Pace()
+        self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
 
     def give(self, element: Any) -> Any:
         """What the script gets for `element`, the next batch of the pipeline."""
@@ -48,6 +50,7 @@ class Loop:
                 steps.look_at_whole_batch()
             return element
         watch_drift()
+        self.pace.tick()
         if self.weak:
             return self._give_one_of_group(element)
         mine = self._give_slice(element)
@@ -74,7 +77,7 @@ class Loop:
             pipeline.say_uneven()
             steps.set_whole()
             return element
-        count = int(sharding.batch_rows(element))
+        self.pace.rows = count = int(sharding.batch_rows(element))
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
         steps.set_slice(start, stop, has_rows, count)
         return pipeline.take_rows(element, start, stop, count)
@@ -121,6 +124,7 @@ class Loop:
             if sum(counts) > 0 and self.first_row is not None:
                 steps.set_values(steps.slice_values(0, sum(counts)))
                 return self.first_row
+        self.pace.judge()
         self.close()
         return None
 

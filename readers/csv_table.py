@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_tf.readers import csv_errors, files
 from matex_tf.readers.formats import ReaderError
+from matex_tf.readers.missing import check_fits
 from matex_tf.readers.missing import found as found_missing
 
 Column = str | int
@@ -207,20 +208,18 @@ class Table:
         import pyarrow as pa
 
         column = table[str(number)]
-        whole = self.dtype(field, missing).kind != "f"
-        if whole and column.null_count and missing == "error":
+        dtype = self.dtype(field, missing)
+        absent = dtype.kind != "f" and column.null_count > 0
+        if absent and missing == "error":
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
             raise found_missing(f"{place(row)}, column {self.names[number]!r}")
+        if absent:
+            check_fits(missing, dtype, f"column {self.names[number]!r} of {self.path}")
         if number in self.texts:
             return codes(number, column)
         if column.type == pa.bool_():
             column = column.cast(pa.int8())
-        if whole and column.null_count:
-            if int(missing) != missing:
-                raise ValueError(
-                    f"DataSet: missing={missing!r} cannot stand in column {self.names[number]!r} of {self.path}, which "
-                    f"is read as {column.type}; give it another dtype="
-                )
+        if absent:
             column = column.fill_null(pa.scalar(int(missing), column.type))
         return column.to_numpy()
 

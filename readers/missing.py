@@ -40,6 +40,16 @@ def settle(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], s
         piece[absent] = how
 
 
+def check_fits(how: float, dtype: np.dtype, place: str) -> None:
+    """Raises ValueError where the number `how` is none of the whole numbers that `dtype` holds."""
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if not (np.isfinite(how) and int(how) == how and least <= how <= most):
+        raise ValueError(
+            f"DataSet: missing={how!r} cannot stand in {place}, which is read as {dtype.name}: whole numbers from "
+            f'{least} to {most}. Give one of these, or missing="nan"'
+        )
+
+
 def found(place: str) -> ReaderError:
     return ReaderError(
         f"{place}: expected a number, found a missing value. missing=0 (or another number) fills such values, "

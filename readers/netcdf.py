@@ -12,7 +12,7 @@ import numpy as np
 from matex_tf.readers import netcdf_header
 from matex_tf.readers.formats import ReaderError, register
 from matex_tf.readers.hdf5 import NETCDF_ENDINGS, SIGNATURE
-from matex_tf.readers.missing import found
+from matex_tf.readers.missing import check_fits, found
 from matex_tf.readers.stack import Stack, Variable, numeric
 from matex_tf.sharding import ShareArray
 
@@ -189,4 +189,5 @@ class _Variable(Variable):
             if how == "error":
                 row, *index = (int(number) for number in np.argwhere(mask)[0])
                 raise found(f"{self._path}, {self.name!r}{[begin + row, *index]}")
+            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
             piece[mask] = how

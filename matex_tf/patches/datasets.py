@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import loops, ops, pipeline, settings, sharding, world
+from matex_tf import fitting, loops, ops, pace, pipeline, settings, sharding, world
 from matex_tf.patches import function_loops, replace
 
 
@@ -60,12 +60,12 @@ def _next(original: Any) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return function_loops.next_element(self, original(self))
+            return _next_in_function(self, original)
         loop = getattr(self, "_matex_loop", None)
         if loop is None:
             return original(self)
         try:
-            element = original(self)
+            element = pace.timed(lambda: original(self))
         except StopIteration:
             more = loop.end()
             if more is None:
@@ -76,12 +76,19 @@ def _next(original: Any) -> Any:
     return __next__
 
 
+def _next_in_function(iterator: Any, original: Any) -> Any:
+    call = fitting.current()
+    waits = call is not None and call.training is not None and call.training.whole_pipeline is not None
+    element = pace.timed(lambda: original(iterator)) if waits else original(iterator)
+    return function_loops.next_element(iterator, element)
+
+
 def _get_next(original: Any) -> Any:
     def get_next(self):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return function_loops.next_element(self, original(self))
+            return _next_in_function(self, original)
         loop = getattr(self, "_matex_loop", None)
         return original(self) if loop is None else loop.give(original(self))
 
