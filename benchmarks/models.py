@@ -16,6 +16,7 @@ class Case:
     batch: int
     steps: int
     build: Callable[[Any, tuple[int, ...]], Any]
+    normalises: bool = False  # has BatchNormalization
 
 
 def mlp(keras: Any, shape: tuple[int, ...]) -> Any:
@@ -86,6 +87,6 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
 CASES = {
     "mlp": Case("MLP of 84 small gradients", (256,), 256, 40, mlp),
     "cnn": Case("small CNN", (28, 28, 1), 64, 20, cnn),
-    "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20),
+    "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20, normalises=True),
     "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
 }

@@ -1,11 +1,14 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--models mlp cnn resnet20 alexnet] [--ranks 2] [--rounds 5]
+    python benchmarks/step.py [--fit] [--imported] [--models mlp cnn resnet20 alexnet] [--ranks 2] [--rounds 5]
 
-One thread and one core for each process, and every process computes the same number of rows in each setting: the
-batch of the script on ranks is larger by their number. All processes of a model are alive at once and take turns,
-round by round, so that what the machine does besides falls on all; figures are medians. "copies/alone" is what
-sharing memory and caches costs without any library, "ranks/copies" is what the library costs.
+Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
+each process, and every process computes the same number of rows in each setting: the batch of the script on ranks is
+larger by their number. All processes of a model are alive at once and take turns, round by round, so that what the
+machine does besides falls on all; figures are medians. "copies/alone" is what sharing memory and caches costs without
+any library, "ranks/copies" is what the library costs. Ranks use the BatchNormalization of each rank's own rows, as the
+copies do; for a model that has it, a second line sets that of the global batch against it. --imported adds the library
+in a process of its own, which is not under mpirun.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from models import CASES
 from matex_tf import cli, placement
 
 SETTINGS = ("alone", "copies", "ranks")
+GLOBAL = "global"  # as "ranks", with BatchNormalization over the global batch
+IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
 PATIENCE = 300  # seconds for the start, and for each round
 
@@ -39,30 +44,42 @@ HEADER = (
 class Workers:
     """The processes of one model: started together, told to run a round, and ended."""
 
-    def __init__(self, name: str, cpus: Sequence[int], folder: str):
+    def __init__(self, name: str, settings: Sequence[str], cpus: Sequence[int], folder: str, words: Sequence[str]):
         self.children: list[subprocess.Popen] = []
-        self.channels: dict[str, list] = {setting: [] for setting in SETTINGS}
+        self.channels: dict[str, list] = {setting: [] for setting in settings}
         address = os.path.join(folder, name)
-        on_ranks = cli.command_line(cli.Run(len(cpus), [WORKER, name, "ranks", address, "--ranks", str(len(cpus))]))
+
+        def worker(setting: str) -> list[str]:
+            return [WORKER, name, setting, address, *words]
+
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()
             listener.settimeout(PATIENCE)
-            self._start([sys.executable, WORKER, name, "alone", address], cpus[:1])
+            expected = 1 + len(cpus)
+            self._start([sys.executable, *worker("alone")], cpus[:1])
             for cpu in cpus:
-                self._start([sys.executable, WORKER, name, "copies", address], [cpu])
-            self._start(on_ranks, cpus)
-            for _ in range(1 + 2 * len(cpus)):
+                self._start([sys.executable, *worker("copies")], [cpu])
+            if IMPORTED in settings:
+                self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
+                expected += 1
+            for setting in {"ranks", GLOBAL} & set(settings):
+                words_of_ranks = [*worker(setting), "--ranks", str(len(cpus))]
+                normalisation = {"MATEX_SYNC_BATCHNORM": "on" if setting == GLOBAL else "off"}
+                self._start(cli.command_line(cli.Run(len(cpus), words_of_ranks)), cpus, normalisation)
+                expected += len(cpus)
+            for _ in range(expected):
                 connection, _ = listener.accept()
                 connection.settimeout(PATIENCE)
                 channel = connection.makefile("rw")
                 self.channels[json.loads(channel.readline())].append(channel)
-        for setting in SETTINGS:
+        for setting in settings:
             self._answers(setting)
 
-    def _start(self, command: Sequence[str], cpus: Sequence[int]) -> None:
+    def _start(self, command: Sequence[str], cpus: Sequence[int], environment: Mapping[str, str] | None = None) -> None:
         bound = ["taskset", "-c", placement.format_cpu_list(cpus), *command]
-        self.children.append(subprocess.Popen(bound, env=ENVIRONMENT, stdin=subprocess.DEVNULL))
+        environment = {**ENVIRONMENT, **(environment or {})}
+        self.children.append(subprocess.Popen(bound, env=environment, stdin=subprocess.DEVNULL))
 
     def _answers(self, setting: str) -> list:
         return [json.loads(channel.readline()) for channel in self.channels[setting]]
@@ -79,9 +96,9 @@ class Workers:
 
     def end(self) -> int:
         """Lets all processes end by themselves; gives the number of parameters of their model."""
-        for setting in SETTINGS:
+        for setting in self.channels:
             self._tell(setting, 0)
-        parameters = {answer for setting in SETTINGS for answer in self._answers(setting)}
+        parameters = {answer for setting in self.channels for answer in self._answers(setting)}
         for child in self.children:
             child.wait(60)
         return parameters.pop()
@@ -93,25 +110,39 @@ class Workers:
                 child.terminate()
 
 
+def ratios(below: Sequence[float], above: Sequence[float]) -> str:
+    """The median of the rounds' ratios, and the least and largest of them."""
+    found = [b / a for a, b in zip(below, above)]
+    return f"{median(found):13.2f}   {min(found):.2f} - {max(found):.2f}"
+
+
 def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[float]]) -> str:
-    """A line of the table from the milliseconds a step of each setting in each round."""
+    """The lines of the table of one model, from the milliseconds a step of each setting in each round."""
     alone, copies, ranks = (median(rounds[setting]) for setting in SETTINGS)
     shared = median(b / a for a, b in zip(rounds["alone"], rounds["copies"]))
-    costs = [b / a for a, b in zip(rounds["copies"], rounds["ranks"])]
-    return (
+    found = (
         f"{title:26} {parameters / 1e6:6.2f} M {batch:6} {alone:9.1f} {copies:9.1f} {ranks:9.1f} {shared:13.2f}"
-        f" {median(costs):13.2f}   {min(costs):.2f} - {max(costs):.2f}"
+        f" {ratios(rounds['copies'], rounds['ranks'])}"
     )
+    extras = {GLOBAL: ("global normalisation", "ranks"), IMPORTED: ("library imported", "alone")}
+    for setting in rounds.keys() & extras:
+        title, below = extras[setting]
+        found += (
+            f"\n{'  ' + title:26} {'':8} {'':6} {'':9} {'':9} {median(rounds[setting]):9.1f} {'over ' + below:>13}"
+            f" {ratios(rounds[below], rounds[setting])}"
+        )
+    return found
 
 
-def measure(name: str, rounds: int, cpus: Sequence[int], folder: str) -> str:
-    """Times one model; gives its line of the table."""
+def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Sequence[str], imported: bool) -> str:
+    """Times one model; gives its lines of the table."""
     case = CASES[name]
-    workers = Workers(name, cpus, folder)
+    settings = [*SETTINGS, *[GLOBAL] * case.normalises, *[IMPORTED] * imported]
+    workers = Workers(name, settings, cpus, folder, words)
     try:
-        milliseconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+        milliseconds: dict[str, list[float]] = {setting: [] for setting in settings}
         for _ in range(rounds):
-            for setting in SETTINGS:
+            for setting in settings:
                 milliseconds[setting].append(workers.round(setting, case.steps))
         return row(case.title, workers.end(), case.batch, milliseconds)
     finally:
@@ -123,6 +154,8 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES), metavar="MODEL")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fit", action="store_const", const=["--fit"], default=[], help="time the steps of Keras' fit")
+    parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
     arguments = parser.parse_args()
     cores = placement.cores()
     if len(cores) < arguments.ranks:
@@ -131,7 +164,7 @@ def main() -> int:
     print(f"milliseconds a step; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
     with tempfile.TemporaryDirectory(prefix="step") as folder:
         for name in arguments.models:
-            print(measure(name, arguments.rounds, cpus, folder), flush=True)
+            print(measure(name, arguments.rounds, cpus, folder, arguments.fit, arguments.imported), flush=True)
     return 0
 
 

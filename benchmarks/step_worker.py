@@ -1,4 +1,4 @@
-"""One process whose steps benchmarks/step.py times: a plain loop that trains when it is told to.
+"""One process whose steps benchmarks/step.py times: a plain loop, or Keras' `fit`, that trains when it is told to.
 
 It connects to the socket ADDRESS, tells its setting and, once warm, its number of parameters; then it reads
 numbers of steps, runs them and answers with their seconds, until it reads 0.
@@ -10,12 +10,68 @@ import argparse
 import json
 import socket
 import time
+from typing import Any, TextIO
 
 import tensorflow as tf
-from models import CASES
-from training import prepared
+from models import CASES, Case
+from training import fitted, prepared
 
 WARM_UP = 3
+MOST = 10**6  # steps, more than are asked for
+
+
+class Clock:
+    """Notes each step's seconds, and does what `channel` says after as many as it asked for."""
+
+    def __init__(self, channel: TextIO):
+        self._channel = channel
+        self._to_do, self._seconds = WARM_UP, []
+
+    def tell(self, answer: Any) -> None:
+        print(json.dumps(answer), file=self._channel, flush=True)
+
+    def goes_on(self, seconds: float) -> bool:
+        """A step took `seconds`; whether there is to be another one."""
+        self._seconds.append(seconds)
+        if len(self._seconds) == self._to_do:
+            self.tell(self._seconds)
+            self._to_do, self._seconds = int(self._channel.readline()), []
+        return self._to_do > 0
+
+
+def loop(case: Case, batch: int, clock: Clock) -> int:
+    """Trains in a loop until the clock stops it; gives the number of parameters."""
+    model, data, step = prepared(case, 2 * batch)
+    batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
+    for number, (x, y) in enumerate(batches):
+        start = time.perf_counter()
+        rows = int(step(x, y))
+        took = time.perf_counter() - start
+        if number and rows != case.batch:  # the first batch is whole on every rank
+            raise SystemExit(f"{rows} rows were computed in a step, {case.batch} were to be")
+        if not clock.goes_on(took):
+            break
+    return model.count_params()
+
+
+def fit(case: Case, batch: int, clock: Clock) -> int:
+    """The same by `fit`; a step lasts from the end of the last one, but for what the clock waits."""
+    model, data = fitted(case, 2 * batch)
+
+    class Watch(tf.keras.callbacks.Callback):
+        last = 0.0
+
+        def on_train_begin(self, logs=None):
+            self.last = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if not clock.goes_on(time.perf_counter() - self.last):
+                self.model.stop_training = True
+            self.last = time.perf_counter()
+
+    batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
+    model.fit(batches, steps_per_epoch=MOST, callbacks=[Watch()], shuffle=False, verbose=0)
+    return model.count_params()
 
 
 def main() -> None:
@@ -24,35 +80,15 @@ def main() -> None:
     parser.add_argument("setting")
     parser.add_argument("address")
     parser.add_argument("--ranks", type=int, default=1, help="the batch is so many times that of the case")
+    parser.add_argument("--fit", action="store_const", const=fit, default=loop, dest="train")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
-    batch = arguments.ranks * case.batch
-
-    model, data, step = prepared(case, 2 * batch)
-    batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
-
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(arguments.address)
-        channel = connection.makefile("rw")
-
-        def tell(answer) -> None:
-            print(json.dumps(answer), file=channel, flush=True)
-
-        tell(arguments.setting)
-        to_do, seconds = WARM_UP, []
-        for x, y in batches:
-            start = time.perf_counter()
-            rows = int(step(x, y))
-            seconds.append(time.perf_counter() - start)
-            if len(seconds) < to_do:
-                continue
-            if rows != case.batch:
-                raise SystemExit(f"{rows} rows were computed in a step, {case.batch} were to be")
-            tell(seconds)
-            to_do, seconds = int(channel.readline()), []
-            if to_do == 0:
-                break
-        tell(model.count_params())
+        with connection.makefile("rw") as channel:
+            clock = Clock(channel)
+            clock.tell(arguments.setting)
+            clock.tell(arguments.train(case, arguments.ranks * case.batch, clock))
 
 
 if __name__ == "__main__":

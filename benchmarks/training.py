@@ -1,4 +1,4 @@
-"""The training step that is timed: a plain loop's, with one thread."""
+"""The training steps that are timed, with one thread: those of a plain loop, and those of Keras' `fit`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import tensorflow as tf
 from models import Case
 
 
-def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
-    """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
+def _model_and_data(case: Case, rows: int) -> tuple[Any, Any, Any, tuple[Any, Any]]:
+    """The model of `case`, its optimizer and loss, and `rows` images with labels."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.keras.utils.set_random_seed(1)
     model = case.build(tf.keras, case.shape)
-    optimizer = tf.keras.optimizers.SGD(0.001, momentum=0.9)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     images = tf.random.stateless_normal([rows, *case.shape], seed=[1, 2])
     labels = tf.random.stateless_uniform([rows], seed=[1, 2], maxval=10, dtype=tf.int32)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model, tf.keras.optimizers.SGD(0.001, momentum=0.9), loss, (images, labels)
+
+
+def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
+    """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
+    model, optimizer, loss_of, data = _model_and_data(case, rows)
 
     @tf.function
     def step(x, y):
@@ -28,4 +33,11 @@ def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return tf.shape(x)[0]
 
-    return model, (images, labels), step
+    return model, data, step
+
+
+def fitted(case: Case, rows: int) -> tuple[Any, tuple[Any, Any]]:
+    """The compiled model of `case`, and `rows` images with labels."""
+    model, optimizer, loss, data = _model_and_data(case, rows)
+    model.compile(optimizer, loss)
+    return model, data
