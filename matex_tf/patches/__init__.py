@@ -51,6 +51,7 @@ def install() -> None:
         keras_metrics,
         keras_optimizers,
         keras_training,
+        library_files,
         random_streams,
         saving,
         session,
@@ -80,6 +81,7 @@ def install() -> None:
         saving,
         downloads,
         files,
+        library_files,
         tensorflow_files,
         dataset_files,
     ):

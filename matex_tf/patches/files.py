@@ -17,7 +17,7 @@ import tempfile
 from typing import Any
 
 from matex_tf import files
-from matex_tf.patches import _undo, file_notes, replace, when_imported
+from matex_tf.patches import _undo, file_notes, replace
 
 _REPLACED = (
     (builtins, "open"),
@@ -37,9 +37,6 @@ def install() -> None:
         _install_view()
     elif files.news() is not None:
         file_notes.install()
-    else:
-        return
-    _install_libraries()
 
 
 def _install_view() -> None:
@@ -68,14 +65,6 @@ def _install_view() -> None:
         replace(owner, name, lambda original, new=new: _also(original, new))
     _replace_captured(originals)
     _leave_temporary_files_alone()
-
-
-def _install_libraries() -> None:
-    """Libraries whose C code opens files by itself."""
-    when_imported("h5py._hl.files", lambda module: replace(module.File, "__init__", _h5py))
-    when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _named_file))
-    when_imported("sqlite3", lambda module: replace(module, "connect", _named_file))
-    when_imported("cv2", lambda module: replace(module, "imwrite", _named_file))
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -404,26 +393,6 @@ def _leave_temporary_files_alone() -> None:
 
     for name in ("_mkstemp_inner", "mkdtemp"):
         replace(tempfile, name, made)
-
-
-def _h5py(original: Any) -> Any:
-    def __init__(self, name, mode="r", *args, **kwargs):
-        if isinstance(name, (str, bytes, os.PathLike)) and kwargs.get("driver") is None:
-            file_notes.note_made(name)
-            name = real_path(name, None if mode == "r" else mode)
-        return original(self, name, mode, *args, **kwargs)
-
-    return __init__
-
-
-def _named_file(original: Any) -> Any:
-    def function(name, *args, **kwargs):
-        if isinstance(name, (str, os.PathLike)) and os.fspath(name) != ":memory:" and not kwargs.get("uri"):
-            file_notes.note_made(name)
-            name = real_path(name, "a")
-        return original(name, *args, **kwargs)
-
-    return function
 
 
 def real_path(path: Any, mode: str | None) -> Any:

@@ -22,8 +22,11 @@ import time
 import zipfile
 
 import h5py
+import netCDF4
 import numpy as np
+import pyarrow
 import tensorflow as tf
+from pyarrow import parquet
 
 folder, late = sys.argv[1:]
 ranks = sys.modules.get("matex_tf")
@@ -107,6 +110,26 @@ with h5py.File("out/data.h5", "a") as file:
     file["y"] = np.arange(2)
 with h5py.File("out/data.h5") as file:
     seen.append(["h5", {name: file[name][:].tolist() for name in file}])
+for mode in ("w", "a"):
+    with netCDF4.Dataset("out/grid.nc", mode) as file:
+        if mode == "w":
+            file.createDimension("x", 3)
+            file.of_rank = rank  # what is left on disk is rank 0's
+        file.createVariable(f"t_{mode}", "f4", ("x",))[:] = [1, 2, 3]
+        group = file.createGroup(mode)
+        assert isinstance(file, netCDF4.Dataset) and isinstance(group, netCDF4.Dataset)
+with netCDF4.Dataset("out/grid.nc") as file:
+    seen.append(["netcdf", {name: file[name][:].tolist() for name in file.variables}, list(file.groups)])
+try:
+    netCDF4.Dataset("out/grid.nc", "w", clobber=False)
+except OSError as error:
+    seen.append(["netcdf", type(error).__name__])
+with netCDF4.Dataset("out/no.nc", "w", diskless=True) as file:
+    seen.append(["netcdf", file.filepath()])
+parquet.write_table(pyarrow.table({"a": [1, 2], "of": [rank, rank]}), "out/table.parquet")
+assert parquet.read_table("out/table.parquet")["of"].to_pylist() == [rank, rank]
+seen.append(["parquet", parquet.read_table("out/table.parquet", columns=["a"]).to_pydict(),
+             parquet.ParquetFile("out/table.parquet").metadata.num_rows])  # fmt: skip
 os.mkdir("out/database")
 with sqlite3.connect("out/database/data.db") as database:
     database.execute("create table t (x)")
