@@ -11,6 +11,7 @@ import hashlib
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -218,19 +219,25 @@ def _keep_children_out() -> None:
 class _Control:
     """Collectives of Python objects. `what` says in a few words what they are for, the same on all ranks."""
 
+    def __init__(self) -> None:
+        # From the meeting to the end of the exchange: else two threads might exchange in another order than they met.
+        self._one_at_a_time = threading.RLock()
+
     def allgather(self, value: Any, what: str) -> list:
         """The values of all ranks, by rank, on every rank."""
         if not is_active():
             return [value]
-        self._enter("allgather", what)
-        return communicator("control").allgather(value)
+        with self._one_at_a_time:
+            self._enter("allgather", what)
+            return communicator("control").allgather(value)
 
     def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
         """The value of rank `root`, on every rank."""
         if not is_active():
             return value
-        self._enter(f"broadcast from {root}", what)
-        return communicator("control").bcast(value, root=root)
+        with self._one_at_a_time:
+            self._enter(f"broadcast from {root}", what)
+            return communicator("control").bcast(value, root=root)
 
     def barrier(self, what: str) -> None:
         """Returns on each rank once all have called it."""

@@ -15,6 +15,7 @@
 #include "hash.h"
 #include "inline.h"
 #include "layout.h"
+#include "overlapped.h"
 #include "rendezvous.h"
 #include "turnstile.h"
 #include "waits.h"
@@ -54,9 +55,15 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   }
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text};
+  const bool is_end = call.kind == matex::Kind::kExit;
+  if (is_end) {
+    // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
+    if (matex::Error error = matex::GiveUpAll("its script has ended.")) return matex::Result(error);
+  }
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
-  const matex::Error error = matex::Meet(call);
-  return matex::Result(error ? error : matex::Finish(call, error));
+  if (matex::Error error = matex::Meet(call)) return matex::Result(error);
+  if (is_end) matex::Settle();
+  return matex::Result(matex::Finish(call, matex::Error()));
 }
 
 MATEX_EXPORT int64_t matex_count(int kind) {

@@ -67,6 +67,17 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   return MpiError(code, "MPI_Allgatherv", what);
 }
 
+// Whether all ranks have memory for the result: those that have would wait for the one that has not.
+Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
+  int without = has ? -1 : world.rank;
+  if (world.size > 1) {
+    const int code = MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MAX, world.gradients);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what);
+  }
+  if (without < 0) return Error();
+  return Error("rank " + std::to_string(without) + " has no memory for the result of " + what + ".");
+}
+
 }  // namespace
 
 int64_t Subject::count() const {
@@ -123,9 +134,7 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
     if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", what()));
   }
   void* const to = allocate(rows);
-  if (to == nullptr) {
-    return Finish(call, Error("no memory for the result of " + what() + "."));
-  }
+  if (Error error = AgreeOnMemory(world, to != nullptr, what())) return Finish(call, error);
   if (world.size > 1) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
   std::memcpy(to, from, subject.count() * SizeOf(subject.type));
   return Finish(call, Error());

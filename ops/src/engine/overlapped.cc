@@ -87,6 +87,18 @@ class Overlapped {
     changed_.notify_all();
   }
 
+  Error GiveUpAll(const std::string& why) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& one : updates_) one.second->given_up = why;
+    changed_.notify_all();
+    return broken_;
+  }
+
+  void Settle() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return over_ == tickets_; });
+  }
+
  private:
   void Run() {
     for (int64_t ticket = 1;; ++ticket) {
@@ -99,6 +111,8 @@ class Overlapped {
       lock.lock();
       // Of an update that has failed, gradients may still come, and are told so.
       if (!error) updates_.erase(ticket);
+      over_ = ticket;
+      changed_.notify_all();
     }
   }
 
@@ -151,7 +165,7 @@ class Overlapped {
       if (Error error = Ready(ticket, static_cast<int64_t>(i), update, entries)) return error;
       if (Error error =
               RunStep(steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, add_up)) {
-        return broken_ = error;
+        return Break(error);
       }
       for (int entry : entries) {
         if (--left[entry] == 0) GiveBack(update, entry);
@@ -167,7 +181,12 @@ class Overlapped {
       for (int entry : entries) GiveBack(update, entry);
     }
     const Error error = update->plan->Learn(update->ready);
-    return error ? broken_ = error : error;
+    return error ? Break(error) : error;
+  }
+
+  Error Break(const Error& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return broken_ = error;
   }
 
   static void GiveBack(Update* update, int entry) {
@@ -193,9 +212,10 @@ class Overlapped {
   std::condition_variable changed_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
   int64_t tickets_ = 0;
+  int64_t over_ = 0;  // the last that the thread is through with
   std::thread thread_;
   std::vector<char> buffer_;
-  Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are
+  Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are; the thread sets it
 };
 
 Overlapped& TheOverlapped() {
@@ -279,5 +299,9 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 }
 
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
+
+Error GiveUpAll(const std::string& why) { return TheOverlapped().GiveUpAll(why); }
+
+void Settle() { TheOverlapped().Settle(); }
 
 }  // namespace matex

@@ -79,6 +79,39 @@ def test_other_collectives_in_the_same_step():
         np.testing.assert_allclose(second, np.array([2, 6]) * SIZE)
 
 
+def test_what_a_gradient_is_made_of_is_met_for_before_its_update_is_announced():
+    """Else ranks that differ could wait for each other (docs/protocol.md)."""
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = x * ops.allreduce(x, "mean")
+        (first,) = ops.reduce_gradients([tape.gradient(loss, x)], ["x"], 1.0)
+        return ops.reduce_gradients([first * ops.allreduce(x, "sum")], ["again"], 1.0)
+
+    def before(op):
+        found, pending = set(), [op]
+        while pending:
+            one = pending.pop()
+            inputs = [*(tensor.op for tensor in one.inputs), *one.control_inputs]
+            pending += [each for each in inputs if each not in found]
+            found.update(inputs)
+        return found
+
+    if SIZE == 1:
+        return
+    operations = step.get_concrete_function(tf.constant(1.0)).graph.get_operations()
+    gradients = [op for op in operations if op.type == "MatexHandOverGradient"]
+    announced = {ticket: before(ticket) for ticket in (op.inputs[1].op for op in gradients)}
+    assert len(announced) == 2
+    for op in gradients:
+        made_of = before(op.inputs[0].op) | {op.inputs[0].op}
+        met = {one for one in made_of if one.type in ("MatexAllreduce", "MatexAnnounceUpdate")}
+        assert met and met <= announced[op.inputs[1].op] | {op.inputs[1].op}
+    np.testing.assert_allclose(step(tf.constant(1.0))[0], 2.0 * SIZE**3)
+
+
 def test_a_gradient_that_nobody_uses_is_handed_over_all_the_same():
     @tf.function
     def step(x):
