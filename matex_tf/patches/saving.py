@@ -1,32 +1,39 @@
 """Saving: rank 0 writes the file, and the other ranks return when it is there for them, too.
 
 What all ranks would write to one path at once would be broken, and where HDF5 locks the file it would be an error.
+Ranks can be lost at any moment, so what rank 0 writes appears whole or not at all (see `whole`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from matex_tf import files, saved, settings, watchdog, world
-from matex_tf.patches import replace, when_imported
+from matex_tf import files, saved, settings, watchdog, whole, world
+from matex_tf.patches import _undo, file_notes, replace, when_imported
 
 _PLACES = (
     ("keras.src.saving.saving_api", None, ("save_model", "save_weights")),
     ("tf_keras.src.saving.saving_api", None, ("save_model", "save_weights")),
     ("keras.src.saving.saving_lib", None, ("save_model", "save_weights_only")),
     ("keras.src.legacy.saving.legacy_h5_format", None, ("save_model_to_hdf5",)),
+    ("keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
+    ("tf_keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
     ("keras.src.models.model", "Model", ("export",)),
     ("keras.src.engine.training", "Model", ("save", "save_weights", "export")),
     ("tf_keras.src.engine.training", "Model", ("save", "save_weights", "export")),
     ("tensorflow.python.saved_model.save", None, ("save_and_return_nodes",)),
     ("tensorflow.python.checkpoint.checkpoint", "TrackableSaver", ("save",)),
 )
+# These make the folder that they save into if it is not there.
+_MAKE_FOLDERS = ("save_model_to_hdf5", "save_and_return_nodes", "TrackableSaver.save")
 _state = threading.local()
 
 
@@ -35,6 +42,7 @@ def install() -> None:
         return
     for module, owner, names in _PLACES:
         when_imported(module, lambda imported, owner=owner, names=names: _patch(imported, owner, names))
+    when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
     when_imported("tensorflow.python.training.saver", lambda module: replace(module.Saver, "save", _saver))
     when_imported(
         "tensorflow.python.training.basic_session_run_hooks",
@@ -53,23 +61,48 @@ def _on_first_rank(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def save(*args, **kwargs):
-        path = _path_in(signature, args, kwargs)
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # says what is wrong
+        path = _path_in(call)
         # What is no path, a buffer or an open file, is each rank's own.
-        if not world.is_active() or _is_inside() or path is None:
+        if not world.is_active() or path is None:
             return original(*args, **kwargs)
-        return _save_once(lambda: original(*args, **kwargs), path, original.__name__)
+        if _is_inside():
+            return _write_whole(original, call, path)
+        return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
 
     return save
 
 
-def _path_in(signature: inspect.Signature, args: tuple, kwargs: dict) -> str | None:
+def _path_in(call: inspect.BoundArguments) -> str | None:
     """The path that a call saves to: its second argument, after what is saved."""
-    try:
-        given = list(signature.bind(*args, **kwargs).arguments.values())
-    except TypeError:
-        return None  # the original says what is wrong
+    given = list(call.arguments.values())
     path = given[1] if len(given) > 1 else None
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
+
+
+def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
+    """What the call returns; what it saves is at `path` once it is complete.
+
+    A function that would ask whether it may overwrite, and one that names the path when it has saved, gets the path
+    itself; those that it calls do the saving.
+    """
+    speaks = original.__name__ == "export" or not call.arguments.get("overwrite", True)
+    if speaks or getattr(_state, "beside", False):
+        return original(*call.args, **call.kwargs)
+    with whole.beside(path, make_folder=original.__qualname__ in _MAKE_FOLDERS) as place:
+        call.arguments[list(call.arguments)[1]] = place
+        _state.beside = place != path
+        try:
+            result = original(*call.args, **call.kwargs)
+        finally:
+            _state.beside = False
+    if place == path or _text(result) is None:
+        return result
+    text = _text(result).replace(place, path)
+    return os.fsencode(text) if isinstance(result, bytes) else text
 
 
 def _is_inside() -> bool:
@@ -104,6 +137,32 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
         raise OSError(f"rank 0 could not save to {origin}: {failed}")
     saved.deliver(path)
     return result if first or text is None else text.replace(origin, path)
+
+
+class _WholeFiles:
+    """Keras' functions on files, of which `File` writes whole files on rank 0."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    @contextlib.contextmanager
+    def File(self, path: str, mode: str = "r") -> Iterator[Any]:
+        if "w" not in mode or world.current().rank > 0 or "://" in path:
+            with self._original.File(path, mode) as file:
+                yield file
+            return
+        file_notes.note_made(path)
+        with files.plainly(), whole.beside(path) as place, self._original.File(place, mode) as file:
+            yield file
+
+
+def _write_metadata_whole(module: Any) -> None:
+    """A run that is lost while `BackupAndRestore` notes the epoch goes on from the one before."""
+    _undo.append(functools.partial(setattr, module, "file_utils", module.file_utils))
+    module.file_utils = _WholeFiles(module.file_utils)
 
 
 def _all_come() -> bool:
