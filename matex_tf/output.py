@@ -7,6 +7,7 @@ import faulthandler
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ def attach() -> None:
     _be_the_launchers_terminal()
     sys.excepthook = _report
     sys.exit = _exit
+    os._exit = _exit_at_once  # type: ignore[assignment]
 
 
 def _be_the_launchers_terminal() -> None:
@@ -100,6 +102,23 @@ def _exit(code: object = None) -> None:
     _plain_exit(code)
 
 
+_plain_exit_at_once: Callable = os._exit
+
+
+def _exit_at_once(code: int) -> None:
+    """`os._exit`, which ends a script well only if all ranks come to it, or to their ends; children are left alone."""
+    if not world.is_active():
+        _plain_exit_at_once(code)
+    stack = traceback.extract_stack()[:-1]
+    is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
+    if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
+        world.leave()
+        _plain_exit_at_once(code)
+    me = world.current()
+    place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
+    _end_all(f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n", code)
+
+
 def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, without the frames of the launcher module, headed by rank and host."""
     me = world.current()
@@ -118,12 +137,18 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if os.getpid() != me.process or me.size == 1:
         sys.__excepthook__(kind, error, trace)
         return
-    if me.rank > 0:
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
+    _end_all(describe(kind, error, trace), code)
+
+
+def _end_all(text: str, code: int) -> None:
+    rank = world.current().rank
+    if rank > 0:
         # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
-        time.sleep(min(0.4 + 0.1 * me.rank, 2.0))
+        time.sleep(min(0.4 + 0.1 * rank, 2.0))
     sys.stdout.flush()
-    tell(describe(kind, error, trace))
-    world.abort(130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error)))
+    tell(text)
+    world.abort(code)
 
 
 def _exit_code_in(message: str) -> int:

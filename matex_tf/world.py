@@ -205,7 +205,7 @@ def _join(MPI: Any, size: int) -> World:
     for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
         world.communicators[name] = everyone.Dup()
     _keep_children_out()
-    atexit.register(_leave, world)
+    atexit.register(leave)
     return world
 
 
@@ -282,11 +282,11 @@ def remember_exit_code(code: Any) -> None:
     _exit_code = code if isinstance(code, int) else int(code is not None)
 
 
-def _leave(world: World) -> None:
+def leave() -> None:
     """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
     from mpi4py import MPI
 
-    if os.getpid() != world.process or _aborting or MPI.Is_finalized():
+    if not is_active() or _aborting or MPI.Is_finalized():
         return
     from matex_tf import ops, output, watchdog
 
