@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from . import info, launch, placement, probe, trial
+from . import info, launch, placement, probe, running, trial
+from .ops.build import BuildError, cache_folder
 from .version import __version__
 
 USAGE = """\
@@ -99,7 +100,7 @@ def command_line(run: Run) -> list[str]:
 
 
 def run(words: Sequence[str]) -> int:
-    """`matex run`: becomes mpirun, so that output, signals and exit code are its own."""
+    """`matex run`: mpirun's output, signals and exit code, but 0 only where all ranks have ended well."""
     if "--help" in words[:1] or "-h" in words[:1]:
         print(USAGE, end="")
         return 0
@@ -109,14 +110,16 @@ def run(words: Sequence[str]) -> int:
     if asked.check and asked.target[0] != "-m":
         # Both runs have a folder of their own; the script stays where it is.
         asked = replace(asked, target=[os.path.abspath(asked.target[0]), *asked.target[1:]])
-    command = command_line(asked)
-    if asked.check and not asked.dry_run:
-        return trial.check(asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command, asked.steps)
-    if not asked.dry_run:
-        sys.stdout.flush()
-        os.execv(command[0], command)
-    print(shlex.join(command))
-    return 0
+    if asked.dry_run:
+        print(shlex.join(command_line(asked)))
+        return 0
+    if asked.check:
+        return trial.check(
+            asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
+        )
+    elsewhere = launch.chooses_hosts(asked.options, os.environ)
+    with running.proof_folder(cache_folder() if elsewhere else None) as folder:
+        return running.run(command_line(asked), folder)
 
 
 def build(words: Sequence[str]) -> int:
@@ -158,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             raise UsageError(f"there is no command {words[0]!r}; the commands are " + ", ".join(COMMANDS))
         return COMMANDS[words[0]](words[1:])
-    except UsageError as error:
+    except (UsageError, BuildError) as error:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
 

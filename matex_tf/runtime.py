@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from matex_tf import output, placement, seeding, settings, world
+from matex_tf import output, placement, proof, seeding, settings, world
 
 _attached = False
 
@@ -26,6 +26,8 @@ def attach() -> None:
             if task is not None and task.size == 1 and not settings.current().disable:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply(0, 1)
+            if task is not None:
+                proof.excuse()
             _record()
             return
     except (world.RankError, settings.SettingError) as error:
@@ -46,6 +48,7 @@ def attach() -> None:
 
     ops.library()
     _agree_on_settings()
+    proof.demand()
     seeding.agree()
     patches.install()
     watchdog.start()

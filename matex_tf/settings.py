@@ -197,6 +197,13 @@ TABLE = (
         "steps:folder",
         "Set by `matex run --check` for the runs that it compares: where they store their first steps.",
     ),
+    Setting(
+        "proof",
+        _text,
+        "",
+        "folder",
+        "Set by `matex run`: where the ranks say that all of them have ended, without which its exit code is not 0.",
+    ),
 )
 
 _BY_NAME = {setting.name: setting for setting in TABLE}

@@ -288,7 +288,7 @@ def leave() -> None:
 
     if not is_active() or _aborting or MPI.Is_finalized():
         return
-    from matex_tf import ops, output, watchdog
+    from matex_tf import ops, output, proof, watchdog
 
     ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
     try:
@@ -299,5 +299,6 @@ def leave() -> None:
         time.sleep(3)
         output.tell(f"matex_tf: {error}\n")
         abort(_exit_code or 1)
+    proof.give()
     watchdog.stop()
     MPI.Finalize()

@@ -140,6 +140,34 @@ def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path):
             child.kill()
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, says):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\n" + ('touch "$MATEX_PROOF/ended"\n' if says else "exit 0\n"))
+    mpirun.chmod(0o755)
+    program = (
+        "import sys; from matex_tf import cli; cli.command_line = lambda run: [sys.argv[1]]; "
+        "sys.exit(cli.main(['run', '-n', '2', sys.argv[1]]))"
+    )
+    result = launch.execute([sys.executable, "-c", program, str(mpirun)], launch.environment(), 60, tmp_path)
+    assert result.returncode == (0 if says else 71), result.output
+    assert ("a rank or a host was lost" in result.stderr) == (not says)
+
+
+def test_each_signal_reaches_mpirun_once_and_its_death_is_an_exit_code(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\ntrap 'echo asked' USR1\necho ready\nfor i in 1 2 3; do sleep 0.5; done\nkill -9 $$\n")
+    mpirun.chmod(0o755)
+    program = "import sys; from matex_tf import running; sys.exit(running.wait_for([sys.argv[1]]))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(mpirun)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert child.stdout.readline() == "ready\n"
+    os.killpg(child.pid, signal.SIGUSR1)
+    assert child.communicate(timeout=30)[0] == "asked\n"
+    assert child.returncode == 128 + signal.SIGKILL
+
+
 def test_info_tells_of_a_machine_where_all_is_well():
     result = matex("info", timeout=120)
     assert result.returncode == 0, result.output

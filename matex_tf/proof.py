@@ -1,0 +1,49 @@
+"""The ranks' own word that all of them have ended, kept in a private folder of `matex run`.
+
+mpirun ends with exit code 0 in some cases in which ranks or hosts were lost, so `matex run` does so only with this
+proof. It is written when the ranks have met at the end of the script, by those whose host has the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matex_tf import settings, world
+
+_ENDED, _NEEDLESS = "ended", "each-for-itself"
+
+
+def demand() -> None:
+    """See that there is a rank that can give the proof. Collective; nothing without `matex run`."""
+    folder = settings.current().proof
+    if folder and not any(world.control.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
+        raise world.RankError(
+            f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
+            "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
+        )
+
+
+def give() -> None:
+    """Say that all ranks have ended, which they have just agreed on."""
+    from matex_tf import files
+
+    if world.current().local_rank == 0:
+        with files.plainly():
+            _write(_ENDED)
+
+
+def excuse() -> None:
+    """Say that each process that mpirun started is for itself, with an exit code of its own."""
+    _write(_NEEDLESS)
+
+
+def is_given(folder: str | os.PathLike) -> bool:
+    """Whether exit code 0 may be believed."""
+    return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
+
+
+def _write(name: str) -> None:
+    folder = settings.current().proof
+    if folder and os.path.isdir(folder):
+        Path(folder, name).touch()
