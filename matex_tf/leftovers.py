@@ -6,6 +6,7 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import tempfile
 import time
 
@@ -15,7 +16,7 @@ def hold(path: str) -> int | None:
 
     None where another process holds it.
     """
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -31,8 +32,8 @@ def sweep(prefix: str) -> None:
     """
     for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), glob.escape(prefix) + "*")):
         try:
-            state = os.stat(path)
-            if state.st_uid != os.getuid() or time.time() - state.st_mtime < 60:
+            state = os.lstat(path)
+            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < 60:
                 continue
             handle = hold(path)
             if handle is None:

@@ -188,10 +188,12 @@ def source_digest() -> str:
 
 def cache_folder() -> Path:
     """Where compiled ops are kept: MATEX_CACHE_DIR, else matex_tf in the user's cache folder, else, where that cannot
-    be written to, one of the user's own beneath the folder for temporary files.
+    be used, one of the user's own beneath the folder for temporary files.
+
+    What is kept there is loaded as code: a folder that another user could have written to is not used.
 
     Raises:
-        BuildError: MATEX_CACHE_DIR cannot be written to, or nothing can.
+        BuildError: MATEX_CACHE_DIR cannot be written to, or by others too, or there is no folder to be used.
     """
     chosen = settings.current().cache_dir
     if chosen:
@@ -201,23 +203,49 @@ def cache_folder() -> Path:
                 f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
             )
+        if open_to := _open_to(folder):
+            raise BuildError(
+                f"MATEX_CACHE_DIR={chosen}: {open_to}, and what is kept there is loaded as code. Set it to a folder of "
+                "your own that only you can write to."
+            )
         return folder
     user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     usual = Path(user, "matex_tf")
     spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
+    reasons = []
     for folder in (usual, spare):
-        # What lies in a shared folder for temporary files may be somebody else's, and would be loaded as code.
-        if _can_write(folder) and folder.stat().st_uid == os.getuid():
+        open_to = _open_to(folder) if _can_write(folder) else f"{folder} cannot be written to"
+        if not open_to:
+            if reasons and usual not in _told:
+                _told.add(usual)
+                _say(f"{reasons[0]}: the compiled ops are kept in {folder}")
             return folder
+        reasons.append(open_to)
     raise BuildError(
-        f"neither {usual} nor {spare} can be written to, and the compiled ops must be kept somewhere. Set "
-        "MATEX_CACHE_DIR to a folder of your own."
+        f"{' and '.join(reasons)}, but the compiled ops must be kept somewhere. Set MATEX_CACHE_DIR to a folder of "
+        "your own."
     )
+
+
+_told: set[Path] = set()
+
+
+def _open_to(path: Path) -> str:
+    """How another user could have written to the file or folder `path`; "" if none but this user could."""
+    itself, target = path.lstat(), path.stat()
+    for state in (itself, target):
+        if state.st_uid != os.getuid():
+            return f"{path} belongs to another user (number {state.st_uid})"
+    if target.st_mode & 0o022:
+        return f"others than its owner can write to {path} (`chmod go-w {path}` ends that)"
+    return ""
 
 
 def is_whole(plan: Plan) -> bool:
     """Whether the cache holds the library of this plan, undamaged."""
     try:
+        if _open_to(plan.record) or _open_to(plan.library):
+            return False
         record = json.loads(plan.record.read_text())
         return record["digest"] == _digest(plan.library)
     except (OSError, ValueError, KeyError, TypeError):
@@ -240,7 +268,7 @@ def _can_write(folder: Path) -> bool:
 @contextlib.contextmanager
 def _locked(plan: Plan) -> Iterator[None]:
     """Holds the build's lock, waiting for whoever has it; the kernel frees it if that process dies."""
-    with open(plan.folder / f"{plan.key}.lock", "a") as lock:
+    with _open_lock(plan.folder / f"{plan.key}.lock") as lock:
         start = time.monotonic()
         told = False
         while not _try_lock(lock):
@@ -249,6 +277,15 @@ def _locked(plan: Plan) -> Iterator[None]:
                 _say_once_for_all(plan, f"other ranks wait while one of them builds {plan.what}")
             time.sleep(_POLL)
         yield
+
+
+def _open_lock(path: Path) -> Any:
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+    except OSError as error:
+        raise BuildError(
+            f"{path}: expected a lock file of your own, found: {error.strerror}. Remove it and try again."
+        ) from error
 
 
 def _try_lock(file: Any) -> bool:
@@ -263,7 +300,7 @@ def _try_lock(file: Any) -> bool:
 
 def _say_once_for_all(plan: Plan, text: str) -> None:
     """Says it in one of the waiting processes: the one that takes a second lock, and keeps it while it waits."""
-    waiting = open(plan.folder / f"{plan.key}.waiting", "a")  # noqa: SIM115
+    waiting = _open_lock(plan.folder / f"{plan.key}.waiting")
     if _try_lock(waiting):
         _say(text)
     _kept_open.append(waiting)
@@ -312,6 +349,7 @@ def _keep(plan: Plan, made: Path) -> None:
             indent=1,
         )
     )
+    record.chmod(0o644)  # whatever the user's mask allows to others
     # The library comes last: until it has its name, the record's digest fits no file.
     os.replace(record, plan.record)
     os.replace(made, plan.library)

@@ -6,6 +6,7 @@ A lock beside the file, and no collective: a script may well download on one ran
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import inspect
@@ -85,9 +86,16 @@ def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
 def _locked(path: str) -> int:
     """A descriptor that holds the lock `path`, which whoever held it before has removed."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise world.RankError(
+                f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
+            ) from None
         fcntl.flock(handle, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
-            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+            if os.fstat(handle).st_ino == os.lstat(path).st_ino:
                 return handle
         os.close(handle)

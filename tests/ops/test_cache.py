@@ -1,0 +1,103 @@
+"""What is kept in the cache is loaded as code: it is the user's, and nobody else could have written it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from matex_tf import settings
+from matex_tf.ops import build
+
+
+def someone_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on this process is another user's, as far as it is asked."""
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder, empty, with the folder for temporary files beside it and no MATEX_CACHE_DIR."""
+    monkeypatch.delenv("MATEX_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(build, "_told", set())
+    monkeypatch.setattr(settings, "_current", None)
+    return tmp_path / "home" / "matex_tf"
+
+
+def test_a_new_cache_is_the_users_alone(home, fake_compiler):
+    fake_compiler()
+    old = os.umask(0)
+    try:
+        library = build.build()
+    finally:
+        os.umask(old)
+    assert library.parent == home and home.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o022 == 0 for path in home.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_chosen_cache_that_others_can_write_to_is_refused(cache, fake_compiler, mode):
+    compiler = fake_compiler()
+    cache.mkdir()
+    cache.chmod(mode)
+    with pytest.raises(build.BuildError, match="others than its owner can write to .*chmod go-w .*loaded as code"):
+        build.build()
+    assert compiler.calls == 0
+    cache.chmod(0o755)
+    assert build.build().parent == cache
+
+
+def test_a_chosen_cache_of_someone_else_is_refused(cache, fake_compiler, monkeypatch):
+    fake_compiler()
+    cache.mkdir()
+    someone_else(monkeypatch)
+    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR=.*belongs to another user.*loaded as code"):
+        build.build()
+
+
+def test_a_link_that_someone_else_has_put_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert build._open_to(tmp_path / "link") == ""
+    itself = os.lstat(tmp_path / "link")
+    real = Path.lstat
+    theirs = os.stat_result((*itself[:4], itself.st_uid + 1, *itself[5:10]))
+    monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else real(path))
+    assert "belongs to another user" in build._open_to(tmp_path / "link")
+
+
+def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(home, tmp_path, fake_compiler, capfd):
+    fake_compiler()
+    home.mkdir(parents=True)
+    home.chmod(0o777)
+    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}" == build.cache_folder()
+    assert capfd.readouterr().err.count("others than its owner can write to") == 1
+    (tmp_path / f"matex_tf-{os.getuid()}").chmod(0o777)
+    with pytest.raises(build.BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
+        build.build()
+
+
+@pytest.mark.parametrize("which", ["library", "record"])
+def test_what_others_could_have_written_is_built_anew(cache, fake_compiler, which):
+    compiler = fake_compiler()
+    library = build.build()
+    path = library if which == "library" else library.with_suffix(".json")
+    path.chmod(0o666)
+    assert build.build() == library and compiler.calls == 2
+    assert path.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_lock_that_is_a_link_is_refused_and_leads_nowhere(cache, tmp_path, fake_compiler, there):
+    fake_compiler()
+    cache.mkdir(mode=0o700)
+    target = tmp_path / "precious"
+    if there:
+        target.write_text("content")
+    build.make_plan().library.with_suffix(".lock").symlink_to(target)
+    with pytest.raises(build.BuildError, match=r"\.lock: expected a lock file of your own.*Remove it"):
+        build.build()
+    assert target.exists() == there and (not there or target.read_text() == "content")
