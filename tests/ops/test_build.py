@@ -71,11 +71,11 @@ def test_many_processes_at_once(cache, fake_compiler):
 
 def test_killed_build(cache, fake_compiler, capfd):
     """A build that is killed leaves no library and no lock; the next one clears what it left."""
-    fake_compiler(seconds=20)
+    compiler = fake_compiler(seconds=20)
     child = FORK.Process(target=build.build)
     child.start()
     deadline = time.monotonic() + 30
-    while not list(cache.glob("*.tmp")):
+    while not compiler.calls:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGKILL)
