@@ -18,6 +18,8 @@ usage: matex COMMAND ...
   matex run -n RANKS [--dry-run] [mpirun options] SCRIPT.py [arguments]
   matex run -n RANKS [--dry-run] [mpirun options] -m MODULE [arguments]
       train SCRIPT.py, unchanged, data-parallel on RANKS ranks; --dry-run prints the command line instead
+  matex run --profile -n RANKS [mpirun options] SCRIPT.py [arguments]
+      the same, and a table at the end: compute, waiting, communication, bandwidth, and which rank the others wait for
   matex run --check [-n RANKS] [--steps STEPS] [mpirun options] SCRIPT.py [arguments]
       run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
   matex info
@@ -45,12 +47,13 @@ class Run:
     dry_run: bool = False
     check: bool = False
     steps: int = trial.STEPS
+    profile: bool = False
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
-    ranks, dry_run, comparing, steps, options = None, False, False, trial.STEPS, []
+    ranks, dry_run, comparing, profile, steps, options = None, False, False, False, trial.STEPS, []
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -60,6 +63,8 @@ def parse_run(words: Sequence[str]) -> Run:
             dry_run = True
         elif word == "--check":
             comparing = True
+        elif word == "--profile":
+            profile = True
         elif name == "--steps":
             steps = whole_number("--steps", value if equals else next(rest, ""), "steps")
         else:
@@ -72,7 +77,11 @@ def parse_run(words: Sequence[str]) -> Run:
         ranks = 2
     if ranks is None:
         raise UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
-    return Run(ranks, target, options, dry_run, comparing, steps)
+    if profile and comparing:
+        raise UsageError("--profile and --check do not go together: what is checked is a few first steps")
+    if profile and ranks == 1:
+        raise UsageError("--profile tells what ranks do together: -n expects 2 or more")
+    return Run(ranks, target, options, dry_run, comparing, steps, profile)
 
 
 def whole_number(option: str, text: str, of: str) -> int:
@@ -95,7 +104,8 @@ def command_line(run: Run) -> list[str]:
     if mpirun is None:
         raise UsageError(f"there is no mpirun. {info.GET_MPI}")
     cores = len(placement.cores())
-    options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ)
+    settings = {"MATEX_PROFILE": "1"} if run.profile else {}
+    options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, settings)
     return launch.command(mpirun, options, sys.executable, run.target)
 
 

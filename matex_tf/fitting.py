@@ -14,6 +14,7 @@ from matex_tf import (
     comparison,
     early_rows,
     loops,
+    ops,
     output,
     pace,
     pipeline,
@@ -220,6 +221,7 @@ class Run:
         self.pace: pace.Pace | None = None
         self.agreed = False
         self.slices = kind != "predict"
+        ops.records.between_steps()
         fixed = _has_fixed_batch(model)
         self.answer = answers.Answer(model, whole=fixed)
         if fixed:
@@ -271,6 +273,7 @@ class Run:
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
         self.step = 0
+        ops.records.between_steps()
         if self.pace is not None:
             self.pace.rows = self.rows
             self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None

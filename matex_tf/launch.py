@@ -154,17 +154,19 @@ def options(
     root: bool,
     given: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The options of `mpirun` for `ranks` ranks: those `given` by the user, and what he would otherwise stumble over.
 
     The ranks' cores are set by matex_tf.placement, so mpirun is told to bind none, unless the user binds. On
     this machine alone more ranks than cores are allowed; where ranks fill the cores, a waiting one yields.
+    `settings` are variables for the ranks.
     """
     environment = environment or {}
     here_only = not chooses_hosts(given, environment)
     full = here_only and ranks >= cores
     own_binding = binds(given)
-    variables = {"PYTHONHASHSEED": "0"}
+    variables = {"PYTHONHASHSEED": "0", **(settings or {})}
     if not own_binding:
         variables["MATEX_PLACEMENT"] = "spread"
     variables = {

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import comparison, gradients, output, pace, pipeline, settings, sharding, steps, variables, world
+from matex_tf import comparison, gradients, ops, output, pace, pipeline, settings, sharding, steps, variables, world
 
 _training: weakref.WeakSet = weakref.WeakSet()
 
@@ -31,6 +31,7 @@ class Loop:
         self.done = False
         self.pace = pace.Pace()
         self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
+        ops.records.between_steps()
 
     def give(self, element: Any) -> Any:
         """What the script gets for `element`, the next batch of the pipeline."""
@@ -125,6 +126,7 @@ class Loop:
                 steps.set_values(steps.slice_values(0, sum(counts)))
                 return self.first_row
         self.pace.judge()
+        ops.records.between_steps()
         self.close()
         return None
 

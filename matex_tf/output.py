@@ -142,6 +142,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def _end_all(text: str, code: int) -> None:
+    world.last_words()
     rank = world.current().rank
     if rank > 0:
         # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.

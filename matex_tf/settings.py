@@ -184,6 +184,22 @@ TABLE = (
         "are built at first need (a minute, once). off: XLA is turned off for functions that hold a collective.",
     ),
     Setting(
+        "timeline",
+        _text,
+        "",
+        "file.json",
+        "Under several ranks, what each computes, waits for, copies and sends, and when, is written to this file at "
+        "the end of the script, as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.",
+    ),
+    Setting(
+        "profile",
+        _boolean,
+        False,
+        "0, 1",
+        "1: under several ranks, a table at the end of the script says what the time of training steps went into. "
+        "`matex run --profile` sets it.",
+    ),
+    Setting(
         "quiet",
         _boolean,
         False,

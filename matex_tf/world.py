@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,14 +258,29 @@ KIND_EXIT = 7
 LEFT_WITH = "with exit code"
 control = _Control()
 
+at_end: list[Callable[[], None]] = []
+"""Called on all ranks when all have ended their script, before MPI ends."""
+before_abort: list[Callable[[], None]] = []
+"""Called where a rank is about to end the job; what the ranks do there they do each alone."""
+
 _exit_code = 0
 _aborting = False
+
+
+def last_words() -> None:
+    """Do what is to be done before the job is ended; whatever goes wrong with that, it ends."""
+    while before_abort:
+        try:
+            before_abort.pop(0)()
+        except Exception as error:  # the error that ends the job is the one that matters
+            print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def abort(code: int) -> None:
     """End all ranks now."""
     global _aborting
     _aborting = True
+    last_words()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -299,6 +314,8 @@ def leave() -> None:
         time.sleep(3)
         output.tell(f"matex_tf: {error}\n")
         abort(_exit_code or 1)
+    for work in at_end:
+        work()
     proof.give()
     watchdog.stop()
     MPI.Finalize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import records
 from .build import BuildError
 from .collectives import (
     DTYPES,
@@ -32,6 +33,7 @@ __all__ = [
     "expect",
     "let_go",
     "library",
+    "records",
     "reduce_gradients",
     "rendezvous",
     "seconds",

@@ -20,6 +20,13 @@ _FUNCTIONS = {
         [c_int, POINTER(c_double), POINTER(c_double), c_double, c_double, POINTER(c_int), POINTER(c_double)],
     ),
     "matex_expect": (None, [POINTER(c_int64), c_int]),
+    "matex_record": (None, [c_int, c_int64]),
+    "matex_between_steps": (None, []),
+    "matex_now": (c_int64, []),
+    "matex_events": (c_int64, [c_void_p, c_int64, POINTER(c_int64)]),
+    "matex_labels": (c_int64, [c_char_p, c_int64]),
+    "matex_totals": (c_int, [c_int, POINTER(c_int64), c_char_p, c_int]),
+    "matex_link": (c_int, [c_int, POINTER(c_double), POINTER(c_double)]),
     "matex_reduce": (
         c_int,
         [

@@ -31,6 +31,7 @@ def matex(*words, env=None, timeout=60, cwd=None):
     [
         ("-n 4 train.py", cli.Run(4, ["train.py"])),
         ("-np 4 train.py -n 3 --dry-run", cli.Run(4, ["train.py", "-n", "3", "--dry-run"])),
+        ("--profile -n 2 a.py --profile", cli.Run(2, ["a.py", "--profile"], profile=True)),
         ("--np=2 --dry-run -m a.b x", cli.Run(2, ["-m", "a.b", "x"], [], True)),
         ("--host a:1,b:1 -n 2 --mca pml ob1 t.py", cli.Run(2, ["t.py"], ["--host", "a:1,b:1", "--mca", "pml", "ob1"])),
     ],
@@ -47,6 +48,8 @@ def test_what_run_was_asked(words, expected):
         ("-n 2 -m", "no script is named"),
         ("-n 0 train.py", "-n expects the number of ranks, 1 or more; '0'"),
         ("-n two train.py", "'two' was given"),
+        ("--profile -n 1 train.py", "-n expects 2 or more"),
+        ("--profile --check train.py", "do not go together"),
     ],
 )
 def test_what_run_cannot_do(words, message):
@@ -79,9 +82,15 @@ def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
     script.write_text("import sys, os\nprint(sys.argv[1:], os.environ['PYTHONHASHSEED'], flush=True)\n")
     result = matex("run", "-n", 2, "--dry-run", script, "a b", "$c").check()
     words = shlex.split(result.stdout)
+    assert not any("MATEX_PROFILE" in word for word in words)
     assert words[-5:] == ["-m", "matex_tf", str(script), "a b", "$c"]
     pasted = launch.execute(["bash", "-c", result.stdout], launch.environment(PLAIN), 60).check()
     assert pasted.stdout.count("['a b', '$c'] 0") == 2
+
+
+def test_a_profile_is_a_setting_of_the_ranks(capsys):
+    assert cli.main(["run", "-n", "2", "--profile", "--dry-run", "x.py"]) == 0
+    assert "MATEX_PROFILE=1" in capsys.readouterr().out
 
 
 def test_the_command_itself_joins_no_mpi_and_loads_no_tensorflow():

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import files, saved, settings, watchdog, whole, world
+from matex_tf import files, ops, saved, settings, watchdog, whole, world
 from matex_tf.patches import _undo, file_notes, replace, when_imported
 
 _PLACES = (
@@ -119,6 +119,7 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     if not _all_come():
         return write() if first else path
     result = error = None
+    ops.records.between_steps()
     world.control.barrier(f"saving ({what})")
     if first:
         _state.inside = True

@@ -3,9 +3,11 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,8 +17,11 @@
 #include "hash.h"
 #include "inline.h"
 #include "layout.h"
+#include "link.h"
 #include "overlapped.h"
+#include "record.h"
 #include "rendezvous.h"
+#include "sum.h"
 #include "turnstile.h"
 #include "waits.h"
 #include "world.h"
@@ -117,6 +122,59 @@ MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* byt
   std::copy(found.begin(), found.end(), boundaries);
   *end = matex::EndOf(found, when, size, link);
   return static_cast<int>(found.size());
+}
+
+// From now on what this process does is recorded (record.h): 1 totals, 2 events, too, the last `capacity` of them.
+MATEX_EXPORT void matex_record(int how, int64_t capacity) {
+  matex::Record(static_cast<matex::Recording>(how), capacity);
+}
+
+MATEX_EXPORT void matex_between_steps() { matex::BetweenSteps(); }
+
+// The clock of events, in nanoseconds.
+MATEX_EXPORT int64_t matex_now() { return matex::Now(); }
+
+// Copies the events of at most `size`; returns how many they are, and in `dropped` how many older ones are lost.
+MATEX_EXPORT int64_t matex_events(matex::Event* events, int64_t size, int64_t* dropped) {
+  const std::vector<matex::Event> all = matex::Events(dropped);
+  const int64_t count = std::min<int64_t>(size, all.size());
+  std::copy(all.begin(), all.begin() + count, events);
+  return count;
+}
+
+// Copies the labels of events, each with a 0 at its end, as far as `size` bytes go; returns how many bytes they have.
+MATEX_EXPORT int64_t matex_labels(char* text, int64_t size) {
+  std::string all;
+  for (const std::string& label : matex::Labels()) all.append(label.c_str(), label.size() + 1);
+  std::copy_n(all.data(), std::min<int64_t>(size, all.size()), text);
+  return static_cast<int64_t>(all.size());
+}
+
+// The totals of the place `index` and its name; 0 if there is none.
+MATEX_EXPORT int matex_totals(int index, matex::Totals* totals, char* name, int size) {
+  const std::vector<matex::PlaceTotals> places = matex::Places();
+  if (index < 0 || index >= static_cast<int>(places.size())) return 0;
+  *totals = places[index].totals;
+  std::snprintf(name, size, "%s", places[index].name.c_str());
+  return 1;
+}
+
+// What a transfer costs, measured; all ranks call it together, before any update. Seconds, and seconds a byte.
+MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
+  matex::World& world = matex::TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  matex::Adder& adder = overlapped ? matex::OverlappedAdder() : matex::InlineAdder();
+  const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
+  *start_up = *byte = std::numeric_limits<double>::infinity();
+  constexpr int kTrials = 4;  // the first wakes up what sleeps; the best says what can be done
+  for (int trial = 0; trial < kTrials; ++trial) {
+    matex::Link link{};
+    if (matex::Error error = matex::ProbeLink(adder, communicator, &link)) return matex::Result(error);
+    *start_up = std::min(*start_up, link.start_up);
+    if (link.byte > 0) *byte = std::min(*byte, link.byte);
+  }
+  if (std::isinf(*byte)) *byte = 0;
+  return matex::Result(matex::Error());
 }
 
 MATEX_EXPORT const char* matex_mpi_version() {

@@ -32,6 +32,11 @@ bool Entry::operator==(const Entry& other) const {
   return name == other.name && type == other.type && shape == other.shape;
 }
 
+std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end) {
+  if (begin == end) return "no gradients";
+  return entries[begin].name + (end - begin == 1 ? "" : " and " + std::to_string(end - begin - 1) + " more");
+}
+
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -54,6 +59,7 @@ std::vector<Step> Layout::StepsOf(const std::vector<int>& boundaries) const {
 }
 
 void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
+  size_t named = steps->size();
   Step open[kTypes];
   for (int type = 0; type < kTypes; ++type) open[type].type = static_cast<Type>(type);
   for (int i = begin; i < end; ++i) {
@@ -79,6 +85,14 @@ void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
   }
   for (Step& step : open) {
     if (step.count > 0) steps->push_back(std::move(step));
+  }
+  for (; named < steps->size(); ++named) {
+    Step& step = (*steps)[named];
+    const Piece& first = step.pieces.front();
+    const Entry& entry = entries_[first.entry];
+    step.name = entry.name;
+    if (step.pieces.size() > 1) step.name += " and " + std::to_string(step.pieces.size() - 1) + " more";
+    if (first.count < entry.count()) step.name += " from element " + std::to_string(first.offset);
   }
 }
 

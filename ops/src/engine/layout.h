@@ -34,6 +34,7 @@ struct Step {
   Type type;
   int64_t count = 0;
   std::vector<Piece> pieces;
+  std::string name;  // for people: of which gradients
 };
 
 class Layout {
@@ -65,6 +66,9 @@ class Layout {
   bool compiled_;
   uint64_t key_;
 };
+
+// The gradients of entries [begin, end), for people: dense/kernel and 7 more.
+std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end);
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // [784, 10]
 

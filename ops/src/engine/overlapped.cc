@@ -14,6 +14,8 @@
 #include "await.h"
 #include "buckets.h"
 #include "hash.h"
+#include "link.h"
+#include "record.h"
 #include "rendezvous.h"
 #include "step.h"
 #include "sum.h"
@@ -27,8 +29,6 @@ using Clock = std::chrono::steady_clock;
 
 // Of a plan's updates the first trace, allocate and wake up threads; the next few are looked at.
 constexpr int kIgnored = 3, kUpdates = 13;
-// What is sent to find out what a transfer costs.
-constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 5;
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -118,6 +118,7 @@ class Overlapped {
 
   // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
+    const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_here = [&] {
       return std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->here[entry]; });
@@ -136,8 +137,12 @@ class Overlapped {
     const std::function<std::string()> what = [update] { return update->place; };
     MPI_Request request;
     Wait(Waiter::kOverlapped, ticket, &what);
-    int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
-    if (code == MPI_SUCCESS) code = Await(&request);
+    int code;
+    {
+      const Span span(Activity::kMeet);
+      code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+      if (code == MPI_SUCCESS) code = Await(&request);
+    }
     GoOn(Waiter::kOverlapped);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", update->place);
     if (words[0] != ~words[1]) return Error("ranks are at different steps of " + update->place + ".");
@@ -151,6 +156,7 @@ class Overlapped {
     const std::vector<Step>& steps = update->plan->steps();
     const std::vector<Entry>& gradients = update->plan->layout().entries();
     const auto place = [update] { return update->place; };
+    const OverlappedRecord record(update->place, update->plan->layout());
     const AddUp add_up = [&place](void* data, int64_t count, Type type) {
       return OverlappedAdder().Sum(data, count, type, place);
     };
@@ -158,6 +164,12 @@ class Overlapped {
     for (const Step& step : steps) {
       for (const Piece& piece : step.pieces) ++left[piece.entry];
     }
+    size_t owed = left.size();
+    const auto give_back = [&](int entry) {
+      // Recorded before the script can go on.
+      if (--owed == 0) record.Done(Came(*update));
+      GiveBack(update, entry);
+    };
     std::vector<int> entries;
     for (size_t i = 0; i < steps.size(); ++i) {
       entries.clear();
@@ -168,7 +180,7 @@ class Overlapped {
         return Break(error);
       }
       for (int entry : entries) {
-        if (--left[entry] == 0) GiveBack(update, entry);
+        if (--left[entry] == 0) give_back(entry);
       }
     }
     // Gradients without elements are in no step, but they come.
@@ -178,7 +190,7 @@ class Overlapped {
     }
     if (!entries.empty()) {
       if (Error error = Ready(ticket, static_cast<int64_t>(steps.size()), update, entries)) return error;
-      for (int entry : entries) GiveBack(update, entry);
+      for (int entry : entries) give_back(entry);
     }
     const Error error = update->plan->Learn(update->ready);
     return error ? Break(error) : error;
@@ -187,6 +199,12 @@ class Overlapped {
   Error Break(const Error& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     return broken_ = error;
+  }
+
+  // When the last gradient came, by the clock of record.h.
+  static int64_t Came(const Update& update) {
+    const double last = *std::max_element(update.ready.begin(), update.ready.end());
+    return std::chrono::nanoseconds(update.announced.time_since_epoch()).count() + static_cast<int64_t>(last * 1e9);
   }
 
   static void GiveBack(Update* update, int entry) {
@@ -238,31 +256,19 @@ Error Plan::Learn(const std::vector<double>& ready) {
 
 Error Plan::Agree() {
   const World& world = TheWorld();
+  const Span span(Activity::kChoice);
   const auto place = [] { return std::string("the choice of buckets"); };
-  std::vector<double> numbers = ready_;
-  std::vector<float> data(kLarge, 0.0f);
-  for (int count : {kSmall, kLarge}) {
-    std::vector<double> seconds;
-    for (int probe = 0; probe < kProbes; ++probe) {
-      if (Error error = MpiError(MPI_Barrier(world.overlapped), "MPI_Barrier", place())) return error;
-      const Clock::time_point start = Clock::now();
-      if (Error error = OverlappedAdder().Sum(data.data(), count, Type::kFloat32, place)) return error;
-      seconds.push_back(Since(start));
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + kProbes / 2, seconds.end());
-    numbers.push_back(seconds[kProbes / 2]);
-  }
-  const int count = static_cast<int>(numbers.size());
-  int code = MPI_Allreduce(MPI_IN_PLACE, numbers.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
+  Link link{};
+  if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, &link)) return error;
+  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
+  link.start_up *= 2;
+  const int count = static_cast<int>(ready_.size());
+  int code = MPI_Allreduce(MPI_IN_PLACE, ready_.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
-  const double large = numbers.back(), small = numbers[count - 2];
-  numbers.resize(count - 2);
   std::vector<double> bytes;
   for (const Entry& entry : layout_.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
-  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
-  const Link link{2 * small, std::max(large - small, 0.0) / ((kLarge - kSmall) * sizeof(float))};
   // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
-  std::vector<int> boundaries = ChooseBuckets(numbers, bytes, link);
+  std::vector<int> boundaries = ChooseBuckets(ready_, bytes, link);
   int length = static_cast<int>(boundaries.size());
   code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
   boundaries.resize(length);
@@ -275,7 +281,8 @@ Error Plan::Agree() {
 Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, const std::string& place,
                int64_t* ticket) {
   const std::function<std::string()> what = [&place] { return place; };
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~plan->layout().key()), what, &plan->layout(), rows};
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~plan->layout().key()), what, &plan->layout(), rows,
+                  true};
   const size_t count = plan->layout().entries().size();
   auto update = std::make_shared<Update>();
   update->weight = weight;

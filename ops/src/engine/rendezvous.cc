@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "record.h"
 #include "waits.h"
 #include "world.h"
 
@@ -89,11 +90,18 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.met = Clock::now();
+  if (world.size > 1 && sequence.poison) return sequence.poison;
+  RecordBegin(call);
   if (world.size == 1) return Error();
-  if (sequence.poison) return sequence.poison;
   Wait(Waiter::kSequence, sequence.number, &call.what);
-  sequence.poison = Check(world, call, sequence.number);
-  if (sequence.poison) GoOn(Waiter::kSequence);
+  {
+    const Span span(Activity::kMeet);
+    sequence.poison = Check(world, call, sequence.number);
+  }
+  if (sequence.poison) {
+    GoOn(Waiter::kSequence);
+    RecordEnd(call);
+  }
   ++sequence.number;
   return sequence.poison;
 }
@@ -101,6 +109,7 @@ Error Meet(const Call& call) {
 Error Finish(const Call& call, Error error) {
   Sequence& sequence = TheSequence();
   GoOn(Waiter::kSequence);
+  RecordEnd(call);
   if (error) {
     sequence.poison = error;
   } else {

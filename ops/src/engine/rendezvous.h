@@ -20,6 +20,7 @@ struct Call {
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
   int64_t rows = 0;
+  bool announces = false;  // an overlapped update, whose gradients come later
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.
