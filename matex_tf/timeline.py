@@ -6,9 +6,10 @@ job ends by an error, each rank that still can leaves its part beside that file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,15 +87,14 @@ class Timeline:
         if me.rank > 0:
             communicator.send(mine, 0)
             return
-        with files.plainly():
-            with open(self.path + ".part", "w") as file:
-                file.write('{"traceEvents": [\n' + mine)
-                for rank in range(1, me.size):
-                    file.write(",\n" + communicator.recv(source=rank))
-                file.write(
-                    f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(self._remarks(everyone, ends))}}}\n'
-                )
-            os.replace(self.path + ".part", self.path)
+        parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
+        try:
+            _write(self.path, parts, self._remarks(everyone, ends))
+        except OSError as error:
+            for _ in parts:  # the other ranks send all the same
+                pass
+            output.tell(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
+            return
         lost = f"; of {sum(map(bool, everyone))} ranks only the last {CAPACITY} events" if any(everyone) else ""
         output.note(f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing")
 
@@ -108,11 +108,7 @@ class Timeline:
         path = f"{stem}.rank-{me.rank}{extension}"
         events, dropped = records.events()
         mine = part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
-        remarks = json.dumps(self._remarks([dropped], self.offsets))
-        with files.plainly():
-            with open(path + ".part", "w") as file:
-                file.write(f'{{"traceEvents": [\n{mine}],\n"displayTimeUnit": "ms",\n"otherData": {remarks}}}\n')
-            os.replace(path + ".part", path)
+        _write(path, [mine], self._remarks([dropped], self.offsets))
         output.tell(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
     def _time(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
@@ -129,6 +125,17 @@ class Timeline:
             if start.at
         }
         return {"clock": "that of rank 0", "clocks of other hosts": apart, "events not kept": list(dropped)}
+
+
+def _write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
+    """Write the file `path` of the parts of ranks; it is there when it is complete."""
+    with files.plainly():
+        with open(path + ".part", "w") as file:
+            file.write('{"traceEvents": [')
+            for number, text in enumerate(parts):
+                file.write((",\n" if number else "\n") + text)
+            file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
+        os.replace(path + ".part", path)
 
 
 def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times: np.ndarray) -> str:
