@@ -1,0 +1,447 @@
+// The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some given
+// up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
+//
+//   mpirun -n 3 stress STEPS SEED [mpi|ring]
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/collectives.h"
+#include "engine/half.h"
+#include "engine/inline.h"
+#include "engine/overlapped.h"
+#include "engine/rendezvous.h"
+#include "engine/turnstile.h"
+#include "engine/waits.h"
+#include "engine/world.h"
+
+extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what);
+extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);
+
+// Only the choice of buckets calls it here: made slow, it shows whether MPI ends under the thread's feet.
+std::atomic<int> barriers{0}, barriers_under_way{0};
+std::atomic<bool> barriers_are_slow{false};
+
+extern "C" int MPI_Barrier(MPI_Comm communicator) {
+  ++barriers_under_way;
+  if (barriers_are_slow) usleep(20'000);
+  const int code = PMPI_Barrier(communicator);
+  ++barriers;
+  --barriers_under_way;
+  return code;
+}
+
+namespace {
+
+using namespace matex;
+using Random = std::mt19937_64;
+
+constexpr int kUpdatesToBuckets = 13, kBarriersOfBuckets = 10, kExit = 7;
+int my_rank = 0, ranks = 1, step = 0;
+
+[[noreturn]] void Fail(const std::string& what) {
+  std::fprintf(stderr, "stress: rank %d, step %d: %s\n", my_rank, step, what.c_str());
+  std::fflush(stderr);
+  MPI_Abort(MPI_COMM_WORLD, 3);
+  std::abort();
+}
+
+void Check(bool right, const std::string& what) {
+  if (!right) Fail(what);
+}
+
+void Check(const Error& error) { Check(!error, error.message); }
+
+int64_t Up(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
+
+// Small whole numbers: every type holds their sums exactly, in whatever order they are added.
+double Value(int rank, int number, int64_t i) { return (rank * 5 + number * 3 + step + i * 7) % 9; }
+
+double Summed(int number, int64_t i, const std::vector<double>& weights) {
+  double sum = 0;
+  for (int rank = 0; rank < ranks; ++rank) sum += weights[rank] * Value(rank, number, i);
+  return sum;
+}
+
+void Put(Type type, char* data, int64_t i, double value) {
+  char* const at = data + i * static_cast<int64_t>(SizeOf(type));
+  const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof typed); };
+  switch (type) {
+    case Type::kFloat32: return put(static_cast<float>(value));
+    case Type::kFloat64: return put(value);
+    case Type::kFloat16: return put(Float16::Store(static_cast<float>(value)));
+    case Type::kBfloat16: return put(Bfloat16::Store(static_cast<float>(value)));
+    case Type::kInt32: return put(static_cast<int32_t>(value));
+    case Type::kInt64: return put(static_cast<int64_t>(value));
+    case Type::kUint8: return put(static_cast<uint8_t>(value));
+    case Type::kBool: return put(static_cast<uint8_t>(value != 0));
+  }
+}
+
+double Get(Type type, const char* data, int64_t i) {
+  const char* const at = data + i * static_cast<int64_t>(SizeOf(type));
+  const auto get = [at](auto typed) {
+    std::memcpy(&typed, at, sizeof typed);
+    return typed;
+  };
+  switch (type) {
+    case Type::kFloat32: return get(0.0f);
+    case Type::kFloat64: return get(0.0);
+    case Type::kFloat16: return Float16::Load(get(Float16{}));
+    case Type::kBfloat16: return Bfloat16::Load(get(Bfloat16{}));
+    case Type::kInt32: return get(int32_t{});
+    case Type::kInt64: return static_cast<double>(get(int64_t{}));
+    case Type::kUint8:
+    case Type::kBool: return get(uint8_t{});
+  }
+  return 0;
+}
+
+std::vector<char> Filled(Type type, int64_t count, int number) {
+  std::vector<char> data(count * SizeOf(type));
+  for (int64_t i = 0; i < count; ++i) Put(type, data.data(), i, Value(my_rank, number, i));
+  return data;
+}
+
+int64_t Size(Random& random) {
+  switch (Up(random, 8)) {
+    case 0: return 0;
+    case 1: return 1;
+    case 2: return 16'000 + Up(random, 9'000);
+    case 3: return Up(random, 4'000);
+    default: return Up(random, 300);
+  }
+}
+
+std::vector<Entry> Entries(Random& random) {
+  std::vector<Entry> entries;
+  for (int64_t n = 1 + Up(random, 6), i = 0; i < n; ++i) {
+    const int64_t count = Size(random);
+    std::vector<int64_t> shape{count};
+    if (count == 1 && Up(random, 2)) shape.clear();
+    entries.push_back({"variable " + std::to_string(i), static_cast<Type>(Up(random, 4)), shape});
+  }
+  return entries;
+}
+
+std::vector<double> Weights(Random& random) {
+  std::vector<double> weights;
+  for (int rank = 0; rank < ranks; ++rank) weights.push_back(0.5 * static_cast<double>(Up(random, 4)));
+  return weights;
+}
+
+// The gradients of one update on this rank, reduced in place or not.
+struct Gradients {
+  Gradients(const std::vector<Entry>& of, std::vector<double> by, bool in_place) : entries(of), weights(std::move(by)) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      inputs.push_back(Filled(entries[i].type, entries[i].count(), static_cast<int>(i)));
+      outputs.emplace_back(in_place ? 0 : inputs.back().size());
+    }
+    for (size_t i = 0; i < entries.size(); ++i) {
+      from.push_back(inputs[i].data());
+      to.push_back(in_place ? inputs[i].data() : outputs[i].data());
+    }
+  }
+
+  void CheckSum(size_t i) const {
+    const Entry& entry = entries[i];
+    for (int64_t k = 0; k < entry.count(); ++k) {
+      const double found = Get(entry.type, static_cast<const char*>(to[i]), k);
+      const double expected = Summed(static_cast<int>(i), k, weights);
+      if (found != expected) {
+        Fail(entry.ToString() + ": element " + std::to_string(k) + " is " + std::to_string(found) + ", not " +
+             std::to_string(expected));
+      }
+    }
+  }
+
+  std::vector<Entry> entries;
+  std::vector<double> weights;
+  std::vector<std::vector<char>> inputs, outputs;
+  std::vector<const void*> from;
+  std::vector<void*> to;
+};
+
+void Inline(Random& random) {
+  const World& world = TheWorld();
+  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes);
+  Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
+  Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
+                     [] { return std::string("an inline update"); }));
+  for (size_t i = 0; i < gradients.entries.size(); ++i) gradients.CheckSum(i);
+}
+
+void One(Random& random) {
+  const Type type = static_cast<Type>(Up(random, kTypes - 1));  // bools do not add up
+  const int64_t count = Size(random);
+  const std::vector<double> ones(ranks, 1.0);
+  const Subject subject{type, {count}, "tensor"};
+  std::vector<char> data = Filled(type, count, 1);
+  switch (Up(random, 4)) {
+    case 0: {
+      std::vector<char> result(data.size());
+      Check(Allreduce(subject, Reduction::kSum, data.data(), result.data()));
+      for (int64_t i = 0; i < count; ++i) Check(Get(type, result.data(), i) == Summed(1, i, ones), "an allreduce");
+      return;
+    }
+    case 1: {
+      Check(Allreduce(subject, Reduction::kMax, data.data(), data.data()));
+      for (int64_t i = 0; i < count; ++i) {
+        double most = 0;
+        for (int rank = 0; rank < ranks; ++rank) most = std::max(most, Value(rank, 1, i));
+        Check(Get(type, data.data(), i) == most, "a maximum");
+      }
+      return;
+    }
+    case 2: {
+      const int root = static_cast<int>(Up(random, ranks));
+      Check(Broadcast(subject, root, data.data()));
+      for (int64_t i = 0; i < count; ++i) Check(Get(type, data.data(), i) == Value(root, 1, i), "a broadcast");
+      return;
+    }
+    default: {
+      const int64_t mine = my_rank == 0 ? 0 : count / my_rank;
+      std::vector<char> all;
+      const auto allocate = [&](const std::vector<int64_t>& rows) -> void* {
+        all.resize(std::accumulate(rows.begin(), rows.end(), int64_t{1}) * SizeOf(type));
+        return all.data();
+      };
+      Check(Allgather({type, {mine}, "rows"}, data.data(), allocate));
+      for (int64_t rank = 1, at = 0; rank < ranks; ++rank) {
+        for (int64_t i = 0; i < count / rank; ++i, ++at) {
+          Check(Get(type, all.data(), at) == Value(static_cast<int>(rank), 1, i), "an allgather");
+        }
+      }
+    }
+  }
+}
+
+// Collectives of one run in any order on each rank, each from a thread of its own.
+void InTurns(Random& random, Random& own) {
+  std::vector<int64_t> turns(1 + Up(random, 4));
+  std::iota(turns.begin(), turns.end(), 100 * step);
+  TheTurnstile().Expect(turns);
+  std::shuffle(turns.begin(), turns.end(), own);
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t over = 0;
+  std::vector<std::thread> threads;
+  for (const int64_t turn : turns) {
+    threads.emplace_back([&, turn] {
+      const auto run = [turn] {
+        int64_t value = turn + my_rank;
+        Check(Allreduce({Type::kInt64, {}, std::to_string(turn)}, Reduction::kSum, &value, &value));
+        Check(value == turn * ranks + ranks * (ranks - 1) / 2, "a collective that has turns");
+      };
+      const auto done = [&] {
+        std::lock_guard<std::mutex> lock(mutex);
+        ++over;
+        changed.notify_all();
+      };
+      Turnstile& turnstile = TheTurnstile();
+      turnstile.Enter(turnstile.Reserve(), turn, {run, done, [](const Error& error) { Check(error); }});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return over == turns.size(); });
+}
+
+// An update under way. The gradient `lost` does not come on the rank `loser`, which gives the update up.
+class Overlapping {
+ public:
+  Overlapping(std::shared_ptr<Plan> plan, Random& random, Random& own, bool may_fail)
+      : plan_(std::move(plan)), gradients_(plan_->layout().entries(), Weights(random), Up(random, 2) == 0) {
+    const auto count = static_cast<int64_t>(gradients_.entries.size());
+    if (may_fail && Up(random, 8) == 0) {
+      loser_ = static_cast<int>(Up(random, ranks));
+      lost_ = static_cast<int>(Up(random, count));
+    }
+    errors_.resize(count);
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::shuffle(order_.begin(), order_.end(), own);
+    pause_ = Up(own, 4) ? 0 : static_cast<int>(Up(own, 300));
+    Check(Announce(plan_, gradients_.weights[my_rank], step, "an overlapped update", &ticket_));
+    thread_ = std::thread([this] { HandThemOver(); });
+  }
+
+  void Finish() {
+    thread_.join();
+    const bool gives_up = loser_ == my_rank;
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return over_ == errors_.size() - (gives_up ? 1 : 0); });
+    for (size_t i = 0; i < errors_.size(); ++i) {
+      const bool is_lost = static_cast<int>(i) == lost_;
+      if (loser_ < 0) Check(errors_[i]);
+      if (is_lost && !gives_up) Check(static_cast<bool>(errors_[i]), "a lost gradient was added up");
+      if (!errors_[i] && !is_lost) gradients_.CheckSum(i);
+    }
+  }
+
+ private:
+  void HandThemOver() {
+    for (const int entry : order_) {
+      if (pause_ > 0) usleep(pause_);
+      if (my_rank == loser_ && entry == lost_) {
+        GiveUp(ticket_, "it is lost.");
+        continue;
+      }
+      const auto done = [this, entry](const Error& error) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        errors_[entry] = error;
+        ++over_;
+        changed_.notify_all();
+      };
+      HandOver(ticket_, entry, {gradients_.from[entry], gradients_.to[entry], done});
+    }
+  }
+
+  const std::shared_ptr<Plan> plan_;
+  Gradients gradients_;
+  int loser_ = -1, lost_ = -1, pause_ = 0;
+  int64_t ticket_ = 0;
+  std::vector<int> order_;
+  std::vector<Error> errors_;
+  size_t over_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+std::shared_ptr<Plan> NewPlan(Random& random) {
+  const World& world = TheWorld();
+  return std::make_shared<Plan>(Layout(Entries(random), world.chunk_bytes, world.fuse_bytes));
+}
+
+// Up to three updates under way, as of three optimizers, with other collectives between their announcements.
+void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<Plan>>* plans) {
+  std::shared_ptr<Plan>& replaced = (*plans)[Up(random, static_cast<int64_t>(plans->size()))];
+  if (Up(random, 20) == 0) replaced = NewPlan(random);
+  std::vector<std::unique_ptr<Overlapping>> updates;
+  for (int64_t n = 1 + Up(random, 3); n > 0; --n) {
+    const auto& plan = (*plans)[Up(random, static_cast<int64_t>(plans->size()))];
+    updates.push_back(std::make_unique<Overlapping>(plan, random, own, true));
+    if (Up(random, 3) == 0) One(random);
+  }
+  for (auto& update : updates) update->Finish();
+}
+
+void Watch(const std::atomic<bool>& ended) {
+  double seconds = 0;
+  int64_t number = 0;
+  char text[512];
+  while (!ended) {
+    matex_waiting(&seconds, &number, text, sizeof text);
+    for (int kind = 1; kind < kKinds; ++kind) SecondsOf(static_cast<Kind>(kind));
+    usleep(200);
+  }
+}
+
+// An update that rank 0 has announced and never hands over: the end gives it up.
+class Forgotten {
+ public:
+  Forgotten(std::shared_ptr<Plan> plan, Random& random)
+      : gradients_(plan->layout().entries(), Weights(random), false) {
+    int64_t ticket = 0;
+    Check(Announce(plan, 1.0, step, "a forgotten update", &ticket));
+    for (size_t i = 0; my_rank > 0 && i < gradients_.entries.size(); ++i) {
+      const auto done = [this](const Error& error) { failed_ += error ? 1 : 0; };
+      HandOver(ticket, static_cast<int>(i), {gradients_.from[i], gradients_.to[i], done});
+    }
+  }
+
+  void CheckItFailed() const {
+    Check(my_rank == 0 || failed_ == gradients_.entries.size(), "a forgotten update has not failed");
+  }
+
+ private:
+  Gradients gradients_;
+  std::atomic<size_t> failed_{0};
+};
+
+// The script ends while the threads choose buckets: the end waits for that.
+void End(Random& random, Random& own) {
+  const auto plan = NewPlan(random);
+  for (int n = 1; n <= kUpdatesToBuckets; ++n) {
+    if (n == kUpdatesToBuckets) {
+      matex_rendezvous(1, 1, "before the last update");  // no other plan is at its buckets then
+      barriers = 0;
+      barriers_are_slow = true;
+    }
+    Overlapping(plan, random, own, false).Finish();
+  }
+  Forgotten forgotten(plan, random);
+  Check(matex_rendezvous(kExit, 0, "the end") == 0, "the end");
+  forgotten.CheckItFailed();
+  Check(barriers == kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
+  barriers_are_slow = false;
+}
+
+// One rank has no memory for a result: an error on all, and on all from then on.
+void NoMemory() {
+  std::vector<char> all(ranks);
+  const auto allocate = [&](const std::vector<int64_t>&) -> void* {
+    return my_rank == ranks - 1 ? nullptr : all.data();
+  };
+  const char one = 1;
+  const Error error = Allgather({Type::kUint8, {1}, "rows"}, &one, allocate);
+  const std::string expected = "rank " + std::to_string(ranks - 1) + " has no memory";
+  Check(error.message.find(expected) == 0, "without memory: '" + error.message + "'");
+  Check(Barrier("after it").message == error.message, "after an error: '" + Barrier("after it").message + "'");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int steps = argc > 1 ? std::atoi(argv[1]) : 100;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  const Algorithm algorithm = argc > 3 && std::string(argv[3]) == "ring" ? Algorithm::kRing : Algorithm::kMpi;
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  Check(provided == MPI_THREAD_MULTIPLE && ranks > 1, "expected MPI_THREAD_MULTIPLE and two ranks or more");
+  MPI_Comm communicators[3];
+  for (MPI_Comm& communicator : communicators) MPI_Comm_dup(MPI_COMM_WORLD, &communicator);
+  Check(Start({MPI_Comm_c2f(communicators[0]), MPI_Comm_c2f(communicators[1]), MPI_Comm_c2f(communicators[2]), my_rank,
+               ranks, "host", false, 96 << 10, 4 << 10, algorithm}));
+  std::atomic<bool> ended{false};
+  std::thread watcher([&] { Watch(ended); });
+  Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
+  std::vector<std::shared_ptr<Plan>> plans;
+  for (int i = 0; i < 4; ++i) plans.push_back(NewPlan(random));
+  for (step = 1; step <= steps; ++step) {
+    switch (Up(random, 4)) {
+      case 0:
+        Inline(random);
+        break;
+      case 1:
+        InTurns(random, own);
+        break;
+      default:
+        Overlap(random, own, &plans);
+    }
+  }
+  End(random, own);
+  NoMemory();
+  ended = true;
+  watcher.join();
+  if (my_rank == 0) std::printf("stress: ok, %d steps, %ld collectives\n", steps, static_cast<long>(NumberInSequence()));
+  MPI_Finalize();
+  return 0;
+}

@@ -1,0 +1,38 @@
+"""The engine under random load, each value compared with a plain sum; `scripts/sanitize.py` does more of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_spec = importlib.util.spec_from_file_location("sanitize", ROOT / "scripts" / "sanitize.py")
+sanitize = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(sanitize)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return sanitize.make(tmp_path_factory.mktemp("stress"), "none")
+
+
+@pytest.mark.parametrize("ranks, algorithm", [(2, "mpi"), (3, "ring")])
+def test_random_collectives_give_plain_sums(program, ranks, algorithm):
+    words = sanitize.command(program, ranks, 100, ranks, algorithm)
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0 and "stress: ok, 100 steps" in answer.stdout, answer.stdout + answer.stderr
+
+
+def test_only_libraries_of_mpi_are_left_out():
+    names = [
+        line.partition(":")[2]
+        for file in sorted(sanitize.SUPPRESSIONS.glob("*.supp"))
+        for line in file.read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert len(names) > 5 and all(
+        name.startswith(("libmpi", "libopen-pal", "libpmix", "libprrte", "libevent")) for name in names
+    )
