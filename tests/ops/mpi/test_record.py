@@ -197,4 +197,5 @@ def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch,
 
 
 def test_clocks_of_one_host_are_one():
-    assert clocks.Clocks().measure() == [clocks.Offset()] * world.current().size
+    if SIZE > 1:
+        assert clocks.Clocks().measure() == [clocks.Offset()] * SIZE
