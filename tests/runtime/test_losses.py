@@ -1,0 +1,65 @@
+"""A rank that is lost is named with its host, the others end, and what was being saved is whole.
+
+`benchmarks/faults.py` tries many more moments and ways.
+"""
+
+import re
+import socket
+
+import pytest
+
+import launch
+
+ENDS = """
+import ctypes, os, signal, sys
+import matex_tf
+matex_tf.barrier()
+if matex_tf.rank() == 1 or "all" in sys.argv:
+    eval(sys.argv[1])
+matex_tf.barrier()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code", [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(3)", 3), ("ctypes.CDLL(None)._exit(0)", 1)]
+)
+def test_a_rank_that_ends_is_named_and_the_others_end(how, code):
+    result = launch.run(2, ENDS, how, timeout=200)
+    assert result.returncode == code and "went on" not in result.stdout, result.output
+    # mpirun breaks its lines.
+    host = re.escape(socket.gethostname().split(".")[0])
+    assert re.search(rf"rank 1\b.{{0,60}}\b{host}\b", " ".join(result.stderr.split())), result.stderr
+
+
+def test_a_script_may_end_all_ranks_by_exit_at_once():
+    launch.run(2, ENDS, "os._exit(0)", "all", timeout=200).check()
+
+
+SAVES = """
+import os, signal, sys, zipfile
+import numpy as np
+import keras
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+model.save("model.keras")
+model.save_weights("model.weights.h5")
+write = zipfile.ZipFile.writestr
+def killed(self, name, *args, **kwargs):
+    write(self, name, *args, **kwargs)
+    self.fp.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+zipfile.ZipFile.writestr = killed
+model.set_weights([np.ones((3, 2)), np.ones(2)])
+model.save("model.keras")
+"""
+LOADS = """
+import keras, os
+assert float(abs(keras.models.load_model("model.keras").get_weights()[1]).max()) == 0
+print(sorted(name for name in os.listdir() if name[0] != "."))
+"""
+
+
+def test_rank_0_killed_while_it_overwrites_a_model_leaves_the_old_one(tmp_path):
+    assert launch.run(2, SAVES, timeout=200, cwd=tmp_path).returncode == 137
+    found = launch.run_alone(LOADS, cwd=tmp_path).check()
+    assert found.stdout == "['model.keras', 'model.weights.h5']\n"
