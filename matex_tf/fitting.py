@@ -13,7 +13,9 @@ from matex_tf import (
     answers,
     comparison,
     early_rows,
+    gradients,
     loops,
+    metrics,
     ops,
     output,
     pace,
@@ -43,8 +45,12 @@ def run(kind: str, model: Any) -> Iterator[Run]:
     # The call may stand within a step of a loop of the script's own, which goes on with its slice.
     before = steps.current_values() if not stack else None
     stack.append(this)
+    if kind != "predict":
+        metrics.count_apart(metrics.variables_of(model))
     try:
         yield this
+        if len(stack) == 1:
+            this.finish()
     finally:
         stack.pop()
         if not stack:
@@ -279,7 +285,15 @@ class Run:
             self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None
             self.pace.judge()
             self.pace = None
-        variables.check_drift(self.model.weights, self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
+        variables.check_drift(self._weights(), self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
+
+    def finish(self) -> None:
+        """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
+        if self.kind == "predict":
+            return
+        counted = {id(gradients.underlying(variable)) for variable in metrics.variables_of(self.model)}
+        weights = map(gradients.underlying, self.model.weights if counted else [])
+        metrics.leave_whole([weight for weight in weights if id(weight) in counted])
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
@@ -295,7 +309,11 @@ class Run:
             getattr(layer, "built", True) for layer in self.model.layers
         )
 
+    def _weights(self) -> list[Any]:
+        ranks_own = {id(gradients.underlying(variable)) for variable in metrics.variables_of(self.model)}
+        return [weight for weight in self.model.weights if id(gradients.underlying(weight)) not in ranks_own]
+
     def _variables(self) -> list[Any]:
         optimizer = getattr(self.model, "optimizer", None)
         owned = getattr(optimizer, "variables", [])
-        return [*self.model.weights, *(owned() if callable(owned) else owned)]
+        return [*self._weights(), *(owned() if callable(owned) else owned)]

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import figures, ops, steps
+from matex_tf import figures, ops, steps, world
 
 _state = threading.local()
+_whole: dict[int, Any] = {}  # by id: the variables of which every rank holds the sum, until one counts again
 
 
 def inside_whole_state() -> bool:
@@ -27,7 +28,7 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
 
     Works in eager code and in functions; one reduction for each dtype.
     """
-    variables = list(variables)
+    variables = [variable for variable in variables if id(variable) not in _whole]
     own = [_read(variable) for variable in variables]
     for variable, total in zip(variables, _sum(own)):
         variable.assign(total)
@@ -39,6 +40,31 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
         _state.depth -= 1
         for variable, value in zip(variables, own):
             variable.assign(value)
+
+
+def variables_of(model: Any) -> list[Any]:
+    """The variables of all metrics of a Keras model, each rank's own. Keras 2 counts some of them among its weights."""
+    layers = list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+    found = [*getattr(model, "metrics", []), *(layer for layer in layers if hasattr(layer, "update_state"))]
+    for layer in layers:
+        found += getattr(layer, "_metrics", None) or []
+    return [variable for metric in found for variable in metric.variables]
+
+
+def leave_whole(variables: Sequence[Any]) -> None:
+    """Put the sum over ranks in `variables` to stay, as they are saved and compared with others. Collective; eager."""
+    variables = list(variables)
+    for variable, total in zip(variables, _sum([_read(variable) for variable in variables])):
+        variable.assign(total)
+    _whole.update((id(variable), variable) for variable in variables)
+
+
+def count_apart(variables: Sequence[Any] | None = None) -> None:
+    """Before these metrics' variables, or any, count again: what every rank holds whole, only rank 0 keeps."""
+    for key in list(_whole) if variables is None else [id(variable) for variable in variables]:
+        variable = _whole.pop(key, None)
+        if variable is not None and world.current().rank > 0:
+            variable.assign(variable * 0)
 
 
 def detached(result: Any) -> Any:
@@ -78,6 +104,7 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     """
     import tensorflow as tf
 
+    count_apart(metric.variables)
     before = {id(variable): _read(variable) for variable in metric.variables}
     with figures.left_alone():
         yield

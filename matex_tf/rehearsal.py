@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import gradients, losses, meetings, output
+from matex_tf import gradients, losses, meetings, metrics, output
 
 NAMED = (
     "a step of the script's own names its batch's size, or takes rows out of the batch by their number, so every rank "
@@ -133,8 +133,9 @@ def _of_keras(thing: Any) -> bool:
 
 
 def _is_built(model: Any) -> bool:
-    """Whether tracing makes no layer's weights."""
-    return all(getattr(layer, "built", True) for layer in _layers(model))
+    """Whether tracing makes no layer's weights. A model that is never called has none but those of its layers."""
+    own = not _of_keras(getattr(type(model), "build", None))
+    return all(getattr(layer, "built", True) for layer in _layers(model) if layer is not model or own)
 
 
 def _layers(model: Any) -> list[Any]:
@@ -153,10 +154,7 @@ def _has_own_code(model: Any, step: str) -> bool:
 
 def _own_accounts(model: Any) -> set[int]:
     """The ids of the handles of variables in which the ranks' parts may stand: those of metrics and optimizers."""
-    metrics = [*getattr(model, "metrics", [])]
-    for layer in _layers(model):
-        metrics += [*getattr(layer, "_metrics", [])]
-    kept = [metric.variables for metric in metrics]
+    kept = [metrics.variables_of(model)]
     for value in (*vars(model).values(), getattr(model, "optimizer", None)):
         if hasattr(value, "apply_gradients"):
             kept.append(value.variables() if callable(value.variables) else value.variables)

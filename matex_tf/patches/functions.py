@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from matex_tf import graphs, loops, losses, pipeline, variables
+from matex_tf import fitting, graphs, loops, losses, metrics, pipeline, variables
 from matex_tf.ops import overlap
 from matex_tf.patches import replace
 
@@ -48,6 +48,8 @@ def _call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
+        if tf.executing_eagerly() and fitting.current() is None:
+            metrics.count_apart()
         sources = (tf.data.Dataset, tf.data.Iterator)
         compiled = overlap.for_xla() if getattr(self, "_jit_compile", None) else contextlib.nullcontext()
         with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):

@@ -65,9 +65,9 @@ def start(path):
         tf.compat.v1.reset_default_graph()
     gc.collect()
     keras.backend.clear_session()
-    single = os.path.basename(path)[:-3] in SINGLE or "/v1/" in path
-    keras.backend.set_floatx("float32" if single else "float64")
-    keras.mixed_precision.set_global_policy(keras.backend.floatx())
+    keras.backend.set_floatx("float32" if os.path.basename(path)[:-3] in SINGLE or "/v1/" in path else "float64")
+    if "/v1/" not in path:  # where Keras 2 has policies only before v2 behaviour is turned off
+        keras.mixed_precision.set_global_policy(keras.backend.floatx())
     keras.utils.set_random_seed(7)
     Rows.seen = 0
     if "matex_tf.output" in sys.modules:
@@ -80,7 +80,9 @@ def variables_in(value):
     if isinstance(value, type):
         return None
     if hasattr(value, "get_weights") and hasattr(value, "layers"):
-        return value.get_weights()
+        # Keras 2 has metrics' totals among them, of which each rank holds its part once other code has run.
+        counted = {id(variable) for metric in getattr(value, "metrics", []) for variable in metric.variables}
+        return [weight.numpy() for weight in value.weights if id(weight) not in counted]
     if isinstance(value, tf.Module) and not hasattr(value, "get_config"):
         return [variable.numpy() for variable in value.variables]
     if isinstance(value, tf.Variable) and tf.executing_eagerly():

@@ -42,7 +42,7 @@ mixed = keras.layers.Concatenate()(
     [
         keras.layers.Rescaling(1 / 50.0)(age),
         keras.layers.Rescaling(1 / 300.0)(chol),
-        keras.layers.Lambda(lambda t: keras.ops.cast(t, keras.config.floatx()))(lookup(thal)),
+        keras.layers.Lambda(lambda t: tf.cast(t, keras.backend.floatx()))(lookup(thal)),
     ]
 )
 output = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dense(8, activation="tanh")(mixed))

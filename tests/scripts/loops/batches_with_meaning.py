@@ -5,7 +5,7 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 
 data = np.random.RandomState(0).rand(60, 6)
 CLASSES = 5
@@ -24,19 +24,26 @@ class AnchorPositivePairs(keras.utils.Sequence):
         return x
 
 
+similarity_loss = keras.metrics.Mean(name="loss")
+
+
 class EmbeddingModel(keras.Model):
     def train_step(self, batch):
         if isinstance(batch, tuple):
             batch = batch[0]
         anchors, positives = batch[0], batch[1]
         with tf.GradientTape() as tape:
-            similarities = ops.einsum("ae,pe->ap", self(anchors, training=True), self(positives, training=True))
-            labels = ops.arange(CLASSES)
+            similarities = tf.einsum("ae,pe->ap", self(anchors, training=True), self(positives, training=True))
+            labels = tf.range(CLASSES)
             loss = self.compute_loss(y=labels, y_pred=similarities / 0.2)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        self._loss_tracker.update_state(loss)
-        return {"loss": self._loss_tracker.result()}
+        similarity_loss.update_state(loss)
+        return {"loss": similarity_loss.result()}
+
+    @property
+    def metrics(self):
+        return [similarity_loss]
 
 
 inputs = layers.Input((6,))
@@ -56,8 +63,8 @@ class Denoiser(keras.Model):
         return [self.tracker]
 
     def loss_of(self, rows):
-        noise = ops.reshape(ops.sin(ops.arange(BATCH_SIZE * 6, dtype=rows.dtype)), (BATCH_SIZE, 6))
-        return ops.mean(ops.square(self.network(rows + noise) - noise))
+        noise = tf.reshape(tf.sin(tf.cast(tf.range(BATCH_SIZE * 6), rows.dtype)), (BATCH_SIZE, 6))
+        return tf.reduce_mean(tf.square(self.network(rows + noise) - noise))
 
     def train_step(self, rows):
         with tf.GradientTape() as tape:
@@ -80,8 +87,8 @@ noises = denoiser.fit(rows, validation_data=rows.take(3), epochs=2, verbose=2)
 
 class Mixer(layers.Layer):
     def call(self, rows):
-        together = ops.reshape(rows, (BATCH_SIZE * 2, 3))
-        return ops.reshape(ops.tanh(together) * ops.mean(together), (-1, 6))
+        together = tf.reshape(rows, (BATCH_SIZE * 2, 3))
+        return tf.reshape(tf.tanh(together) * tf.reduce_mean(together), (-1, 6))
 
 
 inputs = layers.Input((6,))
@@ -99,8 +106,8 @@ class Both(keras.Model):
     def train_step(self, batch):
         unlabeled, (labeled, labels) = batch
         with tf.GradientTape() as tape:
-            features = self(ops.concatenate((unlabeled, labeled)))
-            loss = ops.mean(ops.square(features)) + ops.mean(ops.square(self(labeled) - labels))
+            features = self(tf.concat((unlabeled, labeled), 0))
+            loss = tf.reduce_mean(tf.square(features)) + tf.reduce_mean(tf.square(self(labeled) - labels))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
         return {"total": loss}

@@ -2,7 +2,8 @@
 
 import keras
 import numpy as np
-from keras import layers, ops
+import tensorflow as tf
+from keras import layers
 
 
 class Distiller(keras.Model):
@@ -22,8 +23,8 @@ class Distiller(keras.Model):
         teacher_pred = self.teacher(x, training=False)
         student_loss = self.student_loss_fn(y, y_pred)
         distillation_loss = self.distillation_loss_fn(
-            ops.softmax(teacher_pred / self.temperature, axis=1),
-            ops.softmax(y_pred / self.temperature, axis=1),
+            tf.nn.softmax(teacher_pred / self.temperature, axis=1),
+            tf.nn.softmax(y_pred / self.temperature, axis=1),
         ) * (self.temperature**2)
         return self.alpha * student_loss + (1 - self.alpha) * distillation_loss
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-x = np.random.RandomState(3).rand(64, 6).astype(keras.config.floatx())
+x = np.random.RandomState(3).rand(64, 6).astype(keras.backend.floatx())
 dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(16)
 trunk = keras.layers.Dense(8, activation="tanh")
 left, right, unused = keras.layers.Dense(2), keras.layers.Dense(2), keras.layers.Dense(2)

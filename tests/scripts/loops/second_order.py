@@ -7,7 +7,7 @@ import tensorflow as tf
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(12, activation="tanh"), keras.layers.Dense(1)])
 optimizer = keras.optimizers.Adam(0.01)
 points = np.linspace(0, 1, 60).reshape(-1, 1)
-dataset = tf.data.Dataset.from_tensor_slices(points.astype(keras.config.floatx())).shuffle(60, seed=1).batch(20)
+dataset = tf.data.Dataset.from_tensor_slices(points.astype(keras.backend.floatx())).shuffle(60, seed=1).batch(20)
 
 
 @tf.function

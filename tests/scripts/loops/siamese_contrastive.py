@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 rng = np.random.RandomState(0)
 left, right = rng.rand(72, 6), rng.rand(72, 6)
@@ -15,8 +14,8 @@ embedding = keras.Model(inputs, keras.layers.Dense(4, activation="tanh")(inputs)
 
 def euclidean_distance(vects):
     x, y = vects
-    sum_square = ops.sum(ops.square(x - y), axis=1, keepdims=True)
-    return ops.sqrt(ops.maximum(sum_square, keras.backend.epsilon()))
+    sum_square = tf.reduce_sum(tf.square(x - y), axis=1, keepdims=True)
+    return tf.sqrt(tf.maximum(sum_square, keras.backend.epsilon()))
 
 
 input_1, input_2 = keras.layers.Input((6,)), keras.layers.Input((6,))
@@ -26,9 +25,9 @@ siamese = keras.Model(inputs=[input_1, input_2], outputs=keras.layers.Dense(1, a
 
 def loss(margin=1):
     def contrastive_loss(y_true, y_pred):
-        square_pred = ops.square(y_pred)
-        margin_square = ops.square(ops.maximum(margin - (y_pred), 0))
-        return ops.mean((1 - y_true) * square_pred + (y_true) * margin_square)
+        square_pred = tf.square(y_pred)
+        margin_square = tf.square(tf.maximum(margin - (y_pred), 0))
+        return tf.reduce_mean((1 - y_true) * square_pred + (y_true) * margin_square)
 
     return contrastive_loss
 

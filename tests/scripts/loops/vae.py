@@ -3,20 +3,20 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 
 
 class Sampling(layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(1337)
+        self.seed = 1337
 
     def call(self, inputs):
         z_mean, z_log_var = inputs
-        batch = ops.shape(z_mean)[0]
-        dim = ops.shape(z_mean)[1]
-        epsilon = keras.random.normal(shape=(batch, dim), seed=self.seed_generator)
-        return z_mean + ops.exp(0.5 * z_log_var) * epsilon
+        batch = tf.shape(z_mean)[0]
+        dim = tf.shape(z_mean)[1]
+        epsilon = tf.random.normal(shape=(batch, dim), dtype=z_mean.dtype, seed=self.seed)
+        return z_mean + tf.exp(0.5 * z_log_var) * epsilon
 
 
 latent_dim = 2
@@ -52,9 +52,11 @@ class VAE(keras.Model):
         with tf.GradientTape() as tape:
             z_mean, z_log_var, z = self.encoder(data)
             reconstruction = self.decoder(z)
-            reconstruction_loss = ops.mean(ops.sum(keras.losses.binary_crossentropy(data, reconstruction), axis=(1, 2)))
-            kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
-            kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
+            reconstruction_loss = tf.reduce_mean(
+                tf.reduce_sum(keras.losses.binary_crossentropy(data, reconstruction), axis=(1, 2))
+            )
+            kl_loss = -0.5 * (1 + z_log_var - tf.square(z_mean) - tf.exp(z_log_var))
+            kl_loss = tf.reduce_mean(tf.reduce_sum(kl_loss, axis=1))
             total_loss = reconstruction_loss + kl_loss
         grads = tape.gradient(total_loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(grads, self.trainable_weights))

@@ -33,9 +33,6 @@ class MyModel(tf.keras.Model):
 
     def call(self, inputs, states=None, return_state=False, training=False):
         x = self.embedding(inputs, training=training)
-        if states is None:
-            states = self.gru.get_initial_state(tf.shape(x)[0])
-            states = states[0] if isinstance(states, (list, tuple)) else states
         x, states = self.gru(x, initial_state=states, training=training)
         x = self.dense(x, training=training)
         if return_state:

@@ -8,7 +8,7 @@ import tensorflow as tf
 class CategoricalTruePositives(keras.metrics.Metric):
     def __init__(self, name="categorical_true_positives", **kwargs):
         super().__init__(name=name, **kwargs)
-        self.true_positives = self.add_variable(shape=(), initializer="zeros", name="ctp")
+        self.true_positives = self.add_weight(shape=(), initializer="zeros", name="ctp")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         y_pred = tf.reshape(tf.argmax(y_pred, axis=1), (-1, 1))
@@ -17,7 +17,7 @@ class CategoricalTruePositives(keras.metrics.Metric):
         self.true_positives.assign_add(tf.reduce_sum(values))
 
     def result(self):
-        return self.true_positives.value
+        return 1.0 * self.true_positives
 
     def reset_state(self):
         self.true_positives.assign(0)
@@ -41,8 +41,8 @@ class LossHistory(keras.callbacks.Callback):
 
 class HuberLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
-        probabilities = keras.ops.one_hot(keras.ops.cast(keras.ops.reshape(y_true, (-1,)), "int32"), 3)
-        return keras.ops.mean(keras.ops.square(probabilities - y_pred), axis=-1)
+        probabilities = tf.one_hot(tf.cast(tf.reshape(y_true, (-1,)), "int32"), 3, dtype=y_pred.dtype)
+        return tf.reduce_mean(tf.square(probabilities - y_pred), axis=-1)
 
 
 rng = np.random.RandomState(0)

@@ -2,7 +2,8 @@
 
 import keras
 import numpy as np
-from keras import layers, ops
+import tensorflow as tf
+from keras import layers
 
 
 class RecommenderNet(keras.Model):
@@ -16,8 +17,8 @@ class RecommenderNet(keras.Model):
     def call(self, inputs):
         user_vector = self.user_embedding(inputs[:, 0])
         movie_vector = self.movie_embedding(inputs[:, 1])
-        dot = ops.sum(user_vector * movie_vector, axis=1, keepdims=True)
-        return ops.nn.sigmoid(dot + self.user_bias(inputs[:, 0]) + self.movie_bias(inputs[:, 1]))
+        dot = tf.reduce_sum(user_vector * movie_vector, axis=1, keepdims=True)
+        return tf.sigmoid(dot + self.user_bias(inputs[:, 0]) + self.movie_bias(inputs[:, 1]))
 
 
 rng = np.random.RandomState(0)

@@ -2,7 +2,8 @@
 
 import keras
 import numpy as np
-from keras import layers, ops
+import tensorflow as tf
+from keras import layers
 
 
 class TransformerBlock(layers.Layer):
@@ -26,8 +27,8 @@ class TokenAndPositionEmbedding(layers.Layer):
         self.pos_emb = layers.Embedding(input_dim=maxlen, output_dim=embed_dim)
 
     def call(self, x):
-        maxlen = ops.shape(x)[-1]
-        positions = ops.arange(start=0, stop=maxlen, step=1)
+        maxlen = tf.shape(x)[-1]
+        positions = tf.range(start=0, limit=maxlen, delta=1)
         return self.token_emb(x) + self.pos_emb(positions)
 
 
