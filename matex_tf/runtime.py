@@ -34,7 +34,9 @@ def attach() -> None:
         # Each task of the launcher comes here alone; one message is enough. The first to end takes the others with it.
         if task is not None and task.rank > 0:
             time.sleep(2)
-            raise SystemExit(1) from None
+            # The first rank may have other settings, and nothing to complain of.
+            said = f"matex_tf: rank {task.rank}: {error}" if isinstance(error, settings.SettingError) else 1
+            raise SystemExit(said) from None
         raise SystemExit(f"matex_tf: {error}") from None
     me = world.current()
     output.attach()

@@ -52,11 +52,19 @@ def test_values_are_read(variable, text, value):
         ("MATEX_CHUNK_BYTES", "1MB"),
         ("MATEX_FUSE_BYTES", "-1"),
         ("MATEX_PLACEMENT", "on"),
+        ("MATEX_ALGORITHM", "tree"),
+        ("MATEX_OVERLAP", "yes"),
+        ("MATEX_PROFILE", "table"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(variable, text):
     with pytest.raises(settings.SettingError, match=f"{variable}='{text}': expected "):
         settings.Settings({variable: text})
+
+
+def test_a_wrong_choice_is_answered_with_the_right_ones():
+    with pytest.raises(settings.SettingError, match="MATEX_ALGORITHM='tree': expected one of auto, mpi, ring"):
+        settings.Settings({"MATEX_ALGORITHM": "tree"})
 
 
 def test_a_misspelt_setting_is_answered_with_the_right_ones():

@@ -1,0 +1,25 @@
+"""Settings that are not the same on all ranks, or wrong on one of them: an error that names them, on no rank a hang."""
+
+import launch
+
+SCRIPT = """
+import os, sys
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    os.environ["MATEX_ALGORITHM"] = sys.argv[1]
+import matex_tf
+print("went on")
+"""
+
+
+def test_settings_that_differ_are_both_named():
+    result = launch.run(2, SCRIPT, "ring", env={"MATEX_ALGORITHM": "mpi"}, module=False)
+    assert result.returncode == 1 and "went on" not in result.stdout
+    assert "MATEX_ALGORITHM is 'mpi' on rank 0 (" in result.stderr, result.stderr
+    assert "but 'ring' on rank 1 (" in result.stderr and "Export it on every host" in result.stderr
+
+
+def test_a_setting_that_is_wrong_on_one_rank_is_said():
+    result = launch.run(2, SCRIPT, "tree", module=False)
+    assert result.returncode == 1 and "went on" not in result.stdout
+    wanted = "matex_tf: rank 1: MATEX_ALGORITHM='tree': expected one of auto, mpi, ring."
+    assert wanted in result.stderr, result.stderr
