@@ -199,3 +199,15 @@ def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch,
 def test_clocks_of_one_host_are_one():
     if SIZE > 1:
         assert clocks.Clocks().measure() == [clocks.Offset()] * SIZE
+
+
+def test_clocks_that_may_differ_are_asked(monkeypatch):
+    """Here they are one clock, which each rank takes for its own: the offset is 0, give or take its error."""
+    if SIZE == 1:
+        return
+    monkeypatch.setattr(clocks, "_clock", lambda: f"clock {RANK % 2}")
+    found = clocks.Clocks().measure()
+    assert len(set(MPI.COMM_WORLD.allgather(tuple(found)))) == 1
+    for rank, offset in enumerate(found):
+        assert (offset == clocks.Offset()) == (rank % 2 == 0)
+        assert offset.at >= 0 and abs(offset.ahead) <= offset.error
