@@ -107,6 +107,28 @@ def test_models_that_differ_are_named(script, arguments):
     assert "rank 0 (" in result.output and "rank 1 (" in result.output
 
 
+OVERLAPPED = """
+import tensorflow as tf
+import matex_tf
+from matex_tf import ops
+
+@tf.function
+def step(x):
+    return ops.reduce_gradients([x], ["kernel"], 1.0, "the update of a test")[0]
+
+for _ in range(2):
+    try:
+        step(tf.ones([4 + min(matex_tf.rank(), 1)]))
+    except tf.errors.FailedPreconditionError as error:
+        print(matex_tf.rank(), "'kernel', is float32 [4] on rank 0" in str(error))
+"""
+
+
+def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
+    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
+
+
 def test_ranks_at_different_places_are_named():
     result, _ = failed(2, LOOP, "break")
     assert "tape.gradient" in result.output and "metrics" in result.output

@@ -70,14 +70,6 @@ class Engine:
         return outputs, self.error() if failed else ""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "parts_the_ranks: after it every collective of this process fails; run last.")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("parts_the_ranks") is not None)
-
-
 @pytest.fixture(scope="session")
 def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine alone, compiled by rank 0: that it compiles shows that nothing in it knows TensorFlow."""

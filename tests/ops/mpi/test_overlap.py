@@ -185,17 +185,3 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
             with pytest.raises(tf.errors.FailedPreconditionError, match=f"rank {SIZE - 1} has given up a test"):
                 step(tf.constant(1.0))
         assert step(tf.constant(1.0)).numpy() == SIZE
-
-
-@pytest.mark.parts_the_ranks
-def test_ranks_with_other_gradients():
-    if SIZE == 1:
-        return
-
-    @tf.function
-    def step(x):
-        return ops.reduce_gradients([x], ["kernel"], 1.0, "the update of a test")[0]
-
-    for _ in range(2):
-        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'kernel', is float32 \[4\] on rank 0"):
-            step(tf.ones([4 + min(RANK, 1)]))
