@@ -342,12 +342,21 @@ void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<Plan>>* pl
   for (auto& update : updates) update->Finish();
 }
 
+// What is asked of the engine from other threads while it works.
 void Watch(const std::atomic<bool>& ended) {
   double seconds = 0;
   int64_t number = 0;
   char text[512];
-  while (!ended) {
+  for (int turn = 0; !ended; ++turn) {
     matex_waiting(&seconds, &number, text, sizeof text);
+    if (turn % 64 == 0) {
+      int64_t dropped = 0;
+      const std::vector<Event> events = Events(&dropped);
+      const auto labels = static_cast<int64_t>(Labels().size());
+      for (const Event& event : events) Check(event.duration >= 0 && event.label < labels, "an event");
+      Places();
+      BetweenSteps();
+    }
     for (int kind = 1; kind < kKinds; ++kind) SecondsOf(static_cast<Kind>(kind));
     int64_t dropped = 0;
     Events(&dropped);
@@ -432,6 +441,8 @@ int main(int argc, char** argv) {
   std::vector<std::shared_ptr<Plan>> plans;
   for (int i = 0; i < 4; ++i) plans.push_back(NewPlan(random));
   for (step = 1; step <= steps; ++step) {
+    if (step == steps / 4) Record(Recording::kTotals, 0);
+    if (step == steps / 2) Record(Recording::kEvents, 1000);
     switch (Up(random, 4)) {
       case 0:
         Inline(random);
