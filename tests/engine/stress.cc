@@ -358,10 +358,6 @@ void Watch(const std::atomic<bool>& ended) {
       BetweenSteps();
     }
     for (int kind = 1; kind < kKinds; ++kind) SecondsOf(static_cast<Kind>(kind));
-    int64_t dropped = 0;
-    Events(&dropped);
-    Places();
-    BetweenSteps();
     usleep(200);
   }
 }
@@ -434,7 +430,6 @@ int main(int argc, char** argv) {
   for (MPI_Comm& communicator : communicators) MPI_Comm_dup(MPI_COMM_WORLD, &communicator);
   Check(Start({MPI_Comm_c2f(communicators[0]), MPI_Comm_c2f(communicators[1]), MPI_Comm_c2f(communicators[2]), my_rank,
                ranks, "host", false, 96 << 10, 4 << 10, algorithm}));
-  if (seed % 2) Record(Recording::kEvents, 1000);
   std::atomic<bool> ended{false};
   std::thread watcher([&] { Watch(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
