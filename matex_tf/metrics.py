@@ -45,7 +45,9 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
 def variables_of(model: Any) -> list[Any]:
     """The variables of all metrics of a Keras model, each rank's own. Keras 2 counts some of them among its weights."""
     layers = list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
-    found = [*getattr(model, "metrics", []), *(layer for layer in layers if hasattr(layer, "update_state"))]
+    # A layer that adapts has `update_state`, too, but no result.
+    own = [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
+    found = [*getattr(model, "metrics", []), *own]
     for layer in layers:
         found += getattr(layer, "_metrics", None) or []
     return [variable for metric in found for variable in metric.variables]

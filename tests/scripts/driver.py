@@ -82,7 +82,10 @@ def variables_in(value):
     if hasattr(value, "get_weights") and hasattr(value, "layers"):
         # Keras 2 has metrics' totals among them, of which each rank holds its part once other code has run.
         counted = {id(variable) for metric in getattr(value, "metrics", []) for variable in metric.variables}
-        return [weight.numpy() for weight in value.weights if id(weight) not in counted]
+        weights = value.get_weights()
+        if len(weights) != len(value.weights):
+            return weights
+        return [array for array, weight in zip(weights, value.weights) if id(weight) not in counted]
     if isinstance(value, tf.Module) and not hasattr(value, "get_config"):
         return [variable.numpy() for variable in value.variables]
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
