@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -14,7 +15,7 @@ import time
 def hold(path: str) -> int | None:
     """Hold `path` while the descriptor that is returned is open in this process or one that it forks.
 
-    None where another process holds it.
+    None where another process holds it. On a file system without such locks all that open it hold it.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
@@ -22,18 +23,23 @@ def hold(path: str) -> int | None:
     except BlockingIOError:
         os.close(handle)
         return None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
     return handle
 
 
-def sweep(prefix: str) -> None:
-    """Remove this user's temporary files and folders whose names begin with `prefix` and that nobody holds.
+def sweep(prefix: str, folder: str | os.PathLike | None = None) -> None:
+    """Remove this user's files and folders in `folder` whose names begin with `prefix` and that nobody holds.
 
-    One that was made in the last minute may not be held yet; it stays.
+    One that was made in the last minute may not be held yet; it stays. `folder` is by default that of temporary files;
+    in another one, which hosts may share that do not see each other's locks, only what is older than a day goes.
     """
-    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), glob.escape(prefix) + "*")):
+    where, least = (tempfile.gettempdir(), 60) if folder is None else (os.fspath(folder), 86400)
+    for path in glob.glob(os.path.join(glob.escape(where), glob.escape(prefix) + "*")):
         try:
             state = os.lstat(path)
-            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < 60:
+            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < least:
                 continue
             handle = hold(path)
             if handle is None:

@@ -36,6 +36,7 @@ def give() -> None:
 def excuse() -> None:
     """Say that each process that mpirun started is for itself, with an exit code of its own."""
     _write(_NEEDLESS)
+    os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
 def is_given(folder: str | os.PathLike) -> bool:

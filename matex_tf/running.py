@@ -16,13 +16,14 @@ from . import leftovers, proof
 EXIT_UNPROVED = 71
 _PASSED_ON = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
 _PREFIX = "matex_tf-run-"
 
 
 @contextlib.contextmanager
 def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
     """A new private folder for the proof, of which MATEX_PROOF tells the ranks; in `shared` if some are elsewhere."""
-    leftovers.sweep(_PREFIX)
+    leftovers.sweep(_PREFIX, shared)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
         leftovers.hold(folder)
         os.environ["MATEX_PROOF"] = folder
@@ -46,56 +47,33 @@ def run(command: Sequence[str], folder: str) -> int:
 
 
 def wait_for(command: Sequence[str]) -> int:
-    """Run `command` in a process group of its own, in the foreground of the terminal if this process is there."""
-    at_terminal = _is_in_foreground()
-    child: subprocess.Popen | None = None
-    early: list[int] = []
+    """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
 
-    def pass_on(number: int, frame: object) -> None:
-        if child is None:
-            early.append(number)
-        elif child.poll() is None:
-            child.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore.
+    """
+    watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
     try:
-        child = subprocess.Popen(command, preexec_fn=_start(at_terminal, os.getpid()))
-        for number in early:
-            child.send_signal(number)
-        code = child.wait()
+        child = subprocess.Popen(command, preexec_fn=_start(before, os.getpid()))
+        while child.poll() is None:
+            found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
+            if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL and child.poll() is None:
+                child.send_signal(found.si_signo)
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass  # it came when there was nobody left to pass it on to
     finally:
-        if at_terminal:
-            _take_terminal(os.getpgrp())
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _is_in_foreground() -> bool:
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False  # standard input is not this process's terminal
-
-
-def _start(at_terminal: bool, parent: int) -> Callable[[], None]:
+def _start(mask: set[int], parent: int) -> Callable[[], None]:
     library = ctypes.CDLL(None)
 
     def prepare() -> None:
-        os.setpgid(0, 0)
-        if at_terminal:
-            _take_terminal(os.getpid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # Who kills `matex run` means the ranks, too.
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
 
     return prepare
-
-
-def _take_terminal(group: int) -> None:
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it would stop one who is in the background
-    try:
-        os.tcsetpgrp(0, group)
-    finally:
-        signal.signal(signal.SIGTTOU, before)

@@ -59,10 +59,17 @@ def _folder_beside(target: str, make_folder: bool) -> str | None:
     try:
         if make_folder:
             os.makedirs(above, exist_ok=True)
+        # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
+        above = target if os.path.ismount(target) else above
         _sweep(above)
-        return tempfile.mkdtemp(prefix=f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-", dir=above)
+        return tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=above)
     except OSError:
         return None  # written in place it is the writer's own error, or none
+
+
+def _prefix() -> str:
+    """What the names begin with that processes make which this one sees in `/proc`: of this host and container."""
+    return f"{_PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
 def _may_be_replaced(target: str) -> bool:
@@ -74,7 +81,7 @@ def _may_be_replaced(target: str) -> bool:
 
 def _sweep(folder: str) -> None:
     """Remove what killed processes of this host and user have left in `folder`."""
-    start = f"{_PREFIX}{socket.gethostname()}-"
+    start = _prefix()
     for path in glob.glob(os.path.join(glob.escape(folder), glob.escape(start) + "*")):
         process = os.path.basename(path)[len(start) :].partition("-")[0]
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +106,10 @@ def _move_all(folder: str, name: str, target: str) -> None:
             _to_disk(source)
             if os.path.isfile(place):
                 shutil.copymode(place, source)
-        os.replace(source, place)
+        try:
+            os.replace(source, place)
+        except OSError:
+            _copy(source, place)
 
 
 def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
@@ -113,6 +123,14 @@ def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
             for name in names:
                 _to_disk(os.path.join(inside, name))
     yield source, place
+
+
+def _copy(source: str, place: str) -> None:
+    """For a place that nothing can be moved to: a mounted file, a link to another disk, a store without renaming."""
+    if os.path.isdir(source):
+        shutil.copytree(source, place, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, place)
 
 
 def _turn(source: str) -> int:

@@ -206,13 +206,27 @@ def _join(MPI: Any, size: int) -> World:
         world.communicators[name] = everyone.Dup()
     _keep_children_out()
     atexit.register(leave)
+    MPI.Finalize = _ending_with_the_others(MPI)
     return world
+
+
+def _ending_with_the_others(MPI: Any) -> Callable[[], None]:
+    """`MPI.Finalize`; a script that calls it itself has come to its end there."""
+    plain = MPI.Finalize
+
+    def Finalize() -> None:
+        leave()
+        if not MPI.Is_finalized():
+            plain()
+
+    Finalize.plain = plain  # type: ignore[attr-defined]
+    return Finalize
 
 
 def _keep_children_out() -> None:
     """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
     for name in list(os.environ):
-        if name.startswith(_TASK_PREFIXES):
+        if name.startswith(_TASK_PREFIXES) or name == "MATEX_PROOF":
             del os.environ[name]
 
 
@@ -318,4 +332,4 @@ def leave() -> None:
         work()
     proof.give()
     watchdog.stop()
-    MPI.Finalize()
+    MPI.Finalize.plain()

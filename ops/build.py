@@ -237,7 +237,7 @@ def _open_to(path: Path) -> str:
         if state.st_uid != os.getuid():
             return f"{path} belongs to another user (number {state.st_uid})"
     if target.st_mode & 0o022:
-        return f"others than its owner can write to {path} (`chmod go-w {path}` ends that)"
+        return f"others than its owner can write to {path} (`chmod go-w {path}` ends that, or else another file system)"
     return ""
 
 

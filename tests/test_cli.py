@@ -163,18 +163,38 @@ def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, sa
     assert ("a rank or a host was lost" in result.stderr) == (not says)
 
 
-def test_each_signal_reaches_mpirun_once_and_its_death_is_an_exit_code(tmp_path):
+def waiting_for(tmp_path, script, **options):
+    """A process that waits for `script`, a stand-in for mpirun which says that it is ready."""
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\ntrap 'echo asked' USR1\necho ready\nfor i in 1 2 3; do sleep 0.5; done\nkill -9 $$\n")
+    mpirun.write_text(f"#!/bin/sh\n{script}")
     mpirun.chmod(0o755)
     program = "import sys; from matex_tf import running; sys.exit(running.wait_for([sys.argv[1]]))"
     child = subprocess.Popen(
-        [sys.executable, "-c", program, str(mpirun)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", program, str(mpirun)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
     )
     assert child.stdout.readline() == "ready\n"
-    os.killpg(child.pid, signal.SIGUSR1)
+    return child
+
+
+def test_a_signal_reaches_mpirun_and_its_death_is_an_exit_code(tmp_path):
+    child = waiting_for(
+        tmp_path, "trap 'echo asked' USR1\necho ready\nfor i in 1 2 3; do sleep 0.5; done\nkill -9 $$\n"
+    )
+    child.send_signal(signal.SIGUSR1)
     assert child.communicate(timeout=30)[0] == "asked\n"
     assert child.returncode == 128 + signal.SIGKILL
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path):
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    child = waiting_for(tmp_path, "echo ready\nsleep 1\necho done\n", preexec_fn=ignore)
+    os.killpg(child.pid, signal.SIGHUP)
+    assert child.communicate(timeout=30)[0] == "done\n"
+    assert child.returncode == 0
 
 
 def test_info_tells_of_a_machine_where_all_is_well():

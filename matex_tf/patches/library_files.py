@@ -5,6 +5,7 @@ On the ranks that are not the first these lie in the rank's private folder; on r
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import Any
 
@@ -19,20 +20,56 @@ def install() -> None:
     when_imported("h5py._hl.files", lambda module: replace(module.File, "__init__", _h5py))
     when_imported("netCDF4", _netcdf)
     when_imported("pyarrow.parquet.core", _parquet)
-    when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _named_file))
-    when_imported("sqlite3", lambda module: replace(module, "connect", _named_file))
-    when_imported("cv2", lambda module: replace(module, "imwrite", _named_file))
+    when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
+    when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
+    when_imported("sqlite3", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
+    when_imported("cv2", lambda module: replace(module, "imwrite", _with_path("filename", 0, "a")))
 
 
 def _place(path: Any, mode: str) -> Any:
     """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`."""
     if mode != "r":
         file_notes.note_made(path)
-    return real_path(path, None if mode == "r" else mode)
+        return real_path(path, mode)
+    # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
+    return path if os.path.isdir(path) and _is_on_disk(path) else real_path(path, None)
+
+
+def _is_on_disk(path: Any) -> bool:
+    with files.plainly():
+        return os.path.isdir(path)
 
 
 def _is_path(name: Any) -> bool:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
+
+
+def _with_path(name: str, index: int, mode: str) -> Any:
+    """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
+
+    def make(original: Any) -> Any:
+        def function(*args, **kwargs):
+            given = kwargs.get(name) if name in kwargs else args[index] if len(args) > index else None
+            elsewhere = kwargs.get("uri") or any(map(_is_file_system, (*args[index + 1 :], *kwargs.values())))
+            if elsewhere or _is_path(given) and os.fsdecode(given) == ":memory:":
+                return original(*args, **kwargs)
+            if _is_path(given):
+                given = _place(given, mode)
+            elif mode == "r" and isinstance(given, (list, tuple)):
+                given = [_place(part, mode) if _is_path(part) else part for part in given]
+            else:
+                return original(*args, **kwargs)
+            if name in kwargs:
+                return original(*args, **{**kwargs, name: given})
+            return original(*args[:index], given, *args[index + 1 :], **kwargs)
+
+        return function
+
+    return make
+
+
+def _is_file_system(value: Any) -> bool:
+    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
 
 
 def _h5py(original: Any) -> Any:
@@ -51,50 +88,47 @@ def _netcdf(module: Any) -> None:
         """Groups and files of several files are data sets, too, and made by the library of the original."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
+            return isinstance(instance, original) if cls is Dataset else super().__instancecheck__(instance)
 
         def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original)
+            return issubclass(subclass, original) if cls is Dataset else super().__subclasscheck__(subclass)
 
     class Dataset(original, metaclass=Meta):
         __slots__ = ()
         __doc__ = original.__doc__
 
-        def __init__(self, filename, mode="r", clobber=True, *args, **kwargs):
+        def __init__(
+            self, filename, mode="r", clobber=True, format="NETCDF4", diskless=False, persist=False, *args, **kwargs
+        ):
             # What all ranks open together through MPI, or what lies in memory, is no rank's own file.
-            elsewhere = any(kwargs.get(name) for name in ("parallel", "diskless")) or kwargs.get("memory") is not None
+            elsewhere = kwargs.get("parallel") or kwargs.get("memory") is not None or (diskless and not persist)
             if _is_path(filename) and not elsewhere:
-                how = {"w": "w" if clobber else "x", "x": "x", "a": "a"}.get(mode.rstrip("s"), mode.rstrip("s"))
+                how = {"w": "w" if clobber else "x"}.get(mode.rstrip("s"), mode.rstrip("s"))
                 filename = _place(filename, how)
-            super().__init__(filename, mode, clobber, *args, **kwargs)
+            super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
     Dataset.__module__, Dataset.__qualname__ = module.__name__, "Dataset"  # by which it is pickled
     module.Dataset = Dataset
     _undo.append(lambda: setattr(module, "Dataset", original))
+    replace(module.MFDataset, "__init__", _netcdf_files)
+
+
+def _netcdf_files(original: Any) -> Any:
+    def __init__(self, files, *args, **kwargs):
+        if isinstance(files, str) and "://" not in files:
+            files = sorted(glob.glob(files)) or files
+        if isinstance(files, (list, tuple)):
+            files = [_place(path, "r") if _is_path(path) else path for path in files]
+        if _is_path(kwargs.get("master_file")):
+            kwargs["master_file"] = _place(kwargs["master_file"], "r")
+        return original(self, files, *args, **kwargs)
+
+    return __init__
 
 
 def _parquet(module: Any) -> None:
-    replace(module.ParquetWriter, "__init__", _arrow_file("w"))
-    for reader in (module.ParquetFile, module.ParquetDataset):
-        replace(reader, "__init__", _arrow_file("r"))
-
-
-def _arrow_file(mode: str) -> Any:
-    def make(original: Any) -> Any:
-        def __init__(self, where, *args, **kwargs):
-            if _is_path(where) and kwargs.get("filesystem") is None:
-                where = _place(where, mode)
-            return original(self, where, *args, **kwargs)
-
-        return __init__
-
-    return make
-
-
-def _named_file(original: Any) -> Any:
-    def function(name, *args, **kwargs):
-        if _is_path(name) and os.fsdecode(name) != ":memory:" and not kwargs.get("uri"):
-            name = _place(name, "a")
-        return original(name, *args, **kwargs)
-
-    return function
+    replace(module.ParquetWriter, "__init__", _with_path("where", 1, "w"))
+    replace(module.ParquetFile, "__init__", _with_path("source", 1, "r"))
+    replace(module.ParquetDataset, "__init__", _with_path("path_or_paths", 1, "r"))
+    for name in ("read_metadata", "read_schema"):
+        replace(module, name, _with_path("where", 0, "r"))

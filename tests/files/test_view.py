@@ -4,7 +4,9 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import launch
 
@@ -16,6 +18,8 @@ def prepared(folder):
     (folder / "before.txt").write_text("before line\n")
     (folder / "before" / "inner.txt").write_text("inner\n")
     (folder / "remove_me").touch()
+    (folder / "table").mkdir()
+    parquet.write_table(pyarrow.table({"x": [1, 2]}), folder / "table" / "part.parquet")
     return folder
 
 

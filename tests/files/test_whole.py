@@ -92,6 +92,31 @@ def test_after_an_error_the_old_file_is_there_and_the_error_names_it(tmp_path):
     assert contents(tmp_path) == {"model.keras": "old"}
 
 
+def test_a_place_that_nothing_can_be_moved_to_is_written_all_the_same(tmp_path, monkeypatch):
+    def refuses(source, place):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(whole.os, "replace", refuses)
+    for name in ("model.keras", "model"):
+        for text in ("old", "new"):
+            with whole.beside(str(tmp_path / name)) as place:
+                Path(place).mkdir() if name == "model" else Path(place).write_text(text)
+                if name == "model":
+                    Path(place, "saved_model.pb").write_text(text)
+    assert contents(tmp_path) == {"model.keras": "new", "model/saved_model.pb": "new"}
+
+
+def test_what_another_host_or_container_saves_is_left_alone(tmp_path):
+    mine = whole._prefix()
+    others = [mine.replace(whole.socket.gethostname(), whole.socket.gethostname() + "-0"), mine.replace("-4", "-5", 1)]
+    for start in (mine, *others):
+        (tmp_path / f"{start}999999999-abc").mkdir()
+    with whole.beside(str(tmp_path / "model.keras")) as place:
+        Path(place).write_text("new")
+    left = {name for name in os.listdir(tmp_path) if name.startswith(".")}
+    assert left == {f"{start}999999999-abc" for start in others}
+
+
 def test_what_must_not_be_replaced_is_written_in_place(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path / "not there" / "model.keras")):

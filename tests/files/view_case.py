@@ -130,11 +130,33 @@ parquet.write_table(pyarrow.table({"a": [1, 2], "of": [rank, rank]}), "out/table
 assert parquet.read_table("out/table.parquet")["of"].to_pylist() == [rank, rank]
 seen.append(["parquet", parquet.read_table("out/table.parquet", columns=["a"]).to_pydict(),
              parquet.ParquetFile("out/table.parquet").metadata.num_rows])  # fmt: skip
+years = pyarrow.table({"year": [1, 1, 2], "x": [1.0, 2.0, 3.0]})
+parquet.write_to_dataset(years, "out/years", partition_cols=["year"], basename_template="part-{i}.parquet")
+seen.append(["partitioned", sorted(parquet.read_table("out/years")["x"].to_pylist()),
+             parquet.read_metadata(where="out/table.parquet").num_rows,
+             parquet.ParquetFile(source="out/table.parquet").metadata.num_rows])  # fmt: skip
+with open("table/_rows.json", "w") as file:
+    file.write("{}")
+seen.append(["folder", parquet.read_table("table")["x"].to_pylist()])
+for number in range(2):
+    with netCDF4.Dataset(f"out/run_{number}.nc", "w", format="NETCDF3_CLASSIC") as file:
+        file.createDimension("time", None)
+        file.createVariable("x", "i4", ("time",))[:] = [number, 10 * number]
+with netCDF4.MFDataset("out/run_*.nc") as file:
+    seen.append(["many", file["x"][:].tolist()])
+
+
+class Own(netCDF4.Dataset):
+    pass
+
+
+with netCDF4.Dataset("out/grid.nc") as file, Own("out/grid.nc") as own:
+    seen.append([isinstance(file, Own), isinstance(own, Own), issubclass(Own, netCDF4.Dataset)])
 os.mkdir("out/database")
 with sqlite3.connect("out/database/data.db") as database:
     database.execute("create table t (x)")
     database.execute("insert into t values (5)")
-with sqlite3.connect("out/database/data.db") as database:
+with sqlite3.connect(database="out/database/data.db") as database:
     seen.append(["sqlite", database.execute("select x from t").fetchall()])
 with zipfile.ZipFile("out/a.zip", "w") as archive:
     archive.writestr("x.txt", "zipped")
