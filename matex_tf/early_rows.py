@@ -21,14 +21,18 @@ PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
-def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> tuple[Any, str | None]:
     """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
+
+    Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is shared out.
 
     `are_arrays`: it is Keras' pipeline over arrays. `on_first` is called with (rows, hash) of the first whole batch of
     each iteration, or of what its rows are chosen by.
     """
-    choose = of_arrays if are_arrays else of_rows
-    return choose(dataset, on_first) or pipeline.sliced(dataset, on_first)
+    if are_arrays:
+        return of_arrays(dataset, on_first) or pipeline.sliced(dataset, on_first), None
+    why = why_whole(dataset)
+    return of_rows(dataset, on_first) if why is None else pipeline.sliced(dataset, on_first), why
 
 
 def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
@@ -56,15 +60,13 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
 
 
 def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
-    """A dataset of `Batch` for a pipeline that maps rows and then batches them; None if that is not all it does.
+    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
 
-    The maps must be parallel ones, which says that they are worth sharing, and give the same for a row whatever its
-    neighbours; the number of rows must be known, for the last batch. `on_first` as in `of_arrays`.
+    The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
+    neighbours; the number of rows is known, for the last batch. `on_first` as in `of_arrays`.
     """
     import tensorflow as tf
 
-    if why_whole(dataset) is not None:
-        return None
     batching, above = _below(dataset, _AROUND)
     maps, source = _maps_below(batching)
     rows = int(source.cardinality())

@@ -179,9 +179,8 @@ class Stage:
         if not self._takes_any_rows(dataset):
             self.whole = True
             return pipeline.whole(dataset)
-        if not are_arrays:
-            self.whole_pipeline = early_rows.why_whole(dataset)
-        return early_rows.slices(dataset, are_arrays, self._keep_first)
+        dataset, self.whole_pipeline = early_rows.slices(dataset, are_arrays, self._keep_first)
+        return dataset
 
     def _takes_any_rows(self, dataset: Any) -> bool:
         """Whether the model's step can compute a part of a batch; said where it cannot. Collective."""
@@ -285,15 +284,14 @@ class Run:
             self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None
             self.pace.judge()
             self.pace = None
-        variables.check_drift(self._weights(), self.model.trainable_weights, f"at the end of epoch {epoch + 1}")
+        variables.check_drift(
+            self._split_weights()[0], self.model.trainable_weights, f"at the end of epoch {epoch + 1}"
+        )
 
     def finish(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
-        if self.kind == "predict":
-            return
-        counted = {id(gradients.underlying(variable)) for variable in metrics.variables_of(self.model)}
-        weights = map(gradients.underlying, self.model.weights if counted else [])
-        metrics.leave_whole([weight for weight in weights if id(weight) in counted])
+        if self.kind != "predict":
+            metrics.leave_whole(list(map(gradients.underlying, self._split_weights()[1])))
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
@@ -309,11 +307,15 @@ class Run:
             getattr(layer, "built", True) for layer in self.model.layers
         )
 
-    def _weights(self) -> list[Any]:
-        ranks_own = {id(gradients.underlying(variable)) for variable in metrics.variables_of(self.model)}
-        return [weight for weight in self.model.weights if id(gradients.underlying(weight)) not in ranks_own]
+    def _split_weights(self) -> tuple[list[Any], list[Any]]:
+        """The model's weights, and the variables of metrics that Keras 2 counts among them."""
+        counted = {id(gradients.underlying(variable)) for variable in metrics.variables_of(self.model)}
+        parts: tuple[list[Any], list[Any]] = ([], [])
+        for weight in self.model.weights:
+            parts[id(gradients.underlying(weight)) in counted].append(weight)
+        return parts
 
     def _variables(self) -> list[Any]:
         optimizer = getattr(self.model, "optimizer", None)
         owned = getattr(optimizer, "variables", [])
-        return [*self._weights(), *(owned() if callable(owned) else owned)]
+        return [*self._split_weights()[0], *(owned() if callable(owned) else owned)]

@@ -29,9 +29,7 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
     Works in eager code and in functions; one reduction for each dtype.
     """
     variables = [variable for variable in variables if id(variable) not in _whole]
-    own = [_read(variable) for variable in variables]
-    for variable, total in zip(variables, _sum(own)):
-        variable.assign(total)
+    own = _add_up(variables)
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
         with figures.left_alone():
@@ -42,9 +40,14 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
+def layers_of(model: Any) -> list[Any]:
+    """The layers of a Keras model, those within others and the model itself too, where Keras tells of them."""
+    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+
+
 def variables_of(model: Any) -> list[Any]:
     """The variables of all metrics of a Keras model, each rank's own. Keras 2 counts some of them among its weights."""
-    layers = list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+    layers = layers_of(model)
     # A layer that adapts has `update_state`, too, but no result.
     own = [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
     found = [*getattr(model, "metrics", []), *own]
@@ -55,9 +58,7 @@ def variables_of(model: Any) -> list[Any]:
 
 def leave_whole(variables: Sequence[Any]) -> None:
     """Put the sum over ranks in `variables` to stay, as they are saved and compared with others. Collective; eager."""
-    variables = list(variables)
-    for variable, total in zip(variables, _sum([_read(variable) for variable in variables])):
-        variable.assign(total)
+    _add_up(variables)
     _whole.update((id(variable), variable) for variable in variables)
 
 
@@ -81,6 +82,14 @@ def _read(variable: Any) -> Any:
 
     # A copy: an eager read may share the memory that the assignment below writes.
     return tf.identity(tf.convert_to_tensor(variable))
+
+
+def _add_up(variables: Sequence[Any]) -> list[Any]:
+    """Put the sum over ranks in `variables`; returns what this rank had."""
+    own = [_read(variable) for variable in variables]
+    for variable, total in zip(variables, _sum(own)):
+        variable.assign(total)
+    return own
 
 
 def _sum(values: Sequence[Any]) -> list[Any]:

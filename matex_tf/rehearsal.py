@@ -135,18 +135,14 @@ def _of_keras(thing: Any) -> bool:
 def _is_built(model: Any) -> bool:
     """Whether tracing makes no layer's weights. A model that is never called has none but those of its layers."""
     own = not _of_keras(getattr(type(model), "build", None))
-    return all(getattr(layer, "built", True) for layer in _layers(model) if layer is not model or own)
-
-
-def _layers(model: Any) -> list[Any]:
-    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+    return all(getattr(layer, "built", True) for layer in metrics.layers_of(model) if layer is not model or own)
 
 
 def _has_own_code(model: Any, step: str) -> bool:
     """Whether a step may be something else than a mean over rows: by the script's own step, layers or losses."""
     if not all(_of_keras(getattr(type(model), name, None)) for name in (step, "compute_loss", "call")):
         return True
-    if any(not _of_keras(type(layer)) or type(layer).__name__ == "Lambda" for layer in _layers(model)):
+    if any(not _of_keras(type(layer)) or type(layer).__name__ == "Lambda" for layer in metrics.layers_of(model)):
         return True
     own = [loss for loss in _flat(getattr(model, "loss", None)) if callable(loss)]
     return any(not _of_keras(loss) or type(loss).__name__ in _OF_THE_BATCH for loss in own)

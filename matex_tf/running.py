@@ -1,4 +1,4 @@
-"""Runs mpirun for `matex run` as a shell would: output and terminal are mpirun's own, each signal reaches it once."""
+"""Runs mpirun for `matex run` as a shell would: output and terminal are mpirun's own, and signals reach it."""
 
 from __future__ import annotations
 
