@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import clocks, files, output, settings, world
+from matex_tf import clocks, files, output, settings, whole, world
 from matex_tf.ops import records
 
 CAPACITY = 1 << 17
@@ -129,13 +129,11 @@ class Timeline:
 
 def _write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
     """Write the file `path` of the parts of ranks; it is there when it is complete."""
-    with files.plainly():
-        with open(path + ".part", "w") as file:
-            file.write('{"traceEvents": [')
-            for number, text in enumerate(parts):
-                file.write((",\n" if number else "\n") + text)
-            file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
-        os.replace(path + ".part", path)
+    with files.plainly(), whole.beside(path) as place, open(place, "w") as file:
+        file.write('{"traceEvents": [')
+        for number, text in enumerate(parts):
+            file.write((",\n" if number else "\n") + text)
+        file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
 
 
 def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times: np.ndarray) -> str:
