@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -15,16 +16,31 @@ def main(arguments: list[str]) -> None:
         print(_USAGE, file=sys.stdout if arguments and arguments[0] != "-m" else sys.stderr)
         raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)
     if arguments[0] == "-m":
+        if not _is_there(arguments[1]):
+            raise SystemExit(f"python -m matex_tf: there is no module {arguments[1]!r} for Python run in {os.getcwd()}")
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     if not os.path.exists(script):
         raise SystemExit(f"python -m matex_tf: there is no script {script!r} in {os.getcwd()}")
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise SystemExit(f"python -m matex_tf: expected a script; {script!r} is a folder without __main__.py")
     sys.argv = list(arguments)
     # `-m` put the current folder first on the path; a script has its own folder there.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(os.path.abspath(script), run_name="__main__")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package above it lacks something else
+    except (ValueError, ImportError):
+        pass  # a name that no module can have
+    return False
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ usage: matex COMMAND ...
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 ASKED_WRONGLY = 2
+MOST = 2**31 - 1  # of what MPI counts
 
 
 class UsageError(Exception):
@@ -53,7 +54,7 @@ class Run:
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
-    ranks, dry_run, comparing, profile, steps, options = None, False, False, False, trial.STEPS, []
+    ranks, dry_run, comparing, profile, steps, options = None, False, False, False, None, []
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -77,17 +78,19 @@ def parse_run(words: Sequence[str]) -> Run:
         ranks = 2
     if ranks is None:
         raise UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
+    if steps is not None and not comparing:
+        raise UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if profile and comparing:
         raise UsageError("--profile and --check do not go together: what is checked is a few first steps")
     if profile and ranks == 1:
         raise UsageError("--profile tells what ranks do together: -n expects 2 or more")
-    return Run(ranks, target, options, dry_run, comparing, steps, profile)
+    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile)
 
 
 def whole_number(option: str, text: str, of: str) -> int:
     """The number after `option`."""
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{option} expects the number of {of}, 1 or more; {text!r} was given")
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
+        raise UsageError(f"{option} expects the number of {of}, 1 or more (at most {MOST}); {text!r} was given")
     return int(text)
 
 

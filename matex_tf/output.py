@@ -55,10 +55,10 @@ def attach() -> None:
     me = world.current()
     _terminal = os.fdopen(os.dup(2), "w", buffering=1)
     faulthandler.enable(file=_terminal)
+    sys.excepthook = _report
     if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
         _redirect(me.rank)
     _be_the_launchers_terminal()
-    sys.excepthook = _report
     sys.exit = _exit
     os._exit = _exit_at_once  # type: ignore[assignment]
 
@@ -82,8 +82,11 @@ def _be_the_launchers_terminal() -> None:
 def _redirect(rank: int) -> None:
     folder = settings.current().log_dir
     if folder:
-        os.makedirs(folder, exist_ok=True)
-        target = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            target = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:
+            raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
     else:
         target = os.open(os.devnull, os.O_WRONLY)
     # At the descriptor, so that C++ code and children are silent too.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
+_MOST = 2**53  # in every language's numbers
 
 
 def _boolean(text: str) -> bool:
@@ -37,9 +38,16 @@ def _count(text: str) -> int:
         value = int(text)
     except ValueError:
         value = -1
-    if value < 0:
-        raise ValueError("a whole number, 0 or more")
+    if not 0 <= value < _MOST:
+        raise ValueError(f"a whole number, 0 or more and less than {_MOST}")
     return value
+
+
+def _steps_and_folder(text: str) -> str:
+    steps, _, folder = text.partition(":")
+    if text and not (steps.isascii() and steps.isdigit() and folder):
+        raise ValueError("STEPS:FOLDER, as `matex run --check` sets it")
+    return text
 
 
 def _text(text: str) -> str:
@@ -208,7 +216,7 @@ TABLE = (
     ),
     Setting(
         "check",
-        _text,
+        _steps_and_folder,
         "",
         "steps:folder",
         "Set by `matex run --check` for the runs that it compares: where they store their first steps.",

@@ -6,6 +6,7 @@ given.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import sys
 from collections.abc import Sequence
@@ -240,8 +241,8 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
     (`slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
     which a training step weighs 0). What is a share already comes back as it is. `rank` and `size` default to this
-    process's place in the world. Raises TypeError for anything else, ValueError for an array without rows or a
-    dataset that isn't batched.
+    process's place in the world. Raises TypeError for anything else, ValueError for an array without rows, arrays of
+    different numbers of rows, or a dataset that isn't batched.
     """
     if rank is None or size is None:
         from matex_tf import world
@@ -253,12 +254,19 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     if is_share(x):
         return x
     if isinstance(x, dict):
-        return type(x)((key, shard(value, rank=rank, size=size)) for key, value in x.items())
-    if type(x) is tuple:
-        return tuple(shard(value, rank=rank, size=size) for value in x)
+        _check_rows(x)
+        parts = copy.copy(x)
+        parts.update({key: shard(value, rank=rank, size=size) for key, value in x.items()})
+        return parts
+    if isinstance(x, tuple):
+        _check_rows(dict(enumerate(x)))
+        parts = [shard(value, rank=rank, size=size) for value in x]
+        return tuple(parts) if type(x) is tuple else type(x)(*parts)
     if hasattr(x, "element_spec") and hasattr(x, "map"):
         return _shard_dataset(x, rank, size)
-    if isinstance(x, np.ndarray) or _is_tensor(x):
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("shard: expected an array without a mask, which would be lost; fill it: shard(x.filled(...))")
+    if isinstance(x, np.ndarray) or _is_eager(x):
         array = np.asarray(x)
         if array.ndim == 0:
             raise ValueError("shard: an array of at least one dimension was expected; this one has none, so no rows")
@@ -268,6 +276,17 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         "shard: expected a NumPy array, an eager tensor, a tuple or dict of them, or a tf.data.Dataset; "
         f"given a {type(x).__name__}"
     )
+
+
+def _check_rows(arrays: dict) -> None:
+    """Row i of one array belongs to row i of the other, so their numbers of rows are one; shares have been dealt."""
+    rows = {
+        key: value.shape[0]
+        for key, value in arrays.items()
+        if not is_share(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
+    }
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
 
 
 def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
@@ -336,6 +355,14 @@ def pipeline_of(x: Any) -> list[Any]:
 def _is_tensor(x: Any) -> bool:
     tf = sys.modules.get("tensorflow")
     return tf is not None and tf.is_tensor(x)
+
+
+def _is_eager(x: Any) -> bool:
+    """Whether `x` is a dense tensor, or a variable, that has a value now."""
+    tf = sys.modules.get("tensorflow")
+    return (
+        tf is not None and isinstance(x, (tf.Tensor, tf.Variable)) and hasattr(x, "numpy") and x.shape.rank is not None
+    )
 
 
 def _minimum(a: Any, b: Any) -> Any:

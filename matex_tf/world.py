@@ -96,7 +96,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
     def number(name: str) -> int | None:
         text = environment.get(name, "")
-        return int(text) if text.isdigit() else None
+        return int(text) if text.isascii() and text.isdigit() else None
 
     for launcher, size_name, rank_name in _LAUNCHERS:
         rank = number(rank_name)
@@ -180,7 +180,7 @@ def _start() -> World:
 def _yield_when_crowded() -> None:
     """Open MPI's waiting ranks spin; where ranks fill the cores they must yield them to threads that compute."""
     local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
-    if local.isdigit() and int(local) >= (os.cpu_count() or 1):
+    if local.isascii() and local.isdigit() and int(local) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import world
+import numpy as np
+
+from matex_tf import arguments, world
 
 from . import overlap
 from .library import library
@@ -43,8 +45,7 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
     The gradient of a sum or mean is the sum or mean of the ranks' gradients; that of a minimum or maximum goes to the
     ranks that have it, in equal parts.
     """
-    if op not in REDUCTIONS:
-        raise ValueError(f"allreduce: expected op to be one of {', '.join(REDUCTIONS)}, not {op!r}")
+    arguments.choice("allreduce", "op", op, REDUCTIONS)
     if isinstance(tensor, (list, tuple)):
         return [allreduce(one, op, name) for one in tensor]
     tensor = _tensor("allreduce", tensor)
@@ -66,8 +67,9 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
     The gradient goes to rank `root`, summed over all ranks; it is zero on the others.
     """
     size = world.current().size
-    if not isinstance(root, int) or not 0 <= root < size:
-        raise ValueError(f"broadcast: expected root to be a rank from 0 to {size - 1}, not {root!r}")
+    root = arguments.whole_number("broadcast", "root, a rank,", root, 0)
+    if root >= size:
+        raise ValueError(f"broadcast: expected root to be a rank from 0 to {size - 1}; given {root}")
     tensor = _tensor("broadcast", tensor)
     if not world.is_active():
         return _same(tensor)
@@ -122,13 +124,20 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     """
     import tensorflow as tf
 
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not isinstance(tensors, (list, tuple)) or not isinstance(names, (list, tuple)):
+        raise TypeError(
+            "reduce_gradients: expected a list of tensors and one of names; "
+            f"given {arguments.given(tensors)} and {arguments.given(names)}"
+        )
+    tensors = [_converted("reduce_gradients", tensor) for tensor in tensors]
     if len(names) != len(tensors):
         raise ValueError(f"reduce_gradients: expected {len(tensors)} names, one for each tensor, not {len(names)}")
     for tensor, name in zip(tensors, names):
         if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
-    weight = tf.convert_to_tensor(weight, tf.float64)
+    weight = _converted("reduce_gradients", weight, tf.float64)
+    if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
+        raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place)
     if not world.is_active():
@@ -172,10 +181,24 @@ def _tensor(function: str, value: Any) -> Any:
 
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"{function}: expected a dense tensor, not a {type(value).__name__}")
-    tensor = tf.convert_to_tensor(value)
+    tensor = _converted(function, value)
     if tensor.dtype.name not in DTYPES:
         raise TypeError(f"{function}: expected a tensor of {', '.join(DTYPES)}, not of {tensor.dtype.name}")
     return tensor
+
+
+def _converted(function: str, value: Any, dtype: Any = None) -> Any:
+    import tensorflow as tf
+
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{function}: expected an array without a mask, which would be lost; fill it: x.filled(...)")
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{function}: expected a tensor or what can be made one; given {arguments.given(value)}: {error}"
+        ) from error
 
 
 def _same(tensor: Any) -> Any:

@@ -23,12 +23,13 @@ def on_all_ranks(
     what: str,
     describe: Callable[[Result], str] | None = None,
     share: Callable[[Result], Any] | None = None,
+    differ: str = "see different files",
 ) -> tuple[Result, list[Any]]:
     """`action()` on every rank, and what `share` makes of every rank's result. Collective, with the same `what`.
 
     Where it fails on any rank, every rank raises, within seconds if the others call `stop_if_others_failed` as they
     go: those where it failed their own error, the others a ReaderError that names the first of them. With `describe`,
-    its text has to be the same on all ranks, or all raise a ReaderError that shows both.
+    its text has to be the same on all ranks, or all raise a ReaderError that shows both and says that ranks `differ`.
     """
     result, error, description, shared = None, None, "", None
     failed, messages = "", []
@@ -56,7 +57,7 @@ def on_all_ranks(
     for rank, (_, text, _) in enumerate(reports):
         if text != reports[0][1]:
             raise ReaderError(
-                f"{what}: the ranks see different files. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
+                f"{what}: the ranks {differ}. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
                 f"found on rank {rank} ({hosts[rank]}): {text}"
             )
     return result, [value for _, _, value in reports]  # type: ignore[return-value]

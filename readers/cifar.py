@@ -33,7 +33,7 @@ class _Cifar(Format):
     archives: tuple[str, ...]
 
     def _open(self, path: str | PathLike, label: int) -> None:
-        self._label, self._path = label, Path(path)
+        self._label, self._path = label, Path(files.text_of(path))
         self._unpacked: list[Path] = []
         self._batches: dict[str, list[Any]] = {}
         archive = self._archive()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import sharding
+from matex_tf import arguments, sharding
 from matex_tf.readers import agreement, csv_errors, csv_text, files, memory, records
 from matex_tf.readers.csv_table import Column, Table
 from matex_tf.readers.csv_taking import MOST_CATEGORIES, Rows, Taking, line_of, other_records, too_many
@@ -59,8 +59,11 @@ class Csv(Format):
     ):
         self.files = files.find(path)
         for name, mark in (("delimiter", delimiter), ("quote", quote)):
-            if mark and not (len(mark) == 1 and mark.isascii()):
-                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {mark!r}")
+            if mark and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
+                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.given(mark)}")
+        arguments.flag("DataSet", "header", header)
+        if memory is not None:
+            arguments.whole_number("DataSet", "memory, in bytes,", memory, 0)
         self._quote = ord(quote) if quote else None
         self._memory = memory
         head = csv_text.head(self.files[0], _HEAD_BYTES)

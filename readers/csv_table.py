@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import arguments
 from matex_tf.readers import csv_errors, files
 from matex_tf.readers.formats import ReaderError
 from matex_tf.readers.missing import check_fits
@@ -44,6 +45,8 @@ class Table:
         chosen = [self._column(column) for column in wanted]
         if isinstance(columns, (str, int)):
             columns = [columns]
+        if columns is not None and not isinstance(columns, (list, tuple, range)):
+            raise TypeError(f"DataSet: expected columns to be names or numbers; given {arguments.given(columns)}")
         data = (
             [number for number in range(len(self.names)) if number not in chosen]
             if columns is None
@@ -55,7 +58,9 @@ class Table:
         self.single = {"data": False, "labels": one_label}
 
     def _column(self, column: Column) -> int:
-        if isinstance(column, int) and -len(self.names) <= column < len(self.names):
+        if isinstance(column, bool) or not isinstance(column, (str, int, np.integer)):
+            raise TypeError(f"DataSet: expected a column's name or number; given {arguments.given(column)}")
+        if isinstance(column, (int, np.integer)) and -len(self.names) <= column < len(self.names):
             return column % len(self.names)
         if self.names.count(str(column)) > 1:
             raise ReaderError(f"{self.path}: expected one column {column!r}, found several; name it by its number")
@@ -72,9 +77,9 @@ class Table:
 
         used = sorted({number for numbers in self.columns.values() for number in numbers})
         by_column = (
-            {self._column(key): np.dtype(kind) for key, kind in dtype.items()} if isinstance(dtype, Mapping) else {}
+            {self._column(key): _dtype(kind) for key, kind in dtype.items()} if isinstance(dtype, Mapping) else {}
         )
-        common = None if dtype is None or isinstance(dtype, Mapping) else np.dtype(dtype)
+        common = None if dtype is None or isinstance(dtype, Mapping) else _dtype(dtype)
         found: dict[int, Any] = dict.fromkeys(used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
@@ -254,3 +259,13 @@ def _wider(one: Any, other: Any) -> Any:
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
+
+
+def _dtype(kind: Any) -> np.dtype:
+    try:
+        return np.dtype(kind)
+    except TypeError:
+        raise TypeError(
+            f"DataSet: expected dtype to be a NumPy dtype, or one for each column in a dictionary; given "
+            f"{arguments.given(kind)}"
+        ) from None

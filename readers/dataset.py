@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import sharding, world
+from matex_tf import arguments, sharding, world
 from matex_tf.readers import files, scaling
 from matex_tf.readers import missing as missing_values
 from matex_tf.readers.agreement import on_all_ranks
@@ -71,14 +71,22 @@ class DataSet:
         here = world.World() if self._alone else world.current()
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
+        for name, value in (("rank", self.rank), ("size", self.size)):
+            arguments.whole_number("DataSet", name, value, None)
         if not 0 <= self.rank < self.size:
             raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
-        missing_values.check(missing)
-        _check_arguments(normalize, window, horizon, reshuffle, distribution)
-        if self._alone and options.get("parallel"):
-            raise ValueError("DataSet: parallel=True needs the other ranks; it cannot go with rank= and size=")
-        if reshuffle and self._alone and self.size > 1:
-            raise ValueError('DataSet: reshuffle="epoch" needs the other ranks; it cannot go with rank= and size=')
+
+        def asked() -> str:
+            missing_values.check(missing)
+            _check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
+            Deal(1, self.size, distribution, batch_size)
+            if self._alone and options.get("parallel"):
+                raise ValueError("DataSet: parallel=True needs the other ranks; it cannot go with rank= and size=")
+            if reshuffle and self._alone and self.size > 1:
+                raise ValueError('DataSet: reshuffle="epoch" needs the other ranks; it cannot go with rank= and size=')
+            return f"{normalize=}, {missing=}, {distribution=}, {batch_size=}, {reshuffle=}, {seed=}"
+
+        self._together(asked, self._name, describe=str, differ="were asked for different things")
         self._normalize = normalize
         self._reshuffle = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
@@ -154,6 +162,7 @@ class DataSet:
         what: str,
         describe: Callable[[Any], str] | None = None,
         into: list[Any] | None = None,
+        differ: str = "see different files",
     ) -> Any:
         """`action()` on every rank, failing on all where it fails on one; what every rank found goes into `into`."""
         share = None if into is None else lambda result: result
@@ -161,7 +170,7 @@ class DataSet:
             result = action()
             found = [result]
         else:
-            result, found = on_all_ranks(action, what, describe, share)
+            result, found = on_all_ranks(action, what, describe, share, differ)
         if into is not None:
             into[:] = found
         return result
@@ -253,11 +262,23 @@ class DataSet:
         """
         from matex_tf.readers import streaming
 
-        self._require(part)
+        where = f"as_dataset of {self._name}"
+
+        def asked() -> int:
+            self._require(part)
+            arguments.flag("as_dataset", "shuffle", shuffle)
+            if seed is not None:
+                arguments.whole_number("as_dataset", "seed", seed, 0)
+            rows = self._deals[part].batch_size or 32 if batch_size is None else batch_size
+            return self._check_batch("as_dataset", self._deals[part], rows)
+
+        batch_size = self._together(
+            asked,
+            where,
+            describe=lambda rows: f"batch_size={rows}, {part=}, {shuffle=}, {seed=}",
+            differ="were asked for different things",
+        )
         deal = self._deals[part]
-        if batch_size is None:
-            batch_size = deal.batch_size or 32
-        self._check_batch("as_dataset", deal, batch_size)
         if seed is None:
             drawn: list[int] = [0]
             self._together(
@@ -279,12 +300,10 @@ class DataSet:
         return streaming.stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
     def _next(self, name: str, part: str, n: int) -> Batch:
-        if n < 1:
-            raise ValueError(f"{name}: expected a batch of 1 row or more; given {n}")
         self._require(part)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        self._check_batch(name, deal, n)
+        n = self._check_batch(name, deal, n)
         held = [self._hold(part, field) for field in self._fields()]
         if part == "training" and self._reshuffle is not None and self._taken[part] == 0:
             self._exchange(held)
@@ -307,11 +326,13 @@ class DataSet:
             exchange([array[:mine] for array in held], self._reshuffle or 0, self._epochs)
         self._epochs += 1
 
-    def _check_batch(self, name: str, deal: Deal, n: int) -> None:
+    def _check_batch(self, name: str, deal: Deal, n: Any) -> int:
+        n = arguments.whole_number(name, "the rows of a batch", n)
         if deal.batch_size not in (None, n):
             raise ValueError(
                 f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {n}'
             )
+        return n
 
     def _refuse_windows_that_move(self, part: str) -> None:
         if part == "training" and self._reshuffle is not None and self._source.window is not None:
@@ -324,8 +345,7 @@ class DataSet:
         return FIELDS if self._source.labelled else FIELDS[:1]
 
     def _require(self, part: str, field: str = "data") -> None:
-        if part not in PARTS:
-            raise ValueError(f"{self._name}: part has to be one of {', '.join(PARTS)}; given {part!r}")
+        arguments.choice(self._name, "part", part, PARTS)
         if not self._source.count(part):
             option = {"validation": "validation_fraction", "testing": "test_fraction"}[part]
             raise ValueError(f"{self._name} has no {part} rows; {option}= cuts some from the file's")
@@ -416,12 +436,14 @@ def _describe(opened: Format) -> str:
     return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
 
 
-def _check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any) -> None:
-    if normalize not in scaling.CHOICES:
-        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {normalize!r}')
-    if window is not None and window < 1 or horizon < 1:
-        raise ValueError(f"DataSet: window and horizon count rows, 1 or more; given window={window}, horizon={horizon}")
-    if reshuffle not in (None, "epoch"):
-        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {reshuffle!r}')
+def _check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
+    if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
+        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {arguments.given(normalize)}')
+    if window is not None:
+        arguments.whole_number("DataSet", "window, which counts rows,", window)
+    arguments.whole_number("DataSet", "horizon, which counts rows,", horizon)
+    arguments.whole_number("DataSet", "seed", seed, 0)
+    if reshuffle is not None and not (isinstance(reshuffle, str) and reshuffle == "epoch"):
+        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {arguments.given(reshuffle)}')
     if reshuffle and distribution == "batch":
         raise ValueError('DataSet: distribution="batch" keeps the rows of each batch, reshuffle="epoch" changes them')

@@ -11,19 +11,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from matex_tf import arguments
+
 _HEADER = 1 << 16
 
 
 def find(path: str | PathLike | Sequence, allow_folder: bool = False) -> list[Path]:
     """The files that `path` names: one file, a pattern such as "run_*.nc" (in the order of names), or a list of these.
 
-    Raises FileNotFoundError with near names where there is none.
+    Raises FileNotFoundError with near names where there is none, and TypeError where `path` is no such thing.
     """
     if isinstance(path, (list, tuple)):
         if not path:
             raise FileNotFoundError("expected at least one file, given an empty list")
         return [file for one in path for file in find(one, allow_folder)]
-    text = os.fspath(path)
+    text = text_of(path)
     here = Path(text)
     if here.is_file() or (allow_folder and here.is_dir()):
         return [here]
@@ -34,6 +36,14 @@ def find(path: str | PathLike | Sequence, allow_folder: bool = False) -> list[Pa
     if here.is_dir():
         raise FileNotFoundError(f"{text}: expected a file, found a folder, which holds {listing(os.listdir(here))}")
     raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){near(here)}")
+
+
+def text_of(path: Any) -> str:
+    """`path` as text. Raises TypeError where it is no path."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise TypeError(f"DataSet: expected a path, a pattern or a list of them; given {arguments.given(path)}")
+    return text
 
 
 def near(path: Path) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import arguments
+
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
 
@@ -126,7 +128,15 @@ _formats: dict[str, type[Format]] = {}
 def register(*names: str) -> Any:
     """Class decorator: make a Format known as `DataSet(name, path)`, for each of `names`, in any case."""
 
+    for name in names or (None,):
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                f'register: expected names of a format, as in @register("MINE"); given {arguments.given(name)}'
+            )
+
     def add(kind: type[Format]) -> type[Format]:
+        if not isinstance(kind, type) or not issubclass(kind, Format):
+            raise TypeError(f"register: expected a subclass of Format; given {arguments.given(kind)}")
         for name in names:
             _formats[name.upper()] = kind
         return kind
@@ -165,9 +175,11 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
 
     Raises ValueError naming the choices for an unknown name, TypeError naming the right options for an unknown option.
     """
-    kind = _formats.get(str(name).upper())
+    kind = _formats.get(name.upper()) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"DataSet: there is no format {name!r}; the formats are {', '.join(sorted(_formats))}")
+        raise ValueError(
+            f"DataSet: there is no format {arguments.given(name)}; the formats are {', '.join(sorted(_formats))}"
+        )
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     right = [parameter.name for parameter in parameters]
     unknown = sorted(set(options) - set(right))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import sharding
+from matex_tf import arguments, sharding
 
 DISTRIBUTIONS = ("block", "cyclic", "batch")
 SPLITS = ("last", "spread")
@@ -21,16 +21,13 @@ class Split:
 
     def __init__(self, total: int, validation: float, testing: float, how: str):
         for name, fraction in (("validation_fraction", validation), ("test_fraction", testing)):
-            if not 0 <= fraction < 1:
-                raise ValueError(f"DataSet: {name} has to be at least 0 and less than 1; given {fraction}")
+            arguments.fraction("DataSet", name, fraction)
         if validation + testing >= 1:
             raise ValueError(
                 "DataSet: validation_fraction and test_fraction leave no training rows; "
                 f"given {validation} and {testing}"
             )
-        if how not in SPLITS:
-            raise ValueError(f"DataSet: split has to be one of {', '.join(SPLITS)}; given {how!r}")
-        self.total, self.how = total, how
+        self.total, self.how = total, arguments.choice("DataSet", "split", how, SPLITS)
         self.testing, self.validation = round(total * testing), round(total * validation)
 
     def count(self, part: str) -> int:
@@ -84,12 +81,11 @@ class Deal:
     """
 
     def __init__(self, count: int, size: int, distribution: str = "block", batch_size: int | None = None):
-        if distribution not in DISTRIBUTIONS:
-            raise ValueError(
-                f"DataSet: distribution has to be one of {', '.join(DISTRIBUTIONS)}; given {distribution!r}"
-            )
-        if distribution == "batch" and (batch_size is None or batch_size < 1):
-            raise ValueError(f'DataSet: distribution="batch" needs a batch_size of 1 or more; given {batch_size}')
+        arguments.choice("DataSet", "distribution", distribution, DISTRIBUTIONS)
+        if distribution == "batch" and batch_size is None:
+            raise ValueError('DataSet: distribution="batch" needs a batch_size; given None')
+        if distribution == "batch":
+            batch_size = arguments.whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
         if distribution != "batch" and batch_size is not None:
             raise ValueError(
                 f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import arguments
 from matex_tf.readers.formats import ReaderError
 
 _PIECE_BYTES = 4 << 20
@@ -15,8 +16,10 @@ _PIECE_BYTES = 4 << 20
 def check(how: Any) -> None:
     """Raises ValueError for a `missing=` that is none."""
     number = isinstance(how, (int, float)) and not isinstance(how, bool)
-    if not number and how not in ("error", "nan"):
-        raise ValueError(f'DataSet: missing has to be "error", "nan" or a number to put in; given {how!r}')
+    if not number and not (isinstance(how, str) and how in ("error", "nan")):
+        raise ValueError(
+            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.given(how)}'
+        )
 
 
 def settle(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:

@@ -24,7 +24,7 @@ class Mnist(Format):
     own_testing = True
 
     def __init__(self, path: str | PathLike):
-        folder = Path(path)
+        folder = Path(files.text_of(path))
         names = _list_folder(folder)
         self._files = {
             (part, field): IdxFile(_find(folder, names, part, field)) for part in _PREFIXES for field in _CONTENTS

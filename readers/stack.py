@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import world
+from matex_tf import arguments, world
 from matex_tf.readers import agreement, collective, files, library
 from matex_tf.readers.formats import Format, ReaderError
 from matex_tf.sharding import ShareArray
@@ -82,11 +82,15 @@ class Stack(Format):
         sample: str | int | None = None,
         parallel: bool = False,
     ):
-        if parallel:
+        if arguments.flag("DataSet", "parallel", parallel):
             self.require_parallel()
         self.parallel = parallel and world.is_active()
         self.files = files.find(path)
         self._transfers: collective.Transfers | None = None
+        if isinstance(sample, bool) or not (sample is None or isinstance(sample, (str, int))):
+            raise TypeError(
+                f"DataSet: expected sample to be a dimension's name or number; given {arguments.given(sample)}"
+            )
         self._sample = sample
         self.wanted = {"data": _several(data), "labels": _several(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
@@ -279,7 +283,10 @@ class Stack(Format):
 def _several(names: Names | None) -> list[str]:
     if names is None:
         return []
-    return [names] if isinstance(names, str) else list(names)
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+        raise TypeError(f"DataSet: expected data and labels to be names in the file; given {arguments.given(names)}")
+    return list(several)
 
 
 def numeric(path: Path, name: str, dtype: Any) -> np.dtype:

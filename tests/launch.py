@@ -18,6 +18,8 @@ from pathlib import Path
 from matex_tf import launch as launcher
 from matex_tf import placement, probe
 
+HERE = Path(__file__).resolve().parent
+"""The folder of the tests, for scripts that import what lies there."""
 ALL_FILES = {"MATEX_OUTPUT": "all"}
 """The environment of scripts that store what each rank has: as a rule only rank 0's files are there at the end."""
 

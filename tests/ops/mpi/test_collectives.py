@@ -193,13 +193,13 @@ def test_gradients(compiled):
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="expected op to be one of mean, sum, min, max, not 'product'"):
+    with pytest.raises(ValueError, match="op has to be one of mean, sum, min, max; given 'product'"):
         ops.allreduce(1.0, "product")
     with pytest.raises(TypeError, match="expected a tensor of float32.*not of string"):
         ops.allreduce("text")
     with pytest.raises(TypeError, match="mean of bool"):
         ops.allreduce(True)
-    with pytest.raises(ValueError, match=f"from 0 to {SIZE - 1}, not {SIZE}"):
+    with pytest.raises(ValueError, match=f"from 0 to {SIZE - 1}; given {SIZE}"):
         ops.broadcast(1.0, SIZE)
     with pytest.raises(TypeError, match="not a RaggedTensor"):
         ops.allgather(tf.ragged.constant([[1], [2, 3]]))

@@ -1,0 +1,60 @@
+"""Arguments of public functions, checked at the edge: an error names what was expected and what was given."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+_MOST_LETTERS = 80
+
+
+def given(value: Any) -> str:
+    """`value` for a message: short, and with its type where that is what may be wrong."""
+    try:
+        text = repr(value)
+    except Exception:  # of someone else's class, whose type says enough
+        text = ""
+    if not text or len(text) > _MOST_LETTERS or "\n" in text:
+        return f"a {type(value).__name__}"
+    return text if isinstance(value, (int, float, str, type(None))) else f"{text}, a {type(value).__name__}"
+
+
+def whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
+    """`value` as an int of `least` or more (None: of any size). Raises TypeError or ValueError."""
+    expected = "a whole number" if least is None else f"a whole number, {least} or more"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where}: expected {name} to be {expected}; given {given(value)}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{where}: expected {name} to be {expected}; given {given(value)}")
+    return number
+
+
+def fraction(where: str, name: str, value: Any) -> float:
+    """`value` as a float, at least 0 and less than 1. Raises TypeError or ValueError."""
+    expected = f"{where}: {name} has to be at least 0 and less than 1; given {given(value)}"
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(expected)
+    number = float(value)
+    if not 0 <= number < 1 or math.isnan(number):
+        raise ValueError(expected)
+    return number
+
+
+def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """`value`, one of the words `choices`. Raises ValueError."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{where}: {name} has to be one of {', '.join(choices)}; given {given(value)}")
+    return value
+
+
+def flag(where: str, name: str, value: Any) -> bool:
+    """`value`, True or False. Raises TypeError."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError(f"{where}: {name} has to be True or False; given {given(value)}")
+    return bool(value)
