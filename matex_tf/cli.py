@@ -90,7 +90,7 @@ def parse_run(words: Sequence[str]) -> Run:
 def whole_number(option: str, text: str, of: str) -> int:
     """The number after `option`."""
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
-        raise UsageError(f"{option} expects the number of {of}, 1 or more (at most {MOST}); {text!r} was given")
+        raise UsageError(f"{option} expects the number of {of}, 1 or more; {text!r} was given")
     return int(text)
 
 
