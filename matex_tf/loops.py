@@ -10,8 +10,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import comparison, gradients, ops, output, pace, pipeline, settings, sharding, steps, variables, world
+from matex_tf import (
+    bookkeeping,
+    comparison,
+    gradients,
+    ops,
+    output,
+    pace,
+    pipeline,
+    settings,
+    sharding,
+    steps,
+    variables,
+    world,
+)
 
+NAMED = (
+    "a training step cannot be traced for a part of the batch, but for the whole (it names the batch's size), so every "
+    "rank computes whole batches: right, but not faster"
+)
 _training: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -29,6 +46,7 @@ class Loop:
         self.first_slice: tuple[Any, Any] | None = None
         self.first_row: Any = None
         self.done = False
+        self.watch: bookkeeping.Watch | None = None
         self.pace = pace.Pace()
         self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
         ops.records.between_steps()
@@ -47,9 +65,7 @@ class Loop:
         if starts:
             self._start_training(element)
         if not self.trains:
-            if _someone_trains(self):
-                steps.look_at_whole_batch()
-            return element
+            return self._give_whole(element)
         watch_drift()
         self.pace.tick()
         if self.weak:
@@ -58,8 +74,8 @@ class Loop:
         self.first_slice = (mine, element) if starts else None
         return mine
 
-    def take_back(self) -> None:
-        """The step cannot compute slices: from here on every rank computes whole batches of this dataset."""
+    def take_back(self, why: str) -> None:
+        """The loop cannot do with slices: from here on every rank computes whole batches of this dataset."""
         self.first_slice = None
         self.fixed, self.trains = True, False
         if self.dataset is not None:
@@ -67,10 +83,16 @@ class Loop:
         _training.discard(self)
         steps.set_whole()
         shared_elsewhere()
-        output.note(
-            "a training step cannot be traced for a part of the batch, but for the whole (it names the batch's size), "
-            "so every rank computes whole batches: right, but not faster"
-        )
+        output.note(why)
+
+    def _give_whole(self, element: Any) -> Any:
+        if _someone_trains(self):
+            steps.look_at_whole_batch()
+        if self.watch is None and not (self.fixed or self.weak or self.credited):
+            rows = int(sharding.batch_rows(element))
+            self.watch = bookkeeping.begin(rows)
+            bookkeeping.mark(element, rows)
+        return element
 
     def _give_slice(self, element: Any) -> Any:
         me = world.current()
@@ -81,7 +103,9 @@ class Loop:
         self.pace.rows = count = int(sharding.batch_rows(element))
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
         steps.set_slice(start, stop, has_rows, count)
-        return pipeline.take_rows(element, start, stop, count)
+        mine = pipeline.take_rows(element, start, stop, count)
+        bookkeeping.mark(mine, count)
+        return mine
 
     def _give_one_of_group(self, element: Any) -> Any:
         """Weak scaling: of as many batches as there are ranks, this rank's own, or the first with weight 0."""
@@ -107,6 +131,11 @@ class Loop:
         if self.weak:
             output.note("weak scaling: each rank takes whole batches of its own from the loops that train")
         comparison.compare_batch(comparison.batch_digest(element), "the batches of a loop over a tf.data.Dataset")
+        if self.watch is not None:
+            bookkeeping.end(self.watch)
+            why = self.watch.why_whole()
+            if why:
+                self.take_back(why + bookkeeping.ADVICE)
 
     def _give_share(self, element: Any) -> Any:
         """A batch of this rank's own rows. Ranks may have other numbers of batches: they go on until all are done."""
@@ -135,6 +164,8 @@ class Loop:
         if self.done:
             return
         self.done = True
+        if self.watch is not None:
+            bookkeeping.end(self.watch)
         if self.trains or self.shares:
             _training.discard(self)
             if not _training:
@@ -173,7 +204,7 @@ def whole_batch_in(args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         mine, whole = (tf.nest.flatten(part, expand_composites=False) for part in loop.first_slice)
         known = {id(part): instead for part, instead in zip(mine, whole)}
         if any(id(part) in known for part in tf.nest.flatten((args, kwargs))):
-            loop.take_back()
+            loop.take_back(NAMED)
             return tf.nest.map_structure(lambda part: known.get(id(part), part), (args, kwargs))  # noqa: B023
     return None
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import ops, output, settings, world
+from matex_tf import ops, output, row_uses, settings, world
 
 EXIT_STALLED = 70
 _PATIENCE = 5.0  # seconds for an answer
@@ -186,16 +186,10 @@ class _Watch:
         stack = [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
         if not stack:
             return "its end"
-        own = [one for one in stack if not _is_library(one.filename)]
+        own = [one for one in stack if not row_uses.is_library(one.filename)]
         place = _line(own[-1]) if own else "no line of its own"
         return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
 
 
 def _line(frame: traceback.FrameSummary) -> str:
     return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
-
-
-def _is_library(path: str) -> bool:
-    return any(part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python")) or (
-        os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(__file__))
-    )

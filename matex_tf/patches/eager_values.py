@@ -6,10 +6,11 @@ made of. A sum over rows that is added to a mean is scaled, so that the whole we
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import figures, graphs, losses, reductions, steps
+from matex_tf import bookkeeping, figures, graphs, losses, reductions, steps
 from matex_tf.patches import replace, tapes
 
 _BINARY = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
@@ -140,7 +141,9 @@ def _average(original: Any) -> Any:
 def _numpy(original: Any) -> Any:
     def read(self):
         value = whole(self)
-        return original(self) if value is None else original(value)
+        if value is None:
+            bookkeeping.notice_read(self, sys._getframe(1))
+        return original(self if value is None else value)
 
     return read
 
@@ -158,10 +161,13 @@ def _unary(original: Any) -> Any:
 
     def compute(value, *args, **kwargs):
         if _outside():
-            return original(whole_within(value), *args, **kwargs)
+            result = original(whole_within(value), *args, **kwargs)
+            bookkeeping.pass_on(value, result)
+            return result
         result = original(value, *args, **kwargs)
         if hasattr(value, "numpy"):
             _pass_on("mul", value, 1, result)
+            bookkeeping.pass_on(value, result)
         return result
 
     return compute

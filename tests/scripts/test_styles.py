@@ -47,6 +47,7 @@ WHOLE = {
     "numpy_slices",
     "persistent_tape",
     "relies_on_its_batch",
+    "rows_read",
     "stateful_rnn",
     "word2vec_nce",
 }

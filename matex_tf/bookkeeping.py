@@ -1,0 +1,168 @@
+"""What eager code asks and reads of the rows of a batch that a loop gave it, for books of its own.
+
+Outside of tapes the figures that a script sees are those of the whole batch (`figures`), and so is the number of rows
+by which it weighs them, adds them up or decides: `total += loss * len(x)`. What it does with the rows in NumPy cannot
+be seen; so if it reads those of the first batch of a loop, which every rank has whole, the loop stays so.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from matex_tf import output, row_uses, steps, world
+
+_ROWS = "_matex_rows"
+# Where a tensor is read for whoever calls them; what else these libraries read is for their own purposes.
+_READERS = (
+    "tensorflow.python.framework.ops",
+    "tensorflow.python.framework.tensor",
+    "matex_tf.patches.eager_values",
+    "matex_tf.patches.eager_rows",
+)
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "matex_tf")
+
+READS = "a loop of the script's own reads the rows of its batches in Python (NumPy, print)"
+ASKS = "a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen"
+ADVICE = (
+    ", so every rank computes whole batches: right, but not faster. Sums and means by tf.reduce_sum and "
+    "tf.reduce_mean, and Keras metrics, are shared out"
+)
+
+
+class Watch:
+    """What a script does with the rows of the first batch of a loop."""
+
+    def __init__(self, rows: int, outer: Watch | None):
+        self.rows = rows
+        self.outer = outer
+        self.why = ""
+
+    def why_whole(self) -> str:
+        """Why the loop cannot be shared out, as any rank saw it; empty where it can. Collective."""
+        seen = world.control.allgather(self.why, "what the script does with the rows of a batch")
+        return next((why for why in seen if why), "")
+
+
+_watch: Watch | None = None
+_uses: dict[tuple[CodeType, int], str] = {}
+
+
+def begin(rows: int) -> Watch:
+    """The loop that gives a whole batch of `rows` rows has its script watched until `end`."""
+    global _watch
+    _watch = Watch(rows, _watch)
+    return _watch
+
+
+def end(watch: Watch) -> None:
+    global _watch
+    if _watch is watch:
+        _watch = watch.outer
+
+
+def mark(element: Any, of_rows: int) -> None:
+    """Note on the eager tensors of `element`, a batch or slice that a loop gives, how many rows the whole batch has."""
+    import tensorflow as tf
+
+    for part in tf.nest.flatten(element):
+        if hasattr(part, "numpy") and isinstance(part, tf.Tensor) and part.shape.rank:
+            _mark(part, of_rows)
+
+
+def pass_on(value: Any, result: Any) -> None:
+    """`result` has the rows of `value`, one for one."""
+    rows = rows_of(value)
+    if rows is not None and hasattr(result, "numpy"):
+        _mark(result, rows)
+
+
+def rows_of(tensor: Any) -> int | None:
+    """The rows of the whole batch that the eager `tensor` is, or is a slice of; None for any other."""
+    return getattr(tensor, _ROWS, None)
+
+
+def asked(tensor: Any, caller: FrameType) -> int | None:
+    """The number of rows that `caller`, which asks `tensor` for them, means where that is the whole batch's."""
+    rows = rows_of(tensor)
+    if rows is not None:
+        return _meant(rows, caller)
+    if _watch is not None and tensor.shape.rank and tensor.shape[0] == _watch.rows and _meant(0, caller) is not None:
+        _watch.why = _watch.why or ASKS  # of what was computed from the batch; a slice of it would not know the batch
+    return None
+
+
+def notice_read(tensor: Any, caller: FrameType) -> None:
+    """A tensor's value is read. If it has the rows of the batch and the reader is the script, this is noted."""
+    watch, now = _watch, steps.current_slice()
+    if watch is None and now is None:
+        return
+    shape = tensor.shape
+    if not shape.rank or shape[0] not in (now.sizes if now is not None else (watch.rows,)):
+        return
+    if not _is_read_by_script(caller):
+        return
+    if now is None:
+        watch.why = watch.why or READS
+    else:
+        output.note(
+            "a loop of the script's own reads the rows of a batch in Python (NumPy, print), but did not with its first "
+            "batch: it sees this rank's slice, and figures made of it are the slice's. matex_tf.allreduce makes them "
+            "global"
+        )
+
+
+def _mark(tensor: Any, of_rows: int) -> None:
+    setattr(tensor, _ROWS, of_rows)
+    tensor._tensor_shape = _shape_type()(tensor.shape, of_rows)
+
+
+def _meant(rows: int, caller: FrameType) -> int | None:
+    from matex_tf.patches import tapes
+
+    if tapes.recording() or row_uses.is_library(caller.f_code.co_filename):
+        return None
+    key = (caller.f_code, caller.f_lasti)
+    if key not in _uses:
+        _uses[key] = row_uses.use_of(caller.f_code, caller.f_lasti, caller.f_lineno)
+    if _uses[key] == row_uses.UNCLEAR and _watch is not None:
+        _watch.why = _watch.why or ASKS
+    return rows if _uses[key] == row_uses.BOOKS else None
+
+
+_shape_types: list[type] = []
+
+
+def _shape_type() -> type:
+    """A kind of shape that answers for the whole batch where that is meant; made at first use of TensorFlow."""
+    if not _shape_types:
+        import tensorflow as tf
+
+        class BatchShape(tf.TensorShape):
+            def __init__(self, dims: Any, of_rows: int):
+                super().__init__(dims)
+                self._matex_of_rows = of_rows
+
+            def __getitem__(self, key):
+                if key == 0 and isinstance(key, int):
+                    rows = _meant(self._matex_of_rows, sys._getframe(1))
+                    if rows is not None:
+                        return rows
+                return super().__getitem__(key)
+
+        _shape_types.append(BatchShape)
+    return _shape_types[0]
+
+
+def _is_read_by_script(frame: FrameType | None) -> bool:
+    """Whether the script reads, itself or by a library that is not TensorFlow's or Keras' own code."""
+    while frame is not None and (_module(frame) in _READERS or row_uses.is_library(frame.f_code.co_filename)):
+        if _module(frame) not in _READERS and _module(frame).partition(".")[0] in _LIBRARIES:
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
