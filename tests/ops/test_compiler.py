@@ -57,6 +57,18 @@ def test_first_on_path_is_passed_over_if_of_another_mpi(other, monkeypatch):
     assert compiler.find() == usual
 
 
+def test_one_that_cannot_be_asked_comes_last(tmp_path, monkeypatch):
+    usual = compiler.find()
+    silent = tmp_path / "mpicxx"
+    silent.write_text("#!/bin/sh\nexit 1\n")
+    silent.chmod(0o755)
+    monkeypatch.delenv("MPICXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert compiler.find() == usual
+    monkeypatch.setattr(compiler, "_candidates", lambda: iter([str(silent)]))
+    assert compiler.find() == compiler.Compiler(str(silent), "")
+
+
 def test_chosen_compiler_of_another_mpi(other, monkeypatch):
     usual = compiler.find()
     monkeypatch.setenv("MPICXX", str(other))
