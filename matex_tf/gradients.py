@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, steps, world
+from matex_tf import ops, settings, steps, world
 
 KIND_GRADIENTS = 1
 
 _born: dict[int, Any] = {}
 _entangled: dict[int, Any] = {}
+_scaling: weakref.WeakSet = weakref.WeakSet()
 _state = threading.local()
 
 
@@ -88,6 +89,16 @@ def inside_reduced() -> bool:
     return getattr(_state, "reduced", False)
 
 
+def leave_infinities_to(optimizer: Any) -> None:
+    """Note that `optimizer`, as long as it lives, scales losses until gradients overflow, and skips such steps."""
+    _scaling.add(optimizer)
+
+
+def are_checked() -> bool:
+    """Whether gradients that are no finite numbers are an error."""
+    return settings.current().check_numerics and not _scaling
+
+
 def updates() -> int:
     """How many reductions of gradients this rank has completed."""
     return ops.count(KIND_GRADIENTS)
@@ -146,11 +157,19 @@ def reduce(
     weight = steps.weight_and_rows() if weight is None else weight
     # Where all gradients are sparse this op is still the update's own, on which the ranks agree and which is counted.
     further = list(scalars) if order or scalars else [tf.zeros([])]
+    names = [f"loss {index}" for index in range(len(further))]
+    checked = are_checked()
+    if checked:
+        for index in present:
+            if index not in order:
+                further.append(_zero_if_finite(gradients[index].values))
+                names.append(name_of(variables[index]))
     outputs = ops.reduce_gradients(
         [gradients[index] for index in order] + further,
-        [name_of(variables[index]) for index in order] + [f"loss {index}" for index in range(len(further))],
+        [name_of(variables[index]) for index in order] + names,
         weight,
         place,
+        checked,
     )
     result = list(gradients)
     for index, output in zip(order, outputs):
@@ -160,6 +179,13 @@ def reduce(
         if index not in order:
             result[index], before = _gathered(gradients[index], weight, before, name_of(variables[index]))
     return result, list(outputs[len(order) :][: len(scalars)])
+
+
+def _zero_if_finite(values: Any) -> Any:
+    """What stands in the update for a sparse gradient, which is gathered after it: 0, or NaN."""
+    import tensorflow as tf
+
+    return tf.where(tf.reduce_all(tf.math.is_finite(values)), tf.constant(0.0), tf.constant(float("nan")))
 
 
 def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:

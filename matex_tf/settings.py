@@ -135,6 +135,15 @@ TABLE = (
         "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never.",
     ),
     Setting(
+        "check_numerics",
+        _boolean,
+        False,
+        "0, 1",
+        "1: under several ranks, NaN or infinities in the gradients of any of them are an error on all, which names "
+        "the variable, the rank and the update; 0: they are passed on as arithmetic gives them. While the script has a "
+        "LossScaleOptimizer, which expects infinities and skips such steps, they are no error.",
+    ),
+    Setting(
         "stall_seconds",
         _count,
         60,

@@ -23,6 +23,9 @@ from matex_tf import ops, output, row_uses, settings, world
 EXIT_STALLED = 70
 _PATIENCE = 5.0  # seconds for an answer
 _NAMED = 8  # of hundreds of ranks, a few tell enough
+_STACKS = 2  # and of their stacks fewer, of so many frames each
+_FRAMES = 16
+_KIND_GRADIENTS = 1
 
 _busy: list[str] = []
 _watch: _Watch | None = None
@@ -53,6 +56,20 @@ def stop() -> None:
         _watch.thread.join()
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """Where a rank is that was asked: the number of its next collective, the place where it waits for others, if it
+    does, the line of its script, what it does that takes time, its updates so far, and its stack.
+    """
+
+    number: int
+    waits_at: str
+    place: str
+    doing: str
+    updates: int
+    stack: tuple[str, ...]
+
+
 @dataclass
 class _Stall:
     """What a teller knows of the ranks that wait at one collective."""
@@ -61,7 +78,7 @@ class _Stall:
     since: float
     what: str
     reporters: set[int] = field(default_factory=set)
-    answers: dict[int, tuple] = field(default_factory=dict)
+    answers: dict[int, _Answer] = field(default_factory=dict)
     asked: float | None = None
     told: float = 0.0
 
@@ -108,9 +125,11 @@ class _Watch:
             self.heard = True
         elif kind == "where":
             waiting = ops.waiting()
-            self._send(rank, "here", waiting.number, waiting.what, self._place(), "; ".join(_busy))
+            updates, stack = ops.count(_KIND_GRADIENTS), self._stack()
+            mine = _Answer(waiting.number, waiting.what, _place(stack), "; ".join(_busy), updates, _lines(stack))
+            self._send(rank, "here", mine)
         elif kind == "here" and self.stalled is not None:
-            self.stalled.answers[rank] = content
+            self.stalled.answers[rank] = content[0]
 
     def _look(self) -> None:
         """Tell the teller if this rank waits, the next rank if that one has not answered."""
@@ -147,7 +166,7 @@ class _Watch:
             return
         output.tell(self._text(stalled, waited, late))
         stalled.asked, stalled.told = None, waited
-        is_busy = any(stalled.answers[rank][3] for rank in late if rank in stalled.answers)
+        is_busy = any(stalled.answers[rank].doing for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
             output.tell(f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n")
             world.abort(EXIT_STALLED)
@@ -155,7 +174,7 @@ class _Watch:
     @staticmethod
     def _waits(stalled: _Stall, rank: int) -> bool:
         answer = stalled.answers.get(rank)
-        return answer is not None and bool(answer[1]) and answer[0] >= stalled.number
+        return answer is not None and bool(answer.waits_at) and answer.number >= stalled.number
 
     def _text(self, stalled: _Stall, waited: float, late: list[int]) -> str:
         hosts = self.me.hosts
@@ -164,31 +183,43 @@ class _Watch:
         some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
         lines = [
             f"matex_tf: for {waited:.0f} s {some} {'have' if len(here) > 1 else 'has'} waited at {stalled.what} "
-            f"(collective number {stalled.number}) for:"
+            f"(collective number {stalled.number}, after {ops.count(_KIND_GRADIENTS)} updates) for:"
         ]
         for rank in late[:_NAMED]:
             answer = stalled.answers.get(rank)
             if answer is None:
                 where = "does not answer: its process is stopped, or its host cannot be reached"
             else:
-                number, _, place, doing = answer
-                where = f"comes to number {number} next; " + (f"it is {doing}" if doing else f"it is at {place}")
+                doing = f"it is {answer.doing}" if answer.doing else f"it is at {answer.place}"
+                where = f"comes to number {answer.number} next; {doing}; it has made {answer.updates} updates"
             lines.append(f"  rank {rank} ({hosts[rank]}) {where}")
         if len(late) > _NAMED:
             lines.append(f"  and {len(late) - _NAMED} more")
+        for rank in [rank for rank in late if rank in stalled.answers][:_STACKS]:
+            lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
         return "\n".join(lines) + "\n"
 
-    def _place(self) -> str:
-        """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+    def _stack(self) -> list[traceback.FrameSummary]:
+        """Where the main thread is, outermost first; nothing where it has ended."""
         frame = sys._current_frames().get(self.main)
         if frame is None:
-            return "its end"
-        stack = [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
-        if not stack:
-            return "its end"
-        own = [one for one in stack if not row_uses.is_library(one.filename)]
-        place = _line(own[-1]) if own else "no line of its own"
-        return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+            return []
+        return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
+
+
+def _place(stack: list[traceback.FrameSummary]) -> str:
+    """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+    if not stack:
+        return "its end"
+    own = [one for one in stack if not row_uses.is_library(one.filename)]
+    place = _line(own[-1]) if own else "no line of its own"
+    return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+
+
+def _lines(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
+    """The innermost frames of `stack`, for people, without those of who started the script."""
+    first = next((number for number, one in enumerate(stack) if not row_uses.is_library(one.filename)), 0)
+    return tuple(f"    {_line(one)}" for one in stack[first:][-_FRAMES:])
 
 
 def _line(frame: traceback.FrameSummary) -> str:

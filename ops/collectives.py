@@ -105,7 +105,9 @@ def barrier(name: str | None = None) -> Any:
     return library().ops.matex_barrier(order=order_handles(), place=name or "", turn=_turn())
 
 
-def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "") -> list[Any]:
+def reduce_gradients(
+    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "", checked: bool = False
+) -> list[Any]:
     """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
 
     Args:
@@ -114,6 +116,7 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
         weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold. Or a
             vector of that and the rows of the global batch, on which the ranks must then agree.
         place: where in the program the update is, for messages.
+        checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit the same on every rank.
@@ -139,18 +142,26 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if overlap.is_chosen(tensors):
-        return overlap.reduce_gradients(tensors, names, weight, place)
+        return overlap.reduce_gradients(tensors, names, weight, place, checked)
     if not world.is_active():
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
-    return reduce_inline(tensors, names, weight, place)
+    return reduce_inline(tensors, names, weight, place, checked)
 
 
-def reduce_inline(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+def reduce_inline(
+    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool = False
+) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     return list(
         library().ops.matex_reduce_gradients(
-            gradients=tensors, weight=weight, order=order_handles(), names=list(names), place=place, turn=_turn()
+            gradients=tensors,
+            weight=weight,
+            order=order_handles(),
+            names=list(names),
+            place=place,
+            checked=checked,
+            turn=_turn(),
         )
     )
 

@@ -49,7 +49,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     return chosen == "on" or chosen == "auto" and world.current().has_several_hosts
 
 
-def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
     ours = library().ops
     _let_gradients_run_in_any_order()
@@ -60,6 +60,7 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
         names=list(names),
         shapes=[tensor.shape for tensor in tensors],
         place=place,
+        checked=checked,
     )
     return [
         ours.matex_hand_over_gradient(gradient=tensor, ticket=ticket, entry=index)

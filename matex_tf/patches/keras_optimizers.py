@@ -15,6 +15,7 @@ def install() -> None:
     when_imported("keras.src.optimizers.base_optimizer", _keras3)
     when_imported("keras.src.optimizers.loss_scale_optimizer", _keras3_loss_scale)
     for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _keras2_loss_scale)
         when_imported(f"{package}.src.optimizers.optimizer", _keras2)
         when_imported(f"{package}.src.optimizers.legacy.optimizer_v2", _keras2_legacy)
 
@@ -25,7 +26,22 @@ def _keras3(module: Any) -> None:
 
 
 def _keras3_loss_scale(module: Any) -> None:
+    replace(module.LossScaleOptimizer, "__init__", _skips_infinities)
     replace(module.LossScaleOptimizer, "apply", _apply)
+
+
+def _keras2_loss_scale(module: Any) -> None:
+    for name in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
+        if hasattr(module, name):
+            replace(getattr(module, name), "__init__", _skips_infinities)
+
+
+def _skips_infinities(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        gradients.leave_infinities_to(self)
+
+    return __init__
 
 
 def _keras2(module: Any) -> None:

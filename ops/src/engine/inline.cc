@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "numerics.h"
 #include "rendezvous.h"
 #include "step.h"
 #include "sum.h"
@@ -22,8 +23,15 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
   Error error = Meet(call);
   if (error) return error;
+  const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
   for (const Step& step : layout.steps()) {
-    error = RunStep(step, inputs, outputs, weight, buffer, add_up);
+    if (layout.checked()) {
+      error = RunStep(step, inputs, outputs, weight, buffer, [&](void* data, int64_t, Type) {
+        return AddUpFinite(layout, step, world.gradients, update, data, add_up);
+      });
+    } else {
+      error = RunStep(step, inputs, outputs, weight, buffer, add_up);
+    }
     if (error) break;
   }
   return Finish(call, error);

@@ -8,9 +8,11 @@
 namespace matex {
 namespace {
 
-uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled) {
+uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled,
+               bool checked) {
   Hasher hasher;
-  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled)).Add(static_cast<int64_t>(entries.size()));
+  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled) | static_cast<int64_t>(checked) << 1);
+  hasher.Add(static_cast<int64_t>(entries.size()));
   for (const Entry& entry : entries) {
     hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) hasher.Add(dimension);
@@ -43,12 +45,13 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled)
+Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled, bool checked)
     : entries_(std::move(entries)),
       chunk_bytes_(chunk_bytes),
       fuse_bytes_(fuse_bytes),
       compiled_(compiled),
-      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compiled)) {
+      checked_(checked),
+      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compiled, checked)) {
   Append(0, static_cast<int>(entries_.size()), &steps_);
 }
 

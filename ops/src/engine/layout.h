@@ -41,14 +41,16 @@ class Layout {
  public:
   // Entries of fewer than `fuse_bytes` are fused, in the order given, with others of their type. `compiled` says that
   // the update is part of a step that XLA has compiled: its other parts round otherwise than TensorFlow's own kernels, so
-  // all ranks must do it the same way.
-  Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled = false);
+  // all ranks must do it the same way. `checked` says that gradients that are no finite numbers are an error.
+  Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled = false,
+         bool checked = false);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Step>& steps() const { return steps_; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
   int64_t fuse_bytes() const { return fuse_bytes_; }
   bool compiled() const { return compiled_; }
+  bool checked() const { return checked_; }
 
   // A hash of everything above: ranks with equal keys make equal MPI calls.
   uint64_t key() const { return key_; }
@@ -64,6 +66,7 @@ class Layout {
   int64_t chunk_bytes_;
   int64_t fuse_bytes_;
   bool compiled_;
+  bool checked_;
   uint64_t key_;
 };
 

@@ -15,7 +15,7 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
          a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compiled == b.compiled &&
-         a.rows == b.rows;
+         a.checked == b.checked && a.rows == b.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -53,6 +53,10 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
   if (reports[a].compiled != reports[b].compiled) {
     return "XLA has compiled the step on " + (reports[a].compiled ? first : second) + " but not on " +
            (reports[a].compiled ? second : first) + ", where it may not be available; MATEX_XLA=off turns it off";
+  }
+  if (reports[a].checked != reports[b].checked) {
+    return "MATEX_CHECK_NUMERICS looks at this update on " + (reports[a].checked ? first : second) + " but not on " +
+           (reports[a].checked ? second : first) + ", where a LossScaleOptimizer is in use";
   }
   return "";
 }
@@ -110,6 +114,7 @@ std::string Encode(const Report& report) {
   Put(text, report.chunk_bytes);
   Put(text, report.fuse_bytes);
   Put(text, static_cast<int64_t>(report.compiled));
+  Put(text, static_cast<int64_t>(report.checked));
   Put(text, report.entries);
   Put(text, report.rows);
   return text;
@@ -125,6 +130,7 @@ Report Decode(const std::string& text) {
   report.chunk_bytes = fields.Number();
   report.fuse_bytes = fields.Number();
   report.compiled = fields.Number() != 0;
+  report.checked = fields.Number() != 0;
   report.entries = fields.Entries();
   report.rows = fields.Number();
   return report;

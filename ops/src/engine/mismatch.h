@@ -31,6 +31,7 @@ struct Report {
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
   bool compiled = false;
+  bool checked = false;
   std::vector<Entry> entries;
   int64_t rows = 0;
 };

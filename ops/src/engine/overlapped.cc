@@ -15,6 +15,7 @@
 #include "buckets.h"
 #include "hash.h"
 #include "link.h"
+#include "numerics.h"
 #include "record.h"
 #include "rendezvous.h"
 #include "step.h"
@@ -37,6 +38,7 @@ struct Update {
   Clock::time_point announced;
   std::vector<double> ready;  // seconds after it was announced, of each gradient
   double weight = 0;
+  int64_t number = 0;  // among this rank's updates, from 1
   std::string place;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
@@ -134,7 +136,10 @@ class Overlapped {
     const std::string given_up = WaitFor(update, entries);
     const int64_t place = ticket << 24 | step;
     int64_t words[3] = {place, ~place, given_up.empty() ? -1 : world.rank};
-    const std::function<std::string()> what = [update] { return update->place; };
+    const std::function<std::string()> what = [&] {
+      const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
+      return update->place + ", with the gradients of " + update->plan->layout().entries()[entries[0]].name + more;
+    };
     MPI_Request request;
     Wait(Waiter::kOverlapped, ticket, &what);
     int code;
@@ -171,14 +176,18 @@ class Overlapped {
       GiveBack(update, entry);
     };
     std::vector<int> entries;
+    const auto numbered = [update] { return update->place + ", update " + std::to_string(update->number); };
     for (size_t i = 0; i < steps.size(); ++i) {
       entries.clear();
       for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
       if (Error error = Ready(ticket, static_cast<int64_t>(i), update, entries)) return error;
-      if (Error error =
-              RunStep(steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, add_up)) {
-        return Break(error);
-      }
+      const auto run = [&](const AddUp& sum) {
+        return RunStep(steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, sum);
+      };
+      const AddUp checked = [&](void* data, int64_t, Type) {
+        return AddUpFinite(update->plan->layout(), steps[i], TheWorld().overlapped, numbered, data, add_up);
+      };
+      if (Error error = run(update->plan->layout().checked() ? checked : add_up)) return Break(error);
       for (int entry : entries) {
         if (--left[entry] == 0) give_back(entry);
       }
@@ -297,6 +306,7 @@ Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, c
   if (Error error = Meet(call)) return error;
   update->plan = plan;
   update->announced = Clock::now();
+  update->number = CountOf(Kind::kGradients) + 1;
   *ticket = TheOverlapped().Add(std::move(update));
   return Finish(call, Error());
 }

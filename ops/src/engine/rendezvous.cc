@@ -40,6 +40,7 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
     mine.chunk_bytes = call.layout->chunk_bytes();
     mine.fuse_bytes = call.layout->fuse_bytes();
     mine.compiled = call.layout->compiled();
+    mine.checked = call.layout->checked();
     mine.entries = call.layout->entries();
     mine.rows = call.rows;
   }
@@ -93,7 +94,7 @@ Error Meet(const Call& call) {
   if (world.size > 1 && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (world.size == 1) return Error();
-  Wait(Waiter::kSequence, sequence.number, &call.what);
+  Wait(Waiter::kSequence, sequence.number, &call.what, call.layout);
   {
     const Span span(Activity::kMeet);
     sequence.poison = Check(world, call, sequence.number);

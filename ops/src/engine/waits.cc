@@ -9,6 +9,7 @@ namespace {
 struct Waits {
   struct One {
     const std::function<std::string()>* what = nullptr;
+    const Layout* layout = nullptr;
     int64_t number = 0;
     std::chrono::steady_clock::time_point since;
   };
@@ -23,10 +24,10 @@ Waits& TheWaits() {
 
 }  // namespace
 
-void Wait(Waiter waiter, int64_t number, const std::function<std::string()>* what) {
+void Wait(Waiter waiter, int64_t number, const std::function<std::string()>* what, const Layout* layout) {
   Waits& waits = TheWaits();
   std::lock_guard<std::mutex> lock(waits.mutex);
-  waits.all[static_cast<int>(waiter)] = {what, number, std::chrono::steady_clock::now()};
+  waits.all[static_cast<int>(waiter)] = {what, layout, number, std::chrono::steady_clock::now()};
 }
 
 void GoOn(Waiter waiter) {
@@ -46,6 +47,10 @@ bool LongestWait(Waiting* waiting) {
     if (found && seconds <= waiting->seconds) continue;
     found = true;
     *waiting = {seconds, one.number, (*one.what)()};
+    if (one.layout != nullptr) {
+      const std::vector<Entry>& entries = one.layout->entries();
+      waiting->what += ", with the gradients of " + NameOf(entries, 0, entries.size());
+    }
   }
   return found;
 }

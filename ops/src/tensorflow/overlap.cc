@@ -24,7 +24,9 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names));
     OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &shapes));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &types));
+    bool checked = false;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked));
     OP_REQUIRES(construction, names.size() == shapes.size() && names.size() == types.size(),
                 errors::InvalidArgument("MatexAnnounceUpdate: expected as many names as shapes and types, not ",
                                         names.size(), ", ", shapes.size(), " and ", types.size()));
@@ -34,7 +36,7 @@ class AnnounceUpdateKernel : public OpKernel {
       entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end())});
     }
     const World& world = TheWorld();
-    plan_ = std::make_shared<Plan>(Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes));
+    plan_ = std::make_shared<Plan>(Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, false, checked));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -92,6 +94,7 @@ REGISTER_OP("MatexAnnounceUpdate")
     .Attr("names: list(string)")
     .Attr("shapes: list(shape)")
     .Attr("place: string = ''")
+    .Attr("checked: bool = false")
     .Input("weight: double")
     .MATEX_ORDER
     .Output("ticket: int64")

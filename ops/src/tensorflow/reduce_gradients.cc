@@ -16,6 +16,7 @@ class ReduceGradientsKernel : public Collective {
   explicit ReduceGradientsKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == construction->num_outputs(),
                 errors::InvalidArgument("MatexReduceGradients: expected one name for each gradient, ",
                                         construction->num_outputs(), " of them, not ", names_.size()));
@@ -55,7 +56,7 @@ class ReduceGradientsKernel : public Collective {
       entries.push_back({names_[i], TypeOf(x.dtype()), ShapeOf(x)});
     }
     const World& world = TheWorld();
-    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes);
+    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, false, checked_);
     return layout_;
   }
 
@@ -73,6 +74,7 @@ class ReduceGradientsKernel : public Collective {
 
   std::vector<std::string> names_;
   std::string place_;
+  bool checked_ = false;
   std::mutex mutex_;
   std::shared_ptr<const Layout> layout_;
 };
@@ -81,6 +83,7 @@ REGISTER_OP("MatexReduceGradients")
     .Attr("T: list({float, double, half, bfloat16}) >= 0")
     .Attr("names: list(string)")
     .Attr("place: string = ''")
+    .Attr("checked: bool = false")
     .Attr("turn: int = -1")
     .Input("gradients: T")
     .Input("weight: double")

@@ -21,6 +21,7 @@ std::string Encode(const Request& request) {
   Put(text, static_cast<int64_t>(request.reduction));
   Put(text, static_cast<int64_t>(request.root));
   Put(text, static_cast<int64_t>(request.has_rows));
+  Put(text, static_cast<int64_t>(request.checked));
   Put(text, request.entries);
   Put(text, request.place);
   return text;
@@ -43,11 +44,13 @@ std::unique_ptr<const Prepared> Prepare(const std::string& text) {
   request.reduction = static_cast<Reduction>(fields.Number());
   request.root = static_cast<int>(fields.Number());
   request.has_rows = fields.Number() != 0;
+  request.checked = fields.Number() != 0;
   request.entries = fields.Entries();
   request.place = fields.Text();
   if (request.kind == Kind::kGradients) {
     const World& world = TheWorld();
-    prepared->layout = std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes, true);
+    prepared->layout =
+        std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes, true, request.checked);
   } else if (!request.entries.empty()) {
     prepared->subject = {request.entries[0].type, request.entries[0].shape, request.place};
   }

@@ -17,6 +17,7 @@ struct Request {
   Reduction reduction = Reduction::kSum;  // of an allreduce
   int root = 0;                           // of a broadcast
   bool has_rows = false;                  // of gradients: whether the weight comes with the rows of the batch
+  bool checked = false;                   // of gradients: whether such as are no finite numbers are an error
   std::vector<Entry> entries;
   std::string place;
 };

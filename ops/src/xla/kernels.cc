@@ -79,6 +79,7 @@ class XlaReduceGradients : public XlaCollective {
  public:
   explicit XlaReduceGradients(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kGradients) {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("checked", &request_.checked));
   }
 
  protected:
