@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
@@ -11,40 +12,67 @@ import stat
 import tempfile
 import time
 
+_DAY = 86400.0
+
 
 def hold(path: str) -> int | None:
     """Hold `path` while the descriptor that is returned is open in this process or one that it forks.
 
     None where another process holds it. On a file system without such locks all that open it hold it.
     """
+    handle, is_free, _ = _try(path)
+    if is_free:
+        return handle
+    os.close(handle)
+    return None
+
+
+def make(prefix: str, folder: str | os.PathLike) -> tuple[str, int]:
+    """A new folder in `folder` that this process holds, and the descriptor to close when it is done with."""
+    while True:
+        path = tempfile.mkdtemp(prefix=prefix, dir=folder)
+        with contextlib.suppress(FileNotFoundError):  # who sweeps takes it for one that is left
+            handle = hold(path)
+            if handle is not None:
+                if os.path.isdir(path):
+                    return path, handle
+                os.close(handle)
+
+
+def _try(path: str) -> tuple[int, bool, bool]:
+    """The open `path`, whether no other process holds it, and whether this file system can tell."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(handle)
-        return None
+        return handle, False, True
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+            os.close(handle)
             raise
-    return handle
+        return handle, True, False
+    return handle, True, True
 
 
-def sweep(prefix: str, folder: str | os.PathLike | None = None) -> None:
+def sweep(prefix: str, folder: str | os.PathLike | None = None, least: float | None = None) -> None:
     """Remove this user's files and folders in `folder` whose names begin with `prefix` and that nobody holds.
 
-    One that was made in the last minute may not be held yet; it stays. `folder` is by default that of temporary files;
-    in another one, which hosts may share that do not see each other's locks, only what is older than a day goes.
+    What is younger than `least` seconds stays. That is by default a minute, as one that was just made may not be held
+    yet, and a day in another `folder` than that of temporary files, which hosts may share that do not see each other's
+    locks, and on a file system without locks.
     """
-    where, least = (tempfile.gettempdir(), 60) if folder is None else (os.fspath(folder), 86400)
+    where, usual = (tempfile.gettempdir(), 60) if folder is None else (os.fspath(folder), _DAY)
+    least = usual if least is None else least
     for path in glob.glob(os.path.join(glob.escape(where), glob.escape(prefix) + "*")):
         try:
             state = os.lstat(path)
             if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < least:
                 continue
-            handle = hold(path)
-            if handle is None:
-                continue
-            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
-            os.close(handle)
+            handle, is_free, is_told = _try(path)
+            try:
+                if is_free and (is_told or time.time() - state.st_mtime >= _DAY):
+                    shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
+            finally:
+                os.close(handle)
         except FileNotFoundError:
             continue  # another rank was first

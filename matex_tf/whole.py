@@ -8,15 +8,15 @@ found last: a killed run may leave none for an instant, but never parts of two.
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import os
 import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from typing import Any
+
+from matex_tf import leftovers
 
 _PREFIX = ".matex_tf-saving-"
 # Without these what lies beside them is not taken for something saved; a state file names what has to be there before.
@@ -34,10 +34,11 @@ def beside(path: str, make_folder: bool = False) -> Iterator[str]:
     that must not be written, a folder in which no other can be made.
     """
     target = os.path.realpath(path)
-    folder = _folder_beside(target, make_folder)
-    if folder is None:
+    made = _folder_beside(target, make_folder)
+    if made is None:
         yield path
         return
+    folder, held = made
     name = os.path.basename(path.rstrip(os.sep))
     name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
     place = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
@@ -50,9 +51,10 @@ def beside(path: str, make_folder: bool = False) -> Iterator[str]:
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
-def _folder_beside(target: str, make_folder: bool) -> str | None:
+def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
     above, name = os.path.split(target)
     if not name or not _may_be_replaced(target):
         return None
@@ -61,15 +63,15 @@ def _folder_beside(target: str, make_folder: bool) -> str | None:
             os.makedirs(above, exist_ok=True)
         # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
         above = target if os.path.ismount(target) else above
-        _sweep(above)
-        return tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=above)
+        leftovers.sweep(_prefix(), above, least=0)
+        return leftovers.make(_prefix(), above)
     except OSError:
         return None  # written in place it is the writer's own error, or none
 
 
 def _prefix() -> str:
-    """What the names begin with that processes make which this one sees in `/proc`: of this host and container."""
-    return f"{_PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
+    """What names begin with that processes of this host and container make: locks of others may not be seen here."""
+    return f"{_PREFIX}{socket.gethostname()}@{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
 def _may_be_replaced(target: str) -> bool:
@@ -77,17 +79,6 @@ def _may_be_replaced(target: str) -> bool:
         return True
     kind = os.stat(target).st_mode
     return (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) and os.access(target, os.W_OK)
-
-
-def _sweep(folder: str) -> None:
-    """Remove what killed processes of this host and user have left in `folder`."""
-    start = _prefix()
-    for path in glob.glob(os.path.join(glob.escape(folder), glob.escape(start) + "*")):
-        process = os.path.basename(path)[len(start) :].partition("-")[0]
-        with contextlib.suppress(FileNotFoundError):
-            is_mine = os.stat(path).st_uid == os.getuid()
-            if is_mine and process.isdigit() and not os.path.exists(f"/proc/{process}"):
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_all(folder: str, name: str, target: str) -> None:

@@ -108,7 +108,7 @@ def test_a_place_that_nothing_can_be_moved_to_is_written_all_the_same(tmp_path, 
 
 def test_what_another_host_or_container_saves_is_left_alone(tmp_path):
     mine = whole._prefix()
-    others = [mine.replace(whole.socket.gethostname(), whole.socket.gethostname() + "-0"), mine.replace("-4", "-5", 1)]
+    others = [mine.replace(whole.socket.gethostname(), whole.socket.gethostname() + "-0"), mine.replace("@4", "@5", 1)]
     for start in (mine, *others):
         (tmp_path / f"{start}999999999-abc").mkdir()
     with whole.beside(str(tmp_path / "model.keras")) as place:
