@@ -82,12 +82,24 @@ class Hosts:
             name, f"ip addr add 10.99.0.{number}/24 dev eth0; ip link set eth0 up; tc qdisc add dev eth0 {limit}"
         )
 
+    def cut(self, name: str) -> None:
+        """Pull the cable of host `name`."""
+        self._inside("switch", f"ip link set p{self.names.index(name) + 1} down")
+
+    def drop(self, name: str) -> None:
+        """Lose all packets from and to host `name`, whose cable stays in."""
+        self._inside("switch", f"ip link set p{self.names.index(name) + 1} nomaster")
+
+    def network_of(self, name: str) -> str:
+        """By which the processes of host `name` are told from others, as /proc/PID/ns/net of theirs."""
+        return os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
+
     def enter(self, name: str) -> list[str]:
         """The words that, before a command, run it on host `name`."""
         return ["nsenter", "-t", str(self._holders[name].pid), *_ALL, f"--wd={os.getcwd()}", "--"]
 
-    def mpirun(self, words: Sequence[str], environment: dict[str, str]) -> str:
-        """What one rank on each host, of `words` with Python, prints; ends this program if it fails."""
+    def options(self) -> list[str]:
+        """What mpirun, started on the first host, has to be told to run on all of them."""
         agent = self._folder / "agent"
         pids = "\n".join(f"{name}) holder={holder.pid};;" for name, holder in self._holders.items())
         agent.write_text(
@@ -96,15 +108,24 @@ class Hosts:
             f'exec nsenter -t $holder {" ".join(_ALL)} -- /bin/bash -c "$*"\n'
         )
         agent.chmod(0o755)
-        hosts = f"--host {','.join(self.names)} --map-by node -n {len(self.names)} --bind-to none"
+        hosts = f"--host {','.join(self.names)} --map-by node --bind-to none"
         network = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle 1"
-        exported = " ".join(f"-x {name}" for name in environment)
-        command = f"mpirun --allow-run-as-root --mca plm_rsh_agent {agent} {hosts} {network} {exported}".split()
+        return f"--mca plm_rsh_agent {agent} {hosts} {network}".split()
+
+    @staticmethod
+    def environment(more: dict[str, str]) -> dict[str, str]:
+        """That of a process on a host, with `more`."""
         inner = {name: value for name, value in os.environ.items() if not name.startswith("PRTE_MCA_rmaps")}
         folders = os.pathsep.join([str(Path(sys.executable).parent), inner.get("PATH", os.defpath)])
+        return {**inner, "PATH": folders, **more}
+
+    def mpirun(self, words: Sequence[str], environment: dict[str, str]) -> str:
+        """What one rank on each host, of `words` with Python, prints; ends this program if it fails."""
+        exported = " ".join(f"-x {name}" for name in environment).split()
+        command = ["mpirun", "--allow-run-as-root", *self.options(), "-n", str(len(self.names)), *exported]
         result = subprocess.run(
             [*self.enter(self.names[0]), *command, sys.executable, *words],
-            env={**inner, "PATH": folders, **environment},
+            env=self.environment(environment),
             capture_output=True,
             text=True,
         )

@@ -39,6 +39,8 @@ HOST_OPTIONS = {
     "add-host",
     "dvm",
 }
+# By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
+KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 
@@ -187,6 +189,9 @@ def options(
         for name, value in variables.items():
             words += ["-x", f"{name}={value}"]
         if not here_only:
+            for name, value in KEEPALIVE.items():
+                if name not in given and not any(variable.endswith(name) for variable in environment):
+                    words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(value)]
             # Open MPI sends the other hosts nothing of the environment but what it is told to.
             for name in sorted(environment):
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":

@@ -108,6 +108,7 @@ def test_variables_that_the_user_set_are_kept():
 def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environment):
     words = line(OPENMPI_5, 16, 2, given=given, environment={**environment, "MATEX_SCALING": "weak"})
     assert "OVERSUBSCRIBE" not in words and "yield" not in words
+    assert "--prtemca oob_tcp_keepalive_time 5" in words, "else mpirun waits hours for a host that is lost"
     assert "-x MATEX_SCALING" in words, "Open MPI exports no variable to other hosts by itself"
 
 
