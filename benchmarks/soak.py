@@ -1,0 +1,84 @@
+"""Does a process that trains for long hold ever more? Memory, file descriptors and threads, alone and on ranks.
+
+    python benchmarks/soak.py [--ranks 2] [--steps 50000] [--only steps fits models retraces sums]
+
+Each line is one script: how much resident memory grew from the first look after the warm-up (a fiftieth of the steps,
+a fifth of the rest) to the last, and the numbers of descriptors and threads then and at the end. What Keras and
+TensorFlow hold by themselves is in the line "alone". Exit code 1 where ranks exceed it by more than `LIMIT` or the
+numbers grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKER = Path(__file__).resolve().with_name("soak_worker.py")
+COUNTS = {"steps": 50000, "fits": 200, "models": 100, "retraces": 200, "sums": 20000}
+LIMIT = 2048  # KiB
+
+
+@dataclass
+class Course:
+    """What was held at the first look that counts and at the last: memory in KiB, descriptors, threads."""
+
+    first: tuple[int, int, int]
+    last: tuple[int, int, int]
+
+    @property
+    def growth(self) -> int:
+        return self.last[0] - self.first[0]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether there are no more descriptors or threads than before."""
+        return self.last[1] <= self.first[1] and self.last[2] <= self.first[2]
+
+
+def course_of(printed: str, warm: float) -> Course:
+    """The course in what a worker printed, from the part `warm` of its looks on."""
+    looks = [tuple(map(int, line.split()[1:])) for line in printed.splitlines() if line.split()[0].isdigit()]
+    return Course(looks[int(len(looks) * warm)], looks[-1])
+
+
+def run(what: str, count: int, ranks: int) -> Course:
+    """One script to its end; ends this program where it fails."""
+    script = [str(WORKER), what, str(count)]
+    command = [sys.executable, *script]
+    if ranks > 1:
+        command = [sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), *script]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{what} on {ranks} failed:\n{result.stdout}\n{result.stderr}")
+    return course_of(result.stdout, 0.02 if what == "steps" else 0.2)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--ranks", type=int, default=2)
+    asked.add_argument("--steps", type=int, default=COUNTS["steps"])
+    asked.add_argument("--only", nargs="*", choices=COUNTS, default=list(COUNTS))
+    options = asked.parse_args()
+    bad = 0
+    print("| what | times | on | memory grew by, KiB | descriptors | threads |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for what in options.only:
+        count = options.steps if what == "steps" else COUNTS[what]
+        courses = {}
+        for ranks in (1, options.ranks):
+            courses[ranks] = course = run(what, count, ranks)
+            numbers = [f"{before} to {after}" for before, after in zip(course.first[1:], course.last[1:])]
+            place = "alone" if ranks == 1 else f"{ranks} ranks"
+            print(f"| {what} | {count} | {place} | {course.growth} | {' | '.join(numbers)} |", flush=True)
+        alone, together = courses[1], courses[options.ranks]
+        bad += together.growth > max(alone.growth, 0) + LIMIT or not together.is_even
+    raise SystemExit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
