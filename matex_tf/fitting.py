@@ -21,6 +21,7 @@ from matex_tf import (
     pace,
     pipeline,
     rehearsal,
+    resuming,
     settings,
     sharding,
     steps,
@@ -47,12 +48,16 @@ def run(kind: str, model: Any) -> Iterator[Run]:
     stack.append(this)
     if kind != "predict":
         metrics.count_apart(metrics.variables_of(model))
+    if kind == "fit" and len(stack) == 1:
+        this.kept = resuming.next_fit(model)
     try:
         yield this
         if len(stack) == 1:
             this.finish()
     finally:
         stack.pop()
+        if this.kept is not None:
+            this.kept.close()
         if not stack:
             steps.set_values(before)
 
@@ -225,6 +230,7 @@ class Run:
         self.rows = 0
         self.pace: pace.Pace | None = None
         self.agreed = False
+        self.kept: resuming.Fit | None = None
         self.slices = kind != "predict"
         ops.records.between_steps()
         fixed = _has_fixed_batch(model)

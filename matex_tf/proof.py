@@ -12,6 +12,7 @@ from pathlib import Path
 from matex_tf import settings, world
 
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
+_BEGUN, _FAILED, _ASK_AGAIN = "begun", "failed", "ask-again"
 
 
 def demand() -> None:
@@ -22,15 +23,13 @@ def demand() -> None:
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
+    _write(_BEGUN)
 
 
 def give() -> None:
     """Say that all ranks have ended, which they have just agreed on."""
-    from matex_tf import files
-
     if world.current().local_rank == 0:
-        with files.plainly():
-            _write(_ENDED)
+        _write(_ENDED)
 
 
 def excuse() -> None:
@@ -39,12 +38,37 @@ def excuse() -> None:
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
+def fail() -> None:
+    """Say that the script itself has failed: started again it would fail again."""
+    _write(_FAILED)
+
+
+def ask_again() -> None:
+    """Say that the run was asked to end and has kept its state: it is to be started again, later."""
+    _write(_ASK_AGAIN)
+
+
+def has_begun(folder: str | os.PathLike) -> bool:
+    return Path(folder, _BEGUN).exists()
+
+
+def has_failed(folder: str | os.PathLike) -> bool:
+    return Path(folder, _FAILED).exists()
+
+
+def asks_again(folder: str | os.PathLike) -> bool:
+    return Path(folder, _ASK_AGAIN).exists()
+
+
 def is_given(folder: str | os.PathLike) -> bool:
     """Whether exit code 0 may be believed."""
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
 def _write(name: str) -> None:
+    from matex_tf import files
+
     folder = settings.current().proof
-    if folder and os.path.isdir(folder):
-        Path(folder, name).touch()
+    with files.plainly():
+        if folder and os.path.isdir(folder):
+            Path(folder, name).touch()

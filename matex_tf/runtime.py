@@ -46,12 +46,13 @@ def attach() -> None:
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from matex_tf import ops, patches, profile, timeline, watchdog
+    from matex_tf import ops, patches, profile, resuming, timeline, watchdog
 
     ops.library()
     _agree_on_settings()
     proof.demand()
-    seeding.agree()
+    resuming.start()
+    resuming.begin(seeding.agree(resuming.entropy()))
     timeline.start()
     profile.start()
     patches.install()

@@ -17,14 +17,18 @@ import numpy as np
 from matex_tf import world
 
 
-def agree() -> None:
-    """Give every rank the generator states of rank 0, where they differ."""
+def agree(entropy: int | None = None) -> int:
+    """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
+
+    `entropy` is that of a run which goes on: it draws what it drew before.
+    """
     from tensorflow.python.eager import context
 
     seed = context.global_seed()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
-    entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
+    if entropy is None:
+        entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
     everyone = world.communicator("control").allgather((digest, seed))
     if len({digest for digest, _ in everyone}) > 1:
         python_state, numpy_state = world.communicator("control").bcast((python_state, numpy_state))
@@ -34,6 +38,7 @@ def agree() -> None:
     if all(seed is None for _, seed in everyone):
         context.set_global_seed(entropy % (1 << 31))
     _share_entropy(entropy)
+    return entropy
 
 
 def _share_entropy(entropy: int) -> None:

@@ -50,6 +50,16 @@ def _steps_and_folder(text: str) -> str:
     return text
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("a number of seconds, 0 or more")
+    return value
+
+
 def _text(text: str) -> str:
     return text
 
@@ -158,6 +168,22 @@ TABLE = (
         "seconds",
         "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving; "
         "0: never.",
+    ),
+    Setting(
+        "state",
+        _text,
+        "",
+        "folder",
+        "The state of the run is kept in this folder, from which the script goes on when it is started again "
+        "(`matex run --restarts` names one by itself); on a file system that all hosts share. Empty: none is kept.",
+    ),
+    Setting(
+        "save_seconds",
+        _seconds,
+        60,
+        "seconds",
+        "Where MATEX_STATE is set, how often the state of `fit` is kept; 0: only at the end of each call of `fit`, and "
+        "when the run is asked to end by SIGTERM or SIGUSR1.",
     ),
     Setting(
         "cache_dir",

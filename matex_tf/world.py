@@ -226,7 +226,7 @@ def _ending_with_the_others(MPI: Any) -> Callable[[], None]:
 def _keep_children_out() -> None:
     """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
     for name in list(os.environ):
-        if name.startswith(_TASK_PREFIXES) or name == "MATEX_PROOF":
+        if name.startswith(_TASK_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
             del os.environ[name]
 
 
@@ -309,6 +309,11 @@ def remember_exit_code(code: Any) -> None:
     """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
     global _exit_code
     _exit_code = code if isinstance(code, int) else int(code is not None)
+
+
+def exit_code() -> int:
+    """What the script has given to `sys.exit`, as a number; 0 if it has not."""
+    return _exit_code
 
 
 def leave() -> None:

@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 from matex_tf import fitting, losses, metrics, pipeline, single_batches, steps, world
-from matex_tf.patches import keras_losses, keras_predict, replace, when_imported
+from matex_tf.patches import keras_losses, keras_predict, keras_resuming, replace, when_imported
 
 
 def install() -> None:
@@ -62,7 +62,9 @@ def _run(kind: str) -> Any:
         def method(self, *args, **kwargs):
             if not world.is_active():
                 return original(self, *args, **kwargs)
-            with fitting.run(kind, self):
+            with fitting.run(kind, self) as call:
+                if call.kept is not None:
+                    return keras_resuming.fit(original, self, call.kept, args, kwargs)
                 return original(self, *args, **kwargs)
 
         return method
@@ -263,6 +265,8 @@ def _train_step(model: Any, function: Any) -> Any:
         run = fitting.current()
         if run is None or run.model is not model:
             return function(iterator)
+        if run.kept is not None and run.kept.needs_step():
+            iterator = keras_resuming.first_step(run.kept, function, iterator)
         run.before_step()
         logs = function(iterator)
         run.after_step()

@@ -1,0 +1,121 @@
+"""Plain data as JSON and arrays and back, so that what is kept on a disk can be read without running anything.
+
+Plain are None, bool, numbers, text, lists, tuples, sets and dicts of them, NumPy arrays and numbers, eager tensors, and
+functions of NumPy and Keras by their name. `pack` copies: what it gives does not change with what it was made from.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+
+_LIBRARIES = ("numpy", "keras", "tf_keras")
+
+
+class NotPlain(TypeError):
+    """A value that is no plain data."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `pack` takes `value`."""
+    try:
+        pack(value, None)
+    except NotPlain:
+        return False
+    return True
+
+
+def pack(value: Any, arrays: list[np.ndarray] | None) -> Any:
+    """What JSON takes for `value`; copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [pack(part, arrays) for part in value]
+    if isinstance(value, dict):
+        return {"dict": [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]}
+    if type(value) in (tuple, set, frozenset):
+        return {type(value).__name__: [pack(part, arrays) for part in value]}
+    if isinstance(value, np.ndarray):
+        return {"array": _store(value, arrays)}
+    if isinstance(value, np.generic):
+        return {"number": _store(np.asarray(value), arrays)}
+    if hasattr(value, "numpy") and hasattr(value, "dtype") and not hasattr(value, "assign"):
+        return {"tensor": _store(_numpy(value), arrays)}
+    name = _name_of_function(value)
+    if name is None:
+        raise NotPlain(f"{type(value).__name__} is no plain data")
+    return {"function": name}
+
+
+def unpack(packed: Any, arrays: list[np.ndarray]) -> Any:
+    """The value that `pack` was given. Raises NotPlain for what it cannot have made."""
+    if isinstance(packed, list):
+        return [unpack(part, arrays) for part in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "dict":
+        return {unpack(key, arrays): unpack(part, arrays) for key, part in content}
+    if kind in ("tuple", "set", "frozenset"):
+        made = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+        return made(unpack(part, arrays) for part in content)
+    if kind == "array":
+        return arrays[content].copy()
+    if kind == "number":
+        return arrays[content][()]
+    if kind == "tensor":
+        import tensorflow as tf
+
+        return tf.constant(arrays[content])
+    if kind == "function":
+        return _function(*content)
+    raise NotPlain(f"there is no kind {kind!r}")
+
+
+def put_back(now: Any, value: Any) -> Any:
+    """What is to stand where `now` stands: `now` itself with the content of `value` where others may refer to it."""
+    if type(now) is type(value) is list:
+        now[:] = value
+        return now
+    if isinstance(now, dict) and isinstance(value, dict):
+        now.clear()
+        now.update(value)
+        return now
+    return value
+
+
+def _store(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
+    if array.dtype.hasobject:
+        raise NotPlain("an array of objects is no plain data")
+    if arrays is None:
+        return 0
+    arrays.append(np.array(array, copy=True, order="C"))
+    return len(arrays) - 1
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    try:
+        return np.asarray(tensor.numpy())
+    except (AttributeError, NotImplementedError) as error:  # a tensor of a graph
+        raise NotPlain(str(error)) from None
+
+
+def _name_of_function(value: Any) -> list[str] | None:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
+    if isinstance(value, np.ufunc):
+        module = "numpy"
+    if not isinstance(module, str) or not isinstance(name, str) or module.split(".")[0] not in _LIBRARIES:
+        return None
+    try:
+        return [module, name] if _function(module, name) is value else None
+    except (ImportError, AttributeError):
+        return None
+
+
+def _function(module: str, name: str) -> Any:
+    if module.split(".")[0] not in _LIBRARIES:
+        raise NotPlain(f"{module}.{name} is no function of NumPy or Keras")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,0 +1,112 @@
+"""Two models in three calls of `fit`, one of them killed or asked to end, as the environment says; the rest is plain.
+
+LOSE is "call:epoch:batch:rank:signal"; the folder named on the command line holds what says that it has happened.
+What it prints is all that a script can see of its training.
+"""
+
+import json
+import os
+import posix  # the ranks' own view of files leaves it alone
+import signal
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+keras = tf.keras
+folder = sys.argv[1]
+keras.backend.set_floatx("float64")
+if "unseeded" not in sys.argv:
+    keras.utils.set_random_seed(4)
+rng = np.random.default_rng(1)
+x = rng.random((50, 6))
+y = x @ rng.random((6, 1)) + 0.1 * rng.random((50, 1))
+is_keras3 = keras.__version__.startswith("3")
+
+
+class Lose(keras.callbacks.Callback):
+    """Ends its rank, or asks it to end, at the moment asked for, once."""
+
+    def __init__(self, call):
+        super().__init__()
+        wanted = os.environ.get("LOSE", "9:0:0:0:SIGKILL").split(":")
+        self.moment = tuple(map(int, wanted[:3])) if int(wanted[0]) == call else None
+        self.rank, self.how = int(wanted[3]), wanted[4]
+        self.at = 0
+        self.batches = 0
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.at = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+        mark = os.path.join(folder, f"lost-{rank}")
+        if self.moment and self.moment[1:] == (self.at, batch) and rank == self.rank and not os.path.exists(mark):
+            posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY))
+            os.kill(os.getpid(), getattr(signal, self.how))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(round(float(logs["loss"]), 6))
+
+
+def network():
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    if is_keras3:
+        return keras.Sequential([keras.layers.Input((6,)), *layers])
+    return keras.Sequential(layers)  # built, and its optimizer with it, by the first step
+
+
+def show(name, history, model, *callbacks):
+    weights = [float(np.sum(np.abs(weight))) for weight in model.get_weights()]
+    found = {
+        "history": history.history,
+        "epochs": history.epoch,
+        "weights": weights,
+        "evaluated": model.evaluate(x, y, verbose=0),
+        "batches": [callback.batches for callback in callbacks],
+        "seen": [callback.seen for callback in callbacks],
+        "drawn": float(np.random.random()),
+        "rate": float(keras.backend.get_value(model.optimizer.learning_rate))
+        if not is_keras3
+        else float(model.optimizer.learning_rate),
+    }
+    print("SHOW" + json.dumps([name, found]), flush=True)
+
+
+# The first call stops early; its end is asked for afterwards.
+first = network()
+first.compile(keras.optimizers.Adam(0.03), "mse", metrics=["mae"])
+stop = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2)
+lose = Lose(0)
+history = first.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[stop, lose])
+show("first", history, first, lose)
+print("SHOW" + json.dumps(["stopped", stop.stopped_epoch]))
+
+# The second shuffles anew in each epoch, draws nothing at random in its steps, and has callbacks with a memory.
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).batch(8)
+second = network()
+second.compile(keras.optimizers.Adam(0.03), "mse", metrics=["mae"])
+lose = Lose(1)
+callbacks = [
+    keras.callbacks.ReduceLROnPlateau("loss", min_delta=0.005, patience=1),
+    keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
+    keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
+    lose,
+]
+history = second.fit(data, epochs=5, validation_data=(x, y), verbose=0, callbacks=callbacks)
+show("second", history, second, lose)
+
+
+# The third goes on with the second's model, from a generator that draws as it goes.
+def batches():
+    while True:
+        rows = np.random.permutation(50)[:10]
+        yield x[rows], y[rows]
+
+
+lose = Lose(2)
+history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
+show("third", history, second, lose)
+print("SHOW" + json.dumps(["log", open(os.path.join(folder, "log.csv")).read().splitlines()]))
