@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from . import info, launch, placement, probe, running, trial
+from . import info, launch, placement, probe, restarts, running, trial
 from .ops.build import BuildError, cache_folder
 from .version import __version__
 
@@ -20,6 +20,8 @@ usage: matex COMMAND ...
       train SCRIPT.py, unchanged, data-parallel on RANKS ranks; --dry-run prints the command line instead
   matex run --profile -n RANKS [mpirun options] SCRIPT.py [arguments]
       the same, and a table at the end: compute, waiting, communication, bandwidth, and which rank the others wait for
+  matex run --restarts TIMES -n RANKS [mpirun options] SCRIPT.py [arguments]
+      keep the run's state, and after a loss start it again from there, at most TIMES times, on the hosts that are left
   matex run --check [-n RANKS] [--steps STEPS] [mpirun options] SCRIPT.py [arguments]
       run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
   matex info
@@ -49,12 +51,14 @@ class Run:
     check: bool = False
     steps: int = trial.STEPS
     profile: bool = False
+    restarts: int = 0
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
     ranks, dry_run, comparing, profile, steps, options = None, False, False, False, None, []
+    again = 0
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -66,6 +70,8 @@ def parse_run(words: Sequence[str]) -> Run:
             comparing = True
         elif word == "--profile":
             profile = True
+        elif name == "--restarts":
+            again = whole_number("--restarts", value if equals else next(rest, ""), "restarts")
         elif name == "--steps":
             steps = whole_number("--steps", value if equals else next(rest, ""), "steps")
         else:
@@ -82,9 +88,13 @@ def parse_run(words: Sequence[str]) -> Run:
         raise UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if profile and comparing:
         raise UsageError("--profile and --check do not go together: what is checked is a few first steps")
+    if again and comparing:
+        raise UsageError("--restarts and --check do not go together: what is checked is a few first steps")
+    if again and ranks == 1:
+        raise UsageError("--restarts keeps the state of ranks that train together: -n expects 2 or more")
     if profile and ranks == 1:
         raise UsageError("--profile tells what ranks do together: -n expects 2 or more")
-    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile)
+    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile, again)
 
 
 def whole_number(option: str, text: str, of: str) -> int:
@@ -101,13 +111,20 @@ def check_target(run: Run) -> None:
         raise UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
 
 
-def command_line(run: Run) -> list[str]:
-    """The mpirun command line for `run` on this machine. Raises UsageError if there is no mpirun."""
+def find_mpirun() -> launch.Mpirun:
+    """This machine's mpirun. Raises UsageError if there is none."""
     mpirun = probe.find_mpirun(probe.mpi_library())
     if mpirun is None:
         raise UsageError(f"there is no mpirun. {info.GET_MPI}")
-    cores = len(placement.cores())
+    return mpirun
+
+
+def command_line(run: Run) -> list[str]:
+    """The mpirun command line for `run` on this machine. Raises UsageError if there is no mpirun."""
+    mpirun, cores = find_mpirun(), len(placement.cores())
     settings = {"MATEX_PROFILE": "1"} if run.profile else {}
+    if run.restarts:
+        settings["MATEX_STATE"] = restarts.state_folder(run.target)
     options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, settings)
     return launch.command(mpirun, options, sys.executable, run.target)
 
@@ -131,7 +148,17 @@ def run(words: Sequence[str]) -> int:
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
     elsewhere = launch.chooses_hosts(asked.options, os.environ)
-    with running.proof_folder(cache_folder() if elsewhere else None) as folder:
+    shared = cache_folder() if elsewhere else None
+    if asked.restarts:
+        return restarts.run(
+            restarts.Attempt(asked.ranks, asked.options),
+            asked.restarts,
+            lambda attempt: command_line(replace(asked, ranks=attempt.ranks, options=attempt.options)),
+            find_mpirun(),
+            shared,
+            os.environ.get("MATEX_STATE") or restarts.state_folder(asked.target),
+        )
+    with running.proof_folder(shared) as folder:
         return running.run(command_line(asked), folder)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TextIO
 
-from matex_tf import settings, world
+from matex_tf import proof, settings, world
 
 _said: set[str] = set()
 _unsaid = False
@@ -141,7 +141,20 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         sys.__excepthook__(kind, error, trace)
         return
     code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
+    if not _is_loss(error):
+        proof.fail()
     _end_all(describe(kind, error, trace), code)
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether what failed is the place or another rank rather than the script, which started again may well succeed."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return (
+        isinstance(error, MemoryError)
+        or "ResourceExhaustedError" in names
+        or any(base.__module__.startswith("mpi4py") for base in type(error).__mro__)
+        or "another rank has ended or its host cannot be reached" in str(error)
+    )
 
 
 def _end_all(text: str, code: int) -> None:

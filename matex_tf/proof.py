@@ -11,6 +11,9 @@ from pathlib import Path
 
 from matex_tf import settings, world
 
+EXIT_STALLED = 70
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
+
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
 _BEGUN, _FAILED, _ASK_AGAIN = "begun", "failed", "ask-again"
 

@@ -35,8 +35,8 @@ from matex_tf import (
     settings,
     world,
 )
+from matex_tf.proof import EXIT_REQUEUE
 
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
 _MOST_STEPS = 1000

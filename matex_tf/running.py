@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from . import leftovers, proof
 
@@ -46,19 +46,26 @@ def run(command: Sequence[str], folder: str) -> int:
     return EXIT_UNPROVED
 
 
-def wait_for(command: Sequence[str]) -> int:
+def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, heard: set[int] | None = None) -> int:
     """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
 
     What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore.
+
+    With `instead`, `command` is in a session of its own, and each signal is passed on as what stands there for it.
+    `heard` collects the signals that came.
     """
     watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
     try:
-        child = subprocess.Popen(command, preexec_fn=_start(before, os.getpid()))
+        child = subprocess.Popen(command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None)
         while child.poll() is None:
             found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
-            if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL and child.poll() is None:
-                child.send_signal(found.si_signo)
+            if found.si_signo == signal.SIGCHLD:
+                continue
+            if heard is not None:
+                heard.add(found.si_signo)
+            if (found.si_code != _SI_KERNEL or instead is not None) and child.poll() is None:
+                child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
         while signal.sigtimedwait(watched, 0) is not None:
             pass  # it came when there was nobody left to pass it on to
     finally:

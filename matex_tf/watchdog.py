@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import ops, output, row_uses, settings, world
+from matex_tf.proof import EXIT_STALLED
 
-EXIT_STALLED = 70
 _PATIENCE = 5.0  # seconds for an answer
 _NAMED = 8  # of hundreds of ranks, a few tell enough
 _STACKS = 2  # and of their stacks fewer, of so many frames each

@@ -1,0 +1,149 @@
+"""`matex run --restarts`: a run that is lost is started again, on the hosts that are left; what it says and ends with.
+
+The ranks keep its state (see `resuming`). Lost is a run of which a rank was killed, or ended without a word, or whose
+host is gone; not one whose script raised an error or chose its exit code, which it would only do again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import hosts, kept_files, proof, running
+from .launch import Mpirun
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+WELL, OWN, ASKED, LOST = "well", "own", "asked", "lost"
+_NAME = ".matex_tf-state-"
+# mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
+_INSTEAD = {signal.SIGTERM: signal.SIGUSR1}
+_PERSONS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
+
+
+def state_folder(target: Sequence[str]) -> str:
+    """Where the state of a run of `target` is kept: in the current folder, of the same name when it comes back."""
+    words = "\0".join([*target, os.environ.get("SLURM_JOB_ID", "")])
+    return os.path.abspath(_NAME + hashlib.sha256(words.encode()).hexdigest()[:12])
+
+
+@dataclass
+class Attempt:
+    """How often a run is to be started, and where: on `ranks` ranks with mpirun's `options`."""
+
+    ranks: int
+    options: list[str] = field(default_factory=list)
+
+
+def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
+    """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
+    if proof.asks_again(folder) or code == proof.EXIT_REQUEUE:
+        return ASKED
+    if proof.is_given(folder):
+        return WELL if code == 0 else OWN
+    if heard & _PERSONS:
+        return OWN
+    if heard & set(_INSTEAD):
+        return ASKED
+    by_a_signal = code > 128
+    if not by_a_signal and (proof.has_failed(folder) or not proof.has_begun(folder)):
+        return OWN
+    return LOST
+
+
+def reason(code: int) -> str:
+    """Why a run was lost, in words."""
+    if code > 128:
+        try:
+            return f"a rank was killed by {signal.Signals(code - 128).name} (exit code {code})"
+        except ValueError:
+            return f"exit code {code}"
+    known = {
+        0: "a rank or a host was lost, though mpirun ended with exit code 0",
+        proof.EXIT_STALLED: f"ranks waited too long for others (exit code {proof.EXIT_STALLED})",
+    }
+    return known.get(code, f"a rank or a host was lost (exit code {code})")
+
+
+def pause(restart: int) -> float:
+    """Seconds before restart number `restart`, from 1: a fault that lasts a while has time to pass."""
+    return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
+
+
+def run(
+    first: Attempt,
+    restarts: int,
+    command: Callable[[Attempt], Sequence[str]],
+    mpirun: Mpirun,
+    shared: str | os.PathLike | None,
+    state: str,
+) -> int:
+    """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
+    attempt, known = first, hosts.listed(first.options, os.environ)
+    lost: list[str] = []
+    while True:
+        heard: set[int] = set()
+        began = time.monotonic()
+        with running.proof_folder(shared) as folder:
+            code = running.wait_for(command(attempt), _INSTEAD, heard)
+            end = judge(code, folder, heard)
+        if end == WELL:
+            _remove(state)
+        if end != LOST:
+            if lost:
+                _say(f"{_how(end, code)} after {_times(len(lost))}: {_told(lost)}")
+            return proof.EXIT_REQUEUE if end == ASKED else code
+        lost.append(reason(code))
+        after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
+        if len(lost) > restarts:
+            _say(f"{after}; given up after {_times(restarts)}: {_told(lost)}. The same command goes on from {state}")
+            return code or running.EXIT_UNPROVED
+        wait = pause(len(lost))
+        _say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
+        time.sleep(wait)
+        attempt = _on_what_is_left(attempt, first, known, mpirun)
+
+
+def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun) -> Attempt:
+    """The next attempt: on those of the `known` hosts of the `first` one that answer."""
+    if len(known) < 2:
+        return attempt
+    left = hosts.answering(known, mpirun.path, first.options)
+    if not left or len(left) == len(known):
+        return first
+    ranks = hosts.ranks_on(left, known, first.ranks)
+    if ranks < 2:
+        # One rank alone would not know of the state.
+        ranks, left = 2, [hosts.Host(left[0].name, 2)]
+    gone = ", ".join(host.name for host in known if host not in left)
+    _say(f"no answer from {gone}; going on with {ranks} ranks on " + ", ".join(host.name for host in left))
+    return Attempt(ranks, hosts.without(first.options, left, mpirun.family))
+
+
+def _how(end: str, code: int) -> str:
+    if end == WELL:
+        return "ended well"
+    return f"asked to end (exit code {proof.EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
+
+
+def _times(number: int) -> str:
+    return f"{number} restart" + ("" if number == 1 else "s")
+
+
+def _told(lost: Sequence[str]) -> str:
+    return "; ".join(f"{count} times {why}" if count > 1 else why for why, count in Counter(lost).items())
+
+
+def _remove(state: str) -> None:
+    if Path(state).is_dir():
+        kept_files.Folder(state).close(remove=True)
+
+
+def _say(text: str) -> None:
+    print(f"matex: {text}", file=sys.stderr, flush=True)

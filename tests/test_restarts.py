@@ -1,0 +1,189 @@
+"""`matex run --restarts`: what counts as lost, how long it waits, and which hosts and ranks it goes on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launch as launching
+from matex_tf import cli, hosts, launch, restarts
+
+
+@pytest.mark.parametrize(
+    "code, words, heard, expected",
+    [
+        (0, ["begun", "ended"], [], restarts.WELL),
+        (3, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (1, ["begun", "failed"], [], restarts.OWN),  # an error of the script's
+        (2, [], [], restarts.OWN),  # it never began: a wrong setting, no compiler
+        (137, [], [], restarts.LOST),
+        (137, ["begun", "failed"], [], restarts.LOST),  # others fail when one is killed
+        (139, ["begun"], [], restarts.LOST),
+        (0, ["begun"], [], restarts.LOST),  # mpirun says 0 of a lost host
+        (1, ["begun"], [], restarts.LOST),
+        (70, ["begun"], [], restarts.LOST),
+        (75, ["begun"], [], restarts.ASKED),
+        (1, ["begun", "ask-again"], [], restarts.ASKED),
+        (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
+        (130, ["begun"], [signal.SIGINT], restarts.OWN),  # a person has had enough
+    ],
+)
+def test_what_is_lost(tmp_path, code, words, heard, expected):
+    for word in words:
+        (tmp_path / word).touch()
+    assert restarts.judge(code, tmp_path, set(heard)) == expected
+
+
+def test_pauses_grow_up_to_a_minute():
+    assert [restarts.pause(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
+
+
+def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    mine = restarts.state_folder(["train.py", "--rate", "1"])
+    assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.state_folder(["train.py", "--rate", "1"])
+    assert mine != restarts.state_folder(["train.py", "--rate", "2"])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert mine != restarts.state_folder(["train.py", "--rate", "1"])
+
+
+HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("--host a:2,b:2,c:4 --mca pml ob1", HOSTS),
+        ("-H a,a,b,b,c:4", HOSTS),
+        ("--host=a:2 -x NAME=b --host b:2,c:4", HOSTS),
+        ("--mca host x -x H", []),
+        ("", []),
+    ],
+)
+def test_hosts_of_a_command_line(options, expected):
+    assert hosts.listed(options.split(), {}) == expected
+
+
+def test_hosts_of_a_file(tmp_path):
+    (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
+    assert hosts.listed(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+
+
+def test_hosts_that_are_left():
+    left = [HOSTS[0], HOSTS[2]]
+    words = "--host a:2,b:2,c:4 --mca pml ob1 --hostfile x --tag-output".split()
+    assert hosts.without(words, left, launch.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
+    assert hosts.without(words, left, launch.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
+    assert hosts.ranks_on(left, HOSTS, 8) == 6 and hosts.ranks_on(left, HOSTS, 4) == 3
+
+
+def test_a_host_is_asked_in_the_way_that_the_run_takes():
+    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
+    asked = hosts.question("mpirun", words, HOSTS[1])
+    assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
+
+
+def test_hosts_that_do_not_answer_are_left_out(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\ncase "$*" in *"--host b "*) exit 1;; esac\n')
+    mpirun.chmod(0o755)
+    assert hosts.answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
+
+
+def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=()):
+    """Exit code, messages and starts of a run whose mpirun ends as `ends` says, one time after the other."""
+    monkeypatch.chdir(tmp_path)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        '#!/bin/sh\ncase "$*" in *"-n 1 true"*) case "$*" in *"--host b"*) exit 1;; esac; exit 0;; esac\n'
+        'printf "%s\\n" "$*" >> starts\nn=$(wc -l < starts)\ntouch "$MATEX_PROOF/begun"\ncase $n in\n'
+        + "".join(f"{number}) {end};;\n" for number, end in enumerate(ends, 1))
+        + "esac\n"
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    code = restarts.run(
+        restarts.Attempt(4, list(options)),
+        restart,
+        lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), "train.py"],
+        launch.Mpirun(str(mpirun), launch.OPENMPI, "5.0"),
+        None,
+        str(tmp_path / "state"),
+    )
+    return code, capfd.readouterr().err, (tmp_path / "starts").read_text().splitlines()
+
+
+def test_a_lost_run_is_started_again_until_it_ends_well(tmp_path, monkeypatch, capfd):
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "ended").touch()
+    ends = ["exit 137", "kill -SEGV $$", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 0 and starts == ["-n 4 train.py"] * 3
+    assert "a rank was killed by SIGKILL (exit code 137) after 0 s; restart 1 of 3" in said
+    assert "ended well after 2 restarts: a rank was killed by SIGKILL" in said and "SIGSEGV" in said
+    assert not (tmp_path / "state").exists()
+
+
+def test_restarts_come_to_an_end(tmp_path, monkeypatch, capfd):
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 5, restart=2)
+    assert code == 137 and len(starts) == 3
+    assert "given up after 2 restarts: 3 times a rank was killed by SIGKILL" in said and "goes on from" in said
+
+
+def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ['touch "$MATEX_PROOF/failed"; exit 1'])
+    assert code == 1 and len(starts) == 1 and said == ""
+
+
+def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
+    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
+    assert code == 0 and starts == ["--host a:2,b:2 -n 4 train.py", "--host a:2 -n 2 train.py"]
+    assert "no answer from b; going on with 2 ranks on a" in said
+
+
+def test_sigterm_reaches_the_ranks_as_a_warning_and_asks_for_requeue(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        "#!/bin/sh\ntrap 'touch \"$MATEX_PROOF/ask-again\"; exit 1' USR1\necho ready\nsleep 20 & wait $!\n"
+    )
+    mpirun.chmod(0o755)
+    program = (
+        "import sys; from matex_tf import cli; cli.command_line = lambda run: [sys.argv[1]]; "
+        "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(mpirun)],
+        env=launching.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(10) == 75
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--restarts 0 -n 2 train.py", "--restarts expects the number of restarts, 1 or more; '0'"),
+        ("--restarts -n 2 train.py", "--restarts expects"),
+        ("--restarts 2 --check train.py", "do not go together"),
+        ("--restarts 2 -n 1 train.py", "-n expects 2 or more"),
+    ],
+)
+def test_what_cannot_be_asked(words, message):
+    with pytest.raises(cli.UsageError, match=message):
+        cli.parse_run(words.split())
+
+
+def test_what_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
+    assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
+    assert f"MATEX_STATE={restarts.state_folder(['train.py'])}" in capsys.readouterr().out
+    assert not list(Path(tmp_path).iterdir())
