@@ -149,7 +149,7 @@ def run(words: Sequence[str]) -> int:
         )
     elsewhere = launch.chooses_hosts(asked.options, os.environ)
     shared = cache_folder() if elsewhere else None
-    if asked.restarts:
+    if asked.restarts or "MATEX_STATE" in os.environ:
         return restarts.run(
             restarts.Attempt(asked.ranks, asked.options),
             asked.restarts,

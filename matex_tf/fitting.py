@@ -102,6 +102,12 @@ class Stage:
         return "the training data of fit" if self.trains else "the data of evaluate"
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether which rows meet in a step depends on the number of ranks."""
+        shares = (self.counts, self.own_batches, self.numbered)
+        return self.weak or any(part is not None for part in shares)
+
+    @property
     def compares(self) -> bool:
         """Whether ranks are to see the same batches."""
         shared = self.counts is None and self.own_batches is None and self.numbered is None

@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 
+_STEPS = ("one_step_on_data", "train_function", "train_step")
+_STATEFUL = {
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
+}  # fmt: skip
+
 
 def states() -> dict[str, Any]:
     """The states of Python's and NumPy's generators, and of TensorFlow's for the seeds of eager ops."""
@@ -20,6 +26,16 @@ def states() -> dict[str, Any]:
         "seed": context.global_seed(),
         "tensorflow": seeds.getstate() if seeds is not None else None,
     }
+
+
+def step_draws() -> bool:
+    """Whether a training step of Keras draws by random ops whose state is within TensorFlow, where nobody can set it."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.util import compat
+
+    inner = context.context()
+    names = [name for name in map(compat.as_str, inner.list_function_names()) if any(step in name for step in _STEPS)]
+    return any(node.op in _STATEFUL for name in names for node in inner.get_function_def(name).node_def)
 
 
 def put_back(kept: dict[str, Any]) -> None:

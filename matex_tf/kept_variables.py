@@ -24,7 +24,7 @@ def groups(model: Any) -> dict[str, list[Any]]:
     seen: set[int] = set()
     counted = _new(metrics.variables_of(model), seen)
     found = {
-        "weights": _new([*model.weights, *getattr(model, "variables", [])], seen),
+        "weights": _new(_weights(model), seen),
         "random": _new(_random_variables([model, *layers]), seen),
         "random of TensorFlow": _new(_global_generator(), seen),
         "random of Keras": _new(_keras_global_seed(), seen),
@@ -35,6 +35,13 @@ def groups(model: Any) -> dict[str, list[Any]]:
     found["own"] = _new((value for value in vars(model).values() if hasattr(value, "assign")), seen)
     found[METRICS] = counted
     return found
+
+
+def _weights(model: Any) -> list[Any]:
+    try:
+        return [*model.weights, *model.variables]
+    except ValueError:
+        return []  # Keras 2 says so of a model that the first step builds
 
 
 def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:

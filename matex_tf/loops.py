@@ -18,6 +18,7 @@ from matex_tf import (
     output,
     pace,
     pipeline,
+    resuming,
     settings,
     sharding,
     steps,
@@ -128,6 +129,7 @@ class Loop:
     def _start_training(self, element: Any) -> None:
         self.trains = True
         _training.add(self)
+        resuming.say_loop()
         if self.weak:
             output.note("weak scaling: each rank takes whole batches of its own from the loops that train")
         comparison.compare_batch(comparison.batch_digest(element), "the batches of a loop over a tf.data.Dataset")
@@ -254,6 +256,7 @@ def notice_update() -> None:
         return
     _whole_updates += 1
     if _whole_updates == _WHOLE_ENOUGH:
+        resuming.say_loop()
         output.note(
             "a loop of the script's own takes its batches by slicing arrays, or by other means that cannot be seen, so "
             "every rank computes them whole: right, but not faster. Batches of a tf.data.Dataset are shared out"

@@ -102,7 +102,8 @@ def run(
         lost.append(reason(code))
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
-            _say(f"{after}; given up after {_times(restarts)}: {_told(lost)}. The same command goes on from {state}")
+            up = f"; given up after {_times(restarts)}: {_told(lost)}" if restarts else ""
+            _say(f"{after}{up}. The same command goes on from {state}")
             return code or running.EXIT_UNPROVED
         wait = pause(len(lost))
         _say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")

@@ -33,6 +33,7 @@ from matex_tf import (
     plain,
     proof,
     settings,
+    watchdog,
     world,
 )
 from matex_tf.proof import EXIT_REQUEUE
@@ -159,8 +160,7 @@ class _Run:
                 folder = kept_files.Folder(self.path)
             if me.rank == 0:
                 self.writer = _Writer(folder)
-                self.lock = leftovers.hold(self.path)
-                if self.lock is None:
+                if not self._hold():
                     error = "another run that has not ended keeps its state there"
         except OSError as raised:
             error = str(raised)
@@ -171,6 +171,15 @@ class _Run:
                     "folder of your own, on a file system that all hosts share, that no other run uses."
                 )
         return folder
+
+    def _hold(self) -> bool:
+        """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
+        for _ in range(20):
+            self._lock = leftovers.hold(self.path)
+            if self._lock is not None:
+                return True
+            time.sleep(0.5)
+        return False
 
     def _look(self) -> None:
         """Find the newest state on any rank, and go on drawing random numbers from where the run began."""
@@ -268,21 +277,20 @@ class _Run:
 
     def _leave_at_once(self) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
-        me = world.current()
-        if me.rank > 0:
-            time.sleep(2)  # rank 0 ends the others
+        if self.writer is None:
+            time.sleep(2)  # rank 0 ends the others, if it was asked as well
         else:
-            with files.plainly():
-                self.writer.flush()
-            proof.ask_again()
-            output.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
+            self.writer.flush()
+        proof.ask_again()
+        output.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
         world.abort(EXIT_REQUEUE)
 
     def leave(self, asked: str, where: str) -> None:
         """End all ranks, which have come to this together, once all is on the disk. Collective."""
         failed = None
         if self.writer is not None:
-            self.writer.flush()
+            with watchdog.busy(f"saving the state of the run to {self.path}"):
+                self.writer.flush()
             failed = self.writer.failed
         failed = world.control.broadcast(failed, "whether the state of the run is on the disk")
         if world.current().rank == 0:
@@ -335,12 +343,15 @@ class Fit:
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
         self._at: int | None = None
+        self._told = False
         self._present: dict[str, int] = {}
         self._large: dict = {}
         self._until = 1
         self._looked: tuple[float, int] = (time.monotonic(), 0)
         self._may_save = run.may_save(self.number)
-        if self.saved is not None and not self.is_over:
+        if self.is_over:
+            output.note("calls of fit that had ended before the run was started again are passed over")
+        elif self.saved is not None:
             where = f"epoch {self.epoch + 1}, step {self.step}"
             output.note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
         run.within = self
@@ -404,6 +415,14 @@ class Fit:
         """Whether training is about to begin with data that are to be brought to where they were."""
         return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
 
+    def say_rows(self) -> None:
+        """The data are dealt for as many ranks as there are: say so where that number was another."""
+        if self.step > 0 and self.saved["ranks"] != world.current().size:
+            output.note(
+                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch some "
+                "rows come twice and some not at all"
+            )
+
     def put_back_random(self) -> None:
         """Go on drawing random numbers where the state was taken."""
         kept_random.put_back(self.saved["random"])
@@ -431,8 +450,15 @@ class Fit:
         if self.is_over:
             self.model.stop_training = True  # it was for what the step makes
             return
+        if self.saved is not None and not self._told:
+            self._told = True
+            if kept_random.step_draws():
+                output.note(
+                    "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
+                    "draws other numbers than it would have drawn"
+                )
         self._until -= 1
-        if self._until > 0 or not self._may_save or done == self.params.get("steps"):
+        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
             return  # of an epoch's last step the epoch's end is the better place
         now = time.monotonic()
         seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
@@ -482,6 +508,7 @@ class Fit:
                     "epoch": epoch,
                     "step": step,
                     "ended": ended,
+                    "ranks": world.current().size,
                     "variables": variables,
                     "callbacks": kept_callbacks.states(self.callbacks, self._large),
                     "stop": bool(self.model.stop_training),

@@ -18,6 +18,7 @@ from matex_tf import (
     ops,
     output,
     reductions,
+    resuming,
     settings,
     sharding,
     steps,
@@ -242,6 +243,7 @@ def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]
         numbers = _placeholder(session.graph)
     if session not in plan.prepared:
         plan.prepared.add(session)
+        resuming.say_loop()
         _agree(session, plan.variables, "comparing the variables before the first training run", error=False)
     elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
         _agree(session, plan.trained, f"after {plan.runs} training runs", error=True)

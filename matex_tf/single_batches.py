@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, fitting, loops, output, rehearsal, sharding, steps, world
+from matex_tf import comparison, fitting, loops, output, rehearsal, resuming, sharding, steps, world
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
 _depth = 0
@@ -37,6 +37,7 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     Collective. The arrays are compared each time, because nothing else says that all ranks were given the same.
     """
     loops.shared_elsewhere()
+    resuming.say_loop()
     before = steps.current_values()
     if before[3]:
         # Within a loop over a dataset that trains: what it gave is a slice already.

@@ -15,6 +15,7 @@ from matex_tf import (
     loops,
     output,
     pipeline,
+    resuming,
     settings,
     sharding,
     single_batches,
@@ -171,6 +172,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
     def begin(*values: Any) -> bool:
         variables.settle()
         loops.shared_elsewhere()
+        resuming.say_loop()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         if pipeline.is_uneven(whole):
             pipeline.say_uneven()

@@ -289,6 +289,9 @@ def _pass_epochs(kept: resuming.Fit, number: int) -> None:
 
 def _data_are_back(kept: resuming.Fit) -> None:
     # What Python code has drawn on the way here it has drawn as it did before.
+    stage = fitting.current().training
+    if stage is not None and stage.is_dealt:
+        kept.say_rows()
     if not kept.data_are_back and not kept.source._matex_calls_python:
         kept.put_back_random()
     kept.data_are_back = True

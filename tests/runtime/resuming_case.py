@@ -1,6 +1,6 @@
 """Two models in three calls of `fit`, one of them killed or asked to end, as the environment says; the rest is plain.
 
-LOSE is "call:epoch:batch:rank:signal"; the folder named on the command line holds what says that it has happened.
+LOSE is a list of "call:epoch:batch:rank:signal"; the folder named on the command line notes what has happened.
 What it prints is all that a script can see of its training.
 """
 
@@ -25,13 +25,11 @@ is_keras3 = hasattr(keras, "ops")
 
 
 class Lose(keras.callbacks.Callback):
-    """Ends its rank, or asks it to end, at the moment asked for, once."""
+    """Ends its rank, or asks it to end, at the moments asked for, each once; and counts what it sees."""
 
     def __init__(self, call):
         super().__init__()
-        wanted = os.environ.get("LOSE", "9:0:0:0:SIGKILL").split(":")
-        self.moment = tuple(map(int, wanted[:3])) if int(wanted[0]) == call else None
-        self.rank, self.how = int(wanted[3]), wanted[4]
+        self.call = call
         self.at = 0
         self.batches = 0
         self.seen = []
@@ -42,10 +40,11 @@ class Lose(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
         rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-        mark = os.path.join(folder, f"lost-{rank}")
-        if self.moment and self.moment[1:] == (self.at, batch) and rank == self.rank and not os.path.exists(mark):
-            posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY))
-            os.kill(os.getpid(), getattr(signal, self.how))
+        for name in os.environ.get("LOSE", "").split():
+            *moment, how = name.split(":")
+            if [self.call, self.at, batch, rank] == list(map(int, moment)) and name not in posix.listdir(folder):
+                posix.close(posix.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY))
+                os.kill(os.getpid(), getattr(signal, how))
 
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append(round(float(logs["loss"]), 6))

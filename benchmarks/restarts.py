@@ -1,0 +1,121 @@
+"""Kills ranks at random moments of `matex run --restarts` and sees whether the result is that of an undisturbed run.
+
+    python benchmarks/restarts.py --runs 20 --kills 2 --ranks 3
+
+Each run has its ranks killed, one at a time and any of them, by SIGKILL or SIGSEGV, at moments drawn at random from its
+start on. The table has, for each run, when which rank was killed, from which states it went on, its exit code, and the
+largest difference of losses, metrics and weights from a run alone, relative to the larger of the value and 1e-3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("restarts_worker.py")
+PATIENCE = 900  # seconds for a run
+
+
+def curve(text: str) -> list[float]:
+    """All figures that the script showed last, in their order."""
+    shown = [line.partition("CURVE")[2] for line in text.splitlines() if "CURVE" in line]
+    found: list[float] = []
+
+    def walk(part) -> None:
+        if isinstance(part, (int, float)):
+            found.append(float(part))
+        else:
+            for one in part.values() if isinstance(part, dict) else part:
+                walk(one)
+
+    if shown:
+        walk(json.loads(shown[-1]))
+    return found
+
+
+def difference(want: list[float], found: list[float]) -> float:
+    """The largest difference, relative to the larger of the value and 1e-3."""
+    if len(want) != len(found):
+        return float("inf")
+    return max(abs(one - other) / max(abs(one), 1e-3) for one, other in zip(want, found))
+
+
+def disturbed(ranks: int, kills: int, mean: float, draw: random.Random) -> tuple[list[str], int, str, float]:
+    """The kills of one run, its exit code, what it printed, and its seconds."""
+    with tempfile.TemporaryDirectory(prefix="restarts-") as temporary:
+        notes = Path(temporary, "notes")
+        notes.mkdir()
+        environment = {
+            "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "MATEX_SAVE_SECONDS": "0.2", "MATEX_STATE": f"{temporary}/state",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "matex_tf.cli", "run", "--restarts", str(kills), "-n", str(ranks)]
+        began = time.monotonic()
+        with open(Path(temporary, "printed"), "w+b") as printed:
+            child = subprocess.Popen(
+                [*command, str(WORKER), str(notes)], env=environment, stdin=subprocess.DEVNULL, stdout=printed,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            done = []
+            while len(done) < kills and child.poll() is None:
+                time.sleep(draw.expovariate(1 / mean))
+                victim, how = draw.randrange(ranks), draw.choice(["SIGKILL", "SIGKILL", "SIGSEGV"])
+                while not (notes / str(victim)).exists() and child.poll() is None:
+                    time.sleep(0.1)  # it has not started
+                if child.poll() is None:
+                    pid = int((notes / str(victim)).read_text())
+                    for note in notes.iterdir():
+                        note.unlink()
+                    os.kill(pid, getattr(signal, how))
+                    done.append(f"{how} of {victim} at {time.monotonic() - began:.0f} s")
+            try:
+                code = child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGTERM)
+                code = child.wait()
+            printed.seek(0)
+            text = printed.read().decode(errors="replace")
+        return done, code, text, time.monotonic() - began
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--runs", type=int, default=5)
+    asked.add_argument("--kills", type=int, default=2, help="of each run")
+    asked.add_argument("--ranks", type=int, default=2)
+    asked.add_argument("--mean", type=float, default=8.0, help="seconds between kills, on average")
+    asked.add_argument("--seed", type=int, default=1)
+    options = asked.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as notes:
+        alone = subprocess.run([sys.executable, str(WORKER), notes], capture_output=True, text=True, check=True)
+    want = curve(alone.stdout)
+    print(
+        "| run | killed | went on from | exit code | seconds | largest difference |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    bad = 0
+    for number in range(1, options.runs + 1):
+        kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw)
+        states = re.findall(r"state kept at (epoch \d+, step \d+ of call \d+)", text)
+        found = difference(want, curve(text))
+        print(
+            f"| {number} | {'; '.join(kills)} | {'; '.join(states)} | {code} | {seconds:.0f} | {found:.1e} |",
+            flush=True,
+        )
+        if code != 0 or found > 1e-8:
+            bad += 1
+            print(text[-6000:], file=sys.stderr)
+    raise SystemExit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
