@@ -29,7 +29,7 @@ def states() -> dict[str, Any]:
 
 
 def step_draws() -> bool:
-    """Whether a training step of Keras draws by random ops whose state is within TensorFlow, where nobody can set it."""
+    """Whether a training step of Keras draws by random ops whose state nobody can get at."""
     from tensorflow.python.eager import context
     from tensorflow.python.util import compat
 

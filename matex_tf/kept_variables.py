@@ -32,7 +32,9 @@ def groups(model: Any) -> dict[str, list[Any]]:
     for index, optimizer in enumerate(_optimizers([model, *layers])):
         owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found[f"optimizer {index}"] = _new(owned, seen)
-    found["own"] = _new((value for value in vars(model).values() if hasattr(value, "assign")), seen)
+        # Of Keras 2 the learning rate is not among them.
+        found[f"optimizer {index}, own"] = _new(_attributes(optimizer), seen)
+    found["own"] = _new(_attributes(model), seen)
     found[METRICS] = counted
     return found
 
@@ -52,6 +54,12 @@ def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
             seen.add(id(inner))
             chosen.append(variable)
     return chosen
+
+
+def _attributes(holder: Any) -> list[Any]:
+    values = list(vars(holder).values())
+    values += [part for value in values if isinstance(value, dict) for part in value.values()]
+    return [value for value in values if hasattr(value, "assign")]
 
 
 def _optimizers(holders: list[Any]) -> list[Any]:

@@ -410,6 +410,8 @@ class Fit:
         if not self._is_complete(kept_variables.put_back(self.model, self.saved["variables"], self._present)):
             raise kept_variables.other_model("fewer variables", "more")
         self.missing = False
+        if not self.source._matex_calls_python:
+            self.put_back_random()  # variables that were made have drawn their first values
 
     def takes_data(self) -> bool:
         """Whether training is about to begin with data that are to be brought to where they were."""
@@ -419,8 +421,8 @@ class Fit:
         """The data are dealt for as many ranks as there are: say so where that number was another."""
         if self.step > 0 and self.saved["ranks"] != world.current().size:
             output.note(
-                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch some "
-                "rows come twice and some not at all"
+                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch "
+                "some rows come twice and some not at all"
             )
 
     def put_back_random(self) -> None:
