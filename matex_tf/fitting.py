@@ -21,6 +21,7 @@ from matex_tf import (
     pace,
     pipeline,
     rehearsal,
+    resumed_fit,
     resuming,
     settings,
     sharding,
@@ -236,7 +237,7 @@ class Run:
         self.rows = 0
         self.pace: pace.Pace | None = None
         self.agreed = False
-        self.kept: resuming.Fit | None = None
+        self.kept: resumed_fit.Fit | None = None
         self.slices = kind != "predict"
         ops.records.between_steps()
         fixed = _has_fixed_batch(model)

@@ -50,7 +50,9 @@ def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
         inner = gradients.underlying(variable)
-        if id(inner) not in seen and hasattr(inner, "assign") and hasattr(inner, "numpy"):
+        # Variables of text are no state of training, and no plain data.
+        is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
+        if is_kept and id(inner) not in seen:
             seen.add(id(inner))
             chosen.append(variable)
     return chosen

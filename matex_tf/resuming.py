@@ -11,12 +11,10 @@ Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,32 +22,30 @@ import numpy as np
 
 from matex_tf import (
     files,
-    kept_callbacks,
     kept_files,
     kept_random,
-    kept_variables,
     leftovers,
     output,
     plain,
     proof,
+    resumed_fit,
     settings,
+    state_writer,
     watchdog,
     world,
 )
 from matex_tf.proof import EXIT_REQUEUE
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
-_MOST_STEPS = 1000
 
-_run: _Run | None = None
+_run: Run | None = None
 
 
 def start() -> None:
     """Where MATEX_STATE names a folder, see what is kept there. Collective."""
     global _run
     if settings.current().state:
-        _run = _Run(os.path.abspath(os.path.expanduser(settings.current().state)))
+        _run = Run(os.path.abspath(os.path.expanduser(settings.current().state)))
 
 
 def entropy() -> int | None:
@@ -63,11 +59,11 @@ def begin(entropy: int) -> None:
         _run.begin(entropy)
 
 
-def next_fit(model: Any) -> Fit | None:
+def next_fit(model: Any) -> resumed_fit.Fit | None:
     """What is to be done about the state in the call of `fit` that begins; None where none is kept. Collective."""
     if _run is None or threading.current_thread() is not threading.main_thread():
         return None
-    return Fit(_run, model)
+    return resumed_fit.Fit(_run, model)
 
 
 def say_loop() -> None:
@@ -77,50 +73,6 @@ def say_loop() -> None:
             "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
             "anew then (or where the script itself has saved and restores)"
         )
-
-
-class _Writer:
-    """A thread that writes states, one after another."""
-
-    def __init__(self, folder: kept_files.Folder):
-        self.folder = folder
-        self.failed: str | None = None
-        self._orders: queue.Queue = queue.Queue(maxsize=1)
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        return self._orders.unfinished_tasks > 0
-
-    def write(self, kind: str, number: int, content: Any) -> None:
-        """Have `content` written. It is copied before this returns, which waits where two others are to be written."""
-        arrays: list[np.ndarray] = []
-        packed = plain.pack(content, arrays)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="matex_tf run state", daemon=True)
-            self._thread.start()
-        self._orders.put((kind, number, packed, arrays))
-
-    def flush(self) -> None:
-        """Return when all is on the disk, or has failed."""
-        self._orders.join()
-
-    def _work(self) -> None:
-        while True:
-            order = self._orders.get()
-            try:
-                with files.plainly():
-                    self.folder.write(*order)
-                self.failed = None
-            except OSError as error:
-                # A full disk is no reason to lose the training as well.
-                self.failed = f"{type(error).__name__}: {error}"
-                output.note(
-                    f"the state of this run could not be written to {self.folder.path} ({self.failed}); training goes "
-                    "on, and if it has to be started again, it will go on from an older state"
-                )
-            finally:
-                self._orders.task_done()
 
 
 @dataclass
@@ -133,17 +85,17 @@ class _Found:
     begin: dict[str, Any]
 
 
-class _Run:
+class Run:
     """What is kept of this run, on all ranks."""
 
     def __init__(self, path: str):
         self.path = path
         self.script = _script()
         self.fits = 0
-        self.within: Fit | None = None
+        self.within: resumed_fit.Fit | None = None
         self.asked: str | None = None
         self.saved_at = time.monotonic()
-        self.writer: _Writer | None = None
+        self.writer: state_writer.Writer | None = None
         with files.plainly():
             self.folder = self._open()
             self._look()
@@ -159,7 +111,7 @@ class _Run:
             if me.rank == 0 or os.path.isdir(self.path):
                 folder = kept_files.Folder(self.path)
             if me.rank == 0:
-                self.writer = _Writer(folder)
+                self.writer = state_writer.Writer(folder)
                 if not self._hold():
                     error = "another run that has not ended keeps its state there"
         except OSError as raised:
@@ -322,201 +274,3 @@ def _script() -> str:
                 content = file.read()
             break
     return kept_files.digest("\0".join(words).encode() + b"\0" + content)
-
-
-class Fit:
-    """One call of `fit`: what is put back in it, and when its state is kept."""
-
-    def __init__(self, run: _Run, model: Any):
-        self.run = run
-        self.model = model
-        self.number = run.fits
-        run.fits += 1
-        self.saved = run.state_of(self.number)
-        self.is_over = self.saved is not None and self.saved["ended"]
-        self.epoch: int | None = None if self.saved is None else self.saved["epoch"]
-        self.step: int = 0 if self.saved is None else self.saved["step"]
-        self.missing = self.saved is not None
-        self.first_epoch = 0  # with which the script has the call begin
-        self.source: Any = None  # Keras' source of the data that it trains on
-        self.data_taken = self.data_are_back = False
-        self.callbacks: Sequence[Any] = ()
-        self.params: dict[str, Any] = {}
-        self._at: int | None = None
-        self._told = False
-        self._present: dict[str, int] = {}
-        self._large: dict = {}
-        self._until = 1
-        self._looked: tuple[float, int] = (time.monotonic(), 0)
-        self._may_save = run.may_save(self.number)
-        if self.is_over:
-            output.note("calls of fit that had ended before the run was started again are passed over")
-        elif self.saved is not None:
-            where = f"epoch {self.epoch + 1}, step {self.step}"
-            output.note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
-        run.within = self
-
-    def close(self) -> None:
-        self.run.within = None
-
-    # Putting back
-
-    def begins(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
-        """After callbacks were told that training begins."""
-        self.callbacks, self.params = callbacks, params or {}
-        self._large = kept_callbacks.large(callbacks)
-        if self.saved is None:
-            return
-        self.put_back()
-        if self.is_over:
-            if hasattr(self.model, "_initial_epoch") and not self.missing:
-                self.model._initial_epoch = self.epoch  # there is no step to be made
-            return
-        if getattr(self.model, "_initial_epoch", None) is not None:
-            self.model._initial_epoch = self.epoch  # `BackupAndRestore` may have put it elsewhere
-        for what in kept_callbacks.begin_anew(callbacks):
-            output.note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
-
-    def epoch_begins(self, epoch: int) -> None:
-        """After callbacks were told that an epoch begins, which within an epoch they had been told before."""
-        resumes = self.saved is not None and not self.is_over and epoch == self.epoch
-        if resumes and self.step > 0:
-            self.put_back()
-        self._at = epoch
-        self._until, self._looked = 1, (time.monotonic(), self.step if resumes else 0)
-
-    def put_back(self) -> None:
-        """Put back what is there of the model's variables, and what the callbacks know."""
-        self._present = kept_variables.put_back(self.model, self.saved["variables"])
-        self.missing = not self._is_complete(self._present)
-        if not self.is_over:
-            kept_callbacks.put_back(self.callbacks, self.saved["callbacks"])
-
-    def _is_complete(self, present: dict[str, int]) -> bool:
-        kept = self.saved["variables"]
-        if self.step == 0:  # an epoch begins with empty metrics
-            kept = {group: values for group, values in kept.items() if group != kept_variables.METRICS}
-        return kept_variables.is_complete(present, kept)
-
-    def needs_step(self) -> bool:
-        """Whether the first step of training makes variables that are to be put back."""
-        return self.saved is not None and not self.is_over and self.missing
-
-    def put_back_rest(self, make: Callable[[], Any]) -> None:
-        """`make` makes the variables that are not there yet, and changes others: put all of them back."""
-        before = kept_variables.values(self.model)
-        make()
-        kept_variables.set_values(self.model, before)
-        if not self._is_complete(kept_variables.put_back(self.model, self.saved["variables"], self._present)):
-            raise kept_variables.other_model("fewer variables", "more")
-        self.missing = False
-        if not self.source._matex_calls_python:
-            self.put_back_random()  # variables that were made have drawn their first values
-
-    def takes_data(self) -> bool:
-        """Whether training is about to begin with data that are to be brought to where they were."""
-        return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
-
-    def say_rows(self) -> None:
-        """The data are dealt for as many ranks as there are: say so where that number was another."""
-        if self.step > 0 and self.saved["ranks"] != world.current().size:
-            output.note(
-                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch "
-                "some rows come twice and some not at all"
-            )
-
-    def put_back_random(self) -> None:
-        """Go on drawing random numbers where the state was taken."""
-        kept_random.put_back(self.saved["random"])
-
-    def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
-        saved, model = self.saved, self.model
-        if not kept_variables.is_complete(kept_variables.put_back(model, saved["variables"]), saved["variables"]):
-            output.note(
-                "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
-            )
-        for callback in callbacks:
-            callback.set_model(model)
-        kept_callbacks.put_back(callbacks, saved["callbacks"])
-        history = next((one for one in callbacks if type(one).__name__ == "History"), history)
-        kept_callbacks.put_back([history], [saved["history"]])
-        model.history, model.stop_training = history, saved["stop"]
-        self.put_back_random()
-        return history
-
-    # Keeping
-
-    def batch_ended(self, done: int) -> None:
-        """After `done` steps of an epoch."""
-        if self.is_over:
-            self.model.stop_training = True  # it was for what the step makes
-            return
-        if self.saved is not None and not self._told:
-            self._told = True
-            if kept_random.step_draws():
-                output.note(
-                    "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
-                    "draws other numbers than it would have drawn"
-                )
-        self._until -= 1
-        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
-            return  # of an epoch's last step the epoch's end is the better place
-        now = time.monotonic()
-        seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
-        patience = min(_LOOK_SECONDS, settings.current().save_seconds / 4 or _LOOK_SECONDS)
-        stride = min(max(int(patience / max(seconds, 1e-6)), 1), _MOST_STEPS)
-        self._until = self._look(self._at, done, stride)
-        self._looked = (now, done)
-
-    def epoch_ended(self, epoch: int) -> None:
-        """After callbacks were told that an epoch has ended."""
-        if self._may_save and not self.is_over and epoch + 1 != self.params.get("epochs"):
-            self._look(epoch + 1, 0, 1)
-
-    def ended(self, history: Any) -> None:
-        """After the call has ended. Collective."""
-        self._save("end", 0 if self._at is None else self._at + 1, 0, ended=True, history=history)
-        asked = self._who_asks()
-        if asked:
-            self.run.leave(asked, f"the end of call {self.number + 1} of fit")
-
-    def _who_asks(self) -> str | None:
-        everyone = world.control.allgather(self.run.asked, "whether the run is to end")
-        return next((asked for asked in everyone if asked), None)
-
-    def _look(self, epoch: int, step: int, stride: int) -> int:
-        """Save where it is due or the run is to end; after how many steps to look again. Collective."""
-        first = world.current().rank == 0
-        stops = bool(self.model.stop_training)
-        mine = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
-        everyone = world.control.allgather(mine, "whether to save the state of the run")
-        asked = next((asked for asked, *_ in everyone if asked), None)
-        _, due, stops, stride = everyone[0]
-        # Where training stops, the end of the call is near, and is saved.
-        if asked and not stops or due:
-            self._save("state", epoch, step)
-        if asked and not stops:
-            where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
-            self.run.leave(asked, f"{where} of call {self.number + 1} of fit")
-        return stride
-
-    def _save(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
-        run = self.run
-        with kept_variables.whole(self.model) as variables:
-            if world.current().rank == 0:
-                content = {
-                    "fit": self.number,
-                    "epoch": epoch,
-                    "step": step,
-                    "ended": ended,
-                    "ranks": world.current().size,
-                    "variables": variables,
-                    "callbacks": kept_callbacks.states(self.callbacks, self._large),
-                    "stop": bool(self.model.stop_training),
-                    "history": None if history is None else kept_callbacks.states([history], {})[0],
-                    "random": kept_random.states(),
-                }
-                run.number += kind == "state"
-                run.write(kind, run.number if kind == "state" else self.number, content)
-        run.saved_at = time.monotonic()

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from matex_tf import fitting, pipeline, resuming, sharding
+from matex_tf import fitting, pipeline, resumed_fit, sharding
 from matex_tf.patches import replace, when_imported
 
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
@@ -53,7 +53,7 @@ def _lists(module: Any) -> None:
 # The call
 
 
-def fit(original: Any, model: Any, kept: resuming.Fit, args: tuple, kwargs: dict) -> Any:
+def fit(original: Any, model: Any, kept: resumed_fit.Fit, args: tuple, kwargs: dict) -> Any:
     """The call `original(model, *args, **kwargs)` of fit in a run whose state is kept."""
     signature = inspect.signature(original)
     given = _by_name(signature, signature.bind(model, *args, **kwargs))
@@ -79,7 +79,7 @@ def _is_keras3(model: Any) -> bool:
     return hasattr(model, "_symbolic_build")
 
 
-def _pass_over(original: Any, kept: resuming.Fit, given: dict[str, Any]) -> Any:
+def _pass_over(original: Any, kept: resumed_fit.Fit, given: dict[str, Any]) -> Any:
     """The call had ended: make what it makes, go through its data, and leave all as it was at its end."""
     model, callbacks = kept.model, given.get("callbacks")
     given.update(callbacks=None, verbose=0, validation_data=None)
@@ -103,7 +103,7 @@ def _flat(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else [callbacks]
 
 
-def first_step(kept: resuming.Fit, function: Any, iterator: Any) -> Any:
+def first_step(kept: resumed_fit.Fit, function: Any, iterator: Any) -> Any:
     """An iterator of what `iterator` gives to the next step; all that the step makes has been put back.
 
     Variables that are made in a step are there after one, whose other effects are undone.
@@ -129,7 +129,7 @@ def _steps_per_execution(model: Any) -> int:
 # Callbacks
 
 
-def _kept() -> resuming.Fit | None:
+def _kept() -> resumed_fit.Fit | None:
     run = fitting.current()
     return run.kept if run is not None and run.kind == "fit" else None
 
@@ -278,7 +278,7 @@ def _steps_of_epoch(original: Any) -> Any:
     return _enumerate_iterator
 
 
-def _pass_epochs(kept: resuming.Fit, number: int) -> None:
+def _pass_epochs(kept: resumed_fit.Fit, number: int) -> None:
     """Go through the first epochs of Keras 3's source of data."""
     source = kept.source
     kept.data_taken = True
@@ -287,7 +287,7 @@ def _pass_epochs(kept: resuming.Fit, number: int) -> None:
         _pass_epoch(source, steps, lambda step: (step[2], source.steps_per_execution))
 
 
-def _data_are_back(kept: resuming.Fit) -> None:
+def _data_are_back(kept: resumed_fit.Fit) -> None:
     # What Python code has drawn on the way here it has drawn as it did before.
     stage = fitting.current().training
     if stage is not None and stage.is_dealt:

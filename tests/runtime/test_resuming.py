@@ -35,10 +35,10 @@ def run(ranks, folder, state, keras, lose):
     env = {"TF_USE_LEGACY_KERAS": keras, "MATEX_SAVE_SECONDS": "0.01", "MATEX_STATE": str(state), "LOSE": lose}
     full = launch.environment(env)
     command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), "--restarts", "2", CASE, folder]
-    return launch.execute([*map(str, command)], full, 300)
+    return launch.execute([*map(str, command)], full, 400)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "keras, lose",
     [

@@ -1,0 +1,55 @@
+"""A thread that writes the states of a run, so that training does not wait for the disk."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+
+from matex_tf import files, kept_files, output, plain
+
+
+class Writer:
+    """A thread that writes states, one after another."""
+
+    def __init__(self, folder: kept_files.Folder):
+        self.folder = folder
+        self.failed: str | None = None
+        self._orders: queue.Queue = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._orders.unfinished_tasks > 0
+
+    def write(self, kind: str, number: int, content: Any) -> None:
+        """Have `content` written. It is copied before this returns, which waits where two others are to be written."""
+        arrays: list[np.ndarray] = []
+        packed = plain.pack(content, arrays)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="matex_tf run state", daemon=True)
+            self._thread.start()
+        self._orders.put((kind, number, packed, arrays))
+
+    def flush(self) -> None:
+        """Return when all is on the disk, or has failed."""
+        self._orders.join()
+
+    def _work(self) -> None:
+        while True:
+            order = self._orders.get()
+            try:
+                with files.plainly():
+                    self.folder.write(*order)
+                self.failed = None
+            except OSError as error:
+                # A full disk is no reason to lose the training as well.
+                self.failed = f"{type(error).__name__}: {error}"
+                output.note(
+                    f"the state of this run could not be written to {self.folder.path} ({self.failed}); training goes "
+                    "on, and if it has to be started again, it will go on from an older state"
+                )
+            finally:
+                self._orders.task_done()
