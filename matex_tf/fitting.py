@@ -49,9 +49,9 @@ def run(kind: str, model: Any) -> Iterator[Run]:
     stack.append(this)
     if kind != "predict":
         metrics.count_apart(metrics.variables_of(model))
-    if kind == "fit" and len(stack) == 1:
-        this.kept = resuming.next_fit(model)
     try:
+        if kind == "fit" and len(stack) == 1:
+            this.kept = resuming.next_fit(model)
         yield this
         if len(stack) == 1:
             this.finish()
