@@ -1,6 +1,6 @@
 """What happens when a rank ends at any moment, in any way: the table of docs/reliability.md.
 
-    python benchmarks/faults.py [--ranks 2] [--times 1] [--only WORDS] [--ways 6]
+    python benchmarks/faults.py [--ranks 2] [--times 1] [--only WORDS] [--ways 8]
 
 Each line starts `matex run`, ends one rank at the moment named, in each of the ways that are possible there, and looks:
 is the exit code something other than 0, does what is printed name rank and host, and after how many seconds; after how
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import signal
 import socket
@@ -26,7 +27,7 @@ from pathlib import Path
 WORKER = Path(__file__).resolve().with_name("faults_worker.py")
 KILLS = ("SIGKILL", "SIGSEGV")
 ENDS = (*KILLS, "os._exit(0)", "os._exit(3)")
-ALL = (*ENDS, "_exit(0) in C", "an exception")
+ALL = (*ENDS, "_exit(0) in C", "an exception", "SIGABRT", "SIGTERM")
 SAVED = (".keras", ".weights.h5", "Checkpoint", "SavedModel", "v1 Saver")
 # (the moment, the rank that ends, the ways)
 TABLE = [
@@ -46,8 +47,10 @@ TABLE = [
     ("end of the script", "1", ALL),
     ("after the meeting at the end", "1", KILLS),
     ("after the end of MPI", "1", KILLS),
+    ("at random", "random", ("SIGKILL", "SIGABRT", "SIGBUS", "SIGTERM", "os._exit(3)")),
 ]
 PATIENCE = 400
+SPAN = 60.0  # seconds from the start of a rank, in which it imports, starts, traces, trains and saves
 
 
 @dataclass
@@ -90,8 +93,22 @@ def values(folder: Path, what: str) -> set[float]:
     return set(np.unique(found).tolist())
 
 
+def is_whole(path: Path) -> bool:
+    """Whether every array of the HDF5 file at `path` can be read."""
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item: item[()] if isinstance(item, h5py.Dataset) else None)
+    except OSError:
+        return False
+    return True
+
+
 def state_of_files(folder: Path, moment: str) -> str:
     """Which one is there where a whole file is, the old or the new; else "torn" and why."""
+    if moment == "at random" and (folder / "model.weights.h5").exists():
+        return "whole" if is_whole(folder / "model.weights.h5") else "torn"
     if not moment.startswith("saving "):
         return ""
     try:
@@ -103,6 +120,7 @@ def state_of_files(folder: Path, moment: str) -> str:
 
 def inject(ranks: int, moment: str, kind: str, rank: str) -> Outcome:
     """One run with one fault."""
+    rank = str(random.randrange(ranks)) if rank == "random" else rank
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder, notes, site, cache = (Path(temporary, name) for name in ("folder", "notes", "site", "cache"))
         for each in (folder, notes, site, cache):
@@ -113,7 +131,8 @@ def inject(ranks: int, moment: str, kind: str, rank: str) -> Outcome:
         )
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": str(site), "FAULT": f"{moment}:{kind}:{rank}",
-            "FAULT_NOTES": str(notes), "MATEX_OVERLAP": "on" if "overlapped" in moment else "off",
+            "FAULT_NOTES": str(notes), "FAULT_SECONDS": str(random.uniform(0, SPAN)),
+            "MATEX_OVERLAP": "on" if "overlapped" in moment else "off",
         }  # fmt: skip
         if moment == "building the ops":
             environment["MATEX_CACHE_DIR"] = str(cache)

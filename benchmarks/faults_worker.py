@@ -32,10 +32,9 @@ def write(name: str, text: str) -> None:
 def fault(*ignored: Any) -> None:
     """End this rank in the way that is asked for."""
     write("fault", f"{time.time()} {_rank}")
-    if KIND == "SIGKILL":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif KIND == "SIGSEGV":
-        os.kill(os.getpid(), signal.SIGSEGV)
+    if KIND.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, KIND))
+        time.sleep(600)  # one that Python takes for itself comes between two of its lines
     elif KIND == "os._exit(0)":
         os._exit(0)
     elif KIND == "os._exit(3)":
@@ -61,6 +60,11 @@ def arm() -> None:
         return
     write(f"process-{os.getpid()}", "")
     if not is_victim():
+        return
+    if MOMENT == "at random":
+        timer = threading.Timer(float(os.environ["FAULT_SECONDS"]), fault)
+        timer.daemon = True
+        timer.start()
         return
     import wrapt
 
@@ -132,8 +136,8 @@ def train(folder: str) -> None:
         [keras.Input((8,)), keras.layers.Dense(64), Watched(), keras.layers.Dense(64), keras.layers.Dense(1)]
     )
     eager, fits = MOMENT == "in a step (loop)", "fit" in MOMENT or "epoch" in MOMENT or "comparing" in MOMENT
-    if MOMENT.startswith("host"):
-        return train_for_ever(model, x, y)
+    if MOMENT in ("host", "at random"):
+        return train_for_ever(model, x, y, folder)
     if fits:
         model.compile("sgd", "mse")
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Callback()])
@@ -150,14 +154,16 @@ def train(folder: str) -> None:
         run(a, b)
 
 
-def train_for_ever(model: Any, x: Any, y: Any) -> None:
-    """Train until a host is lost."""
+def train_for_ever(model: Any, x: Any, y: Any, folder: str) -> None:
+    """Train, and save at the end of each epoch, until the fault comes."""
     import tensorflow as tf
 
     class Ready(tf.keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 3:
                 write(f"ready-{os.uname().nodename}", "")
+            if MOMENT == "at random":
+                model.save_weights(os.path.join(folder, "model.weights.h5"))
 
     model.compile("sgd", "mse")
     model.fit(x, y, batch_size=8, epochs=10**6, verbose=0, callbacks=[Ready()])

@@ -12,9 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from . import leftovers, proof
+from .witness import Witness
 
 EXIT_UNPROVED = 71
-_PASSED_ON = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
+    signal.SIGCONT,
+)  # fmt: skip
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
 _PREFIX = "matex_tf-run-"
@@ -49,7 +53,8 @@ def run(command: Sequence[str], folder: str) -> int:
 def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, heard: set[int] | None = None) -> int:
     """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
 
-    What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore.
+    What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore. Stopped
+    from the keyboard, both stop, and both go on.
 
     With `instead`, `command` is in a session of its own, and each signal is passed on as what stands there for it.
     `heard` collects the signals that came.
@@ -58,14 +63,18 @@ def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, h
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
     try:
         child = subprocess.Popen(command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None)
-        while child.poll() is None:
-            found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
-            if found.si_signo == signal.SIGCHLD:
-                continue
-            if heard is not None:
-                heard.add(found.si_signo)
-            if (found.si_code != _SI_KERNEL or instead is not None) and child.poll() is None:
-                child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
+        with Witness(watched) as witness:
+            while child.poll() is None:
+                found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
+                if found.si_signo == signal.SIGCHLD:
+                    continue
+                if heard is not None:
+                    heard.add(found.si_signo)
+                has_it = instead is None and (found.si_code == _SI_KERNEL or witness.saw(found.si_signo))
+                if not has_it and child.poll() is None:
+                    child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
+                if found.si_signo == signal.SIGTSTP:
+                    os.kill(os.getpid(), signal.SIGSTOP)
         while signal.sigtimedwait(watched, 0) is not None:
             pass  # it came when there was nobody left to pass it on to
     finally:

@@ -22,6 +22,7 @@ from matex_tf import ops, output, row_uses, settings, world
 from matex_tf.proof import EXIT_STALLED
 
 _PATIENCE = 5.0  # seconds for an answer
+_SUSPENDED = 5.0  # seconds by which a look is late where the whole process was stopped
 _NAMED = 8  # of hundreds of ranks, a few tell enough
 _STACKS = 2  # and of their stacks fewer, of so many frames each
 _FRAMES = 16
@@ -93,6 +94,7 @@ class _Watch:
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._run, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []
+        self.resumed = 0.0
         # As one that waits: the teller, whether it has answered, and when it was told.
         self.teller, self.heard, self.reported = 0, False, 0.0
         self.number = -1
@@ -100,7 +102,12 @@ class _Watch:
         self.stalled: _Stall | None = None
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self.ended.wait(min(1.0, self.stall / 4)):
+            before, looked = looked, time.monotonic()
+            if looked > before + _SUSPENDED:
+                # The job was stopped and continued: what is waited for has stood still as well.
+                self.resumed, self.stalled = looked, None
             while self.communicator.iprobe():
                 self._hear(*self.communicator.recv())
             self._look()
@@ -133,17 +140,17 @@ class _Watch:
 
     def _look(self) -> None:
         """Tell the teller if this rank waits, the next rank if that one has not answered."""
-        waiting = ops.waiting()
-        if waiting.seconds < self.stall:
+        waiting, now = ops.waiting(), time.monotonic()
+        waited = min(waiting.seconds, now - self.resumed)
+        if waited < self.stall:
             return
-        now = time.monotonic()
         if waiting.number != self.number:
             self.number, self.teller, self.heard, self.reported = waiting.number, 0, True, 0.0
         if not self.heard and now > self.reported + _PATIENCE and self.teller < self.me.rank:
             self.teller, self.reported = self.teller + 1, 0.0
         if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
             self.reported, self.heard = now, False
-            self._send(self.teller, "waits", waiting.number, waiting.seconds, waiting.what)
+            self._send(self.teller, "waits", waiting.number, waited, waiting.what)
 
     def _tell(self, stalled: _Stall) -> None:
         now = time.monotonic()

@@ -176,7 +176,7 @@ def waiting_for(tmp_path, script, **options):
         start_new_session=True,
         **options,
     )
-    assert child.stdout.readline() == "ready\n"
+    assert child.stdout.readline().startswith("ready")
     return child
 
 
@@ -187,6 +187,35 @@ def test_a_signal_reaches_mpirun_and_its_death_is_an_exit_code(tmp_path):
     child.send_signal(signal.SIGUSR1)
     assert child.communicate(timeout=30)[0] == "asked\n"
     assert child.returncode == 128 + signal.SIGKILL
+
+
+def test_what_the_whole_group_gets_reaches_mpirun_once(tmp_path):
+    child = waiting_for(tmp_path, "trap 'echo asked' USR1\necho ready\nfor i in 1 2 3 4 5 6; do sleep 0.5; done\n")
+    os.killpg(child.pid, signal.SIGUSR1)
+    time.sleep(1.5)
+    child.send_signal(signal.SIGUSR1)
+    assert child.communicate(timeout=60)[0] == "asked\nasked\n"
+
+
+STOPPED = """
+import signal
+watched = {signal.SIGTSTP, signal.SIGCONT}
+signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+print("ready", flush=True)
+found = [signal.sigwait(watched), signal.sigwait(watched), signal.sigtimedwait(watched, 1)]
+print(*[one and one.name for one in found])
+"""
+
+
+@pytest.mark.parametrize("of_group", [True, False])
+def test_stopped_and_continued_with_mpirun(tmp_path, of_group):
+    child = waiting_for(tmp_path, f"exec {sys.executable} -c '{STOPPED}'")
+    send = os.killpg if of_group else os.kill
+    send(child.pid, signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+    send(child.pid, signal.SIGCONT)
+    assert child.communicate(timeout=30)[0] == "SIGTSTP SIGCONT None\n"
+    assert child.returncode == 0
 
 
 def test_what_nohup_ignores_stays_ignored(tmp_path):

@@ -48,14 +48,24 @@ model.compile(optimizer, "mse")
 if "rows" in sys.argv:
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8 + rank)
     model.fit(data, verbose=0)
-model.fit(x, y, verbose=0)
+if "branch" in sys.argv:
+    print(matex_tf.allreduce(1.0) if rank == 0 else matex_tf.broadcast(1.0))
+model.fit(x, y, epochs=1 + rank if "epochs" in sys.argv else 1, verbose=0)
+if "caught" in sys.argv:
+    try:
+        if rank == 1:
+            raise ValueError("on one rank only")
+        model.evaluate(x, y, verbose=0)
+    except ValueError:
+        pass
+    model.fit(x, y, verbose=0)
 """
 )
 
 
 def failed(ranks, script, *arguments, code=1, **options):
     started = time.monotonic()
-    result = launch.run(ranks, script, *arguments, timeout=100, **options)
+    result = launch.run(ranks, script, *arguments, timeout=280, **options)
     assert result.returncode == code, result.output[-4000:]
     return result, time.monotonic() - started
 
@@ -132,6 +142,20 @@ def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
 def test_ranks_at_different_places_are_named():
     result, _ = failed(2, LOOP, "break")
     assert "tape.gradient" in result.output and "metrics" in result.output
+
+
+@pytest.mark.parametrize(
+    "what, here, there",
+    [
+        ("branch", "is at allreduce (mean) of float32 []", "is at broadcast from rank 0 of float32 []"),
+        ("epochs", "rank 0 (", "has ended its script"),
+        ("caught", "rank 0 (", "rank 1 ("),
+    ],
+)
+def test_ranks_that_do_other_things_are_told_apart(what, here, there):
+    result, _ = failed(2, FIT, what)
+    assert here in result.output and there in result.output, result.output
+    assert "collective number" in result.output, result.output
 
 
 def test_batches_of_other_sizes_are_an_error():
