@@ -2,14 +2,16 @@
 
     python benchmarks/restarts.py --runs 20 --kills 2 --ranks 3
 
-Each run has its ranks killed, one at a time and any of them, by SIGKILL or SIGSEGV, at moments drawn at random from its
-start on. The table has, for each run, when which rank was killed, from which states it went on, its exit code, and the
-largest difference of losses, metrics and weights from a run alone, relative to the larger of the value and 1e-3.
+Each run has its ranks killed, one at a time and any of them, by SIGKILL or SIGSEGV, at moments drawn at random from the
+beginning of the script on. The table has, for each run, when which rank was killed, from which states it went on, its
+exit code, and the largest difference of losses, metrics and weights from a run alone, relative to the larger of the
+value and 1e-3.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -66,16 +68,17 @@ def disturbed(ranks: int, kills: int, mean: float, draw: random.Random) -> tuple
             )  # fmt: skip
             done = []
             while len(done) < kills and child.poll() is None:
-                time.sleep(draw.expovariate(1 / mean))
                 victim, how = draw.randrange(ranks), draw.choice(["SIGKILL", "SIGKILL", "SIGSEGV"])
                 while not (notes / str(victim)).exists() and child.poll() is None:
-                    time.sleep(0.1)  # it has not started
+                    time.sleep(0.1)  # it has not come to its script
+                time.sleep(draw.expovariate(1 / mean))
                 if child.poll() is None:
                     pid = int((notes / str(victim)).read_text())
                     for note in notes.iterdir():
                         note.unlink()
-                    os.kill(pid, getattr(signal, how))
-                    done.append(f"{how} of {victim} at {time.monotonic() - began:.0f} s")
+                    with contextlib.suppress(ProcessLookupError):  # it went with the one that was killed before
+                        os.kill(pid, getattr(signal, how))
+                        done.append(f"{how} of {victim} at {time.monotonic() - began:.0f} s")
             try:
                 code = child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
@@ -91,7 +94,7 @@ def main() -> None:
     asked.add_argument("--runs", type=int, default=5)
     asked.add_argument("--kills", type=int, default=2, help="of each run")
     asked.add_argument("--ranks", type=int, default=2)
-    asked.add_argument("--mean", type=float, default=8.0, help="seconds between kills, on average")
+    asked.add_argument("--mean", type=float, default=8.0, help="seconds to a kill, on average")
     asked.add_argument("--seed", type=int, default=1)
     options = asked.parse_args()
     draw = random.Random(options.seed)

@@ -66,7 +66,9 @@ def show(name, history, model, *callbacks):
         "evaluated": model.evaluate(x, y, verbose=0),
         "batches": [callback.batches for callback in callbacks],
         "seen": [callback.seen for callback in callbacks],
-        "drawn": float(np.random.random()) if name != "third" else 0.0,  # of a generator that is drawn from ahead
+        "drawn": float(np.random.random())
+        if name not in ("third", "last")
+        else 0.0,  # of a generator that is drawn from ahead
         "rate": float(keras.backend.get_value(model.optimizer.learning_rate))
         if not is_keras3
         else float(model.optimizer.learning_rate),
@@ -108,5 +110,8 @@ def batches():
 lose = Lose(2)
 history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
 show("third", history, second, lose)
+# Not by fit: it is done again.
+second.train_on_batch(x[:12], y[:12])
+show("last", history, second)
 with open(os.path.join(folder, "log.csv")) as file:
     print("SHOW" + json.dumps(["log", [line.split(",") for line in file.read().splitlines()]]))

@@ -63,6 +63,8 @@ def test_nothing_is_lost(tmp_path, keras, lose):
     newest.write_bytes(newest.read_bytes()[:-1])
     found = run(3, tmp_path / "lost", state, keras, lose).check()
     assert "going on from the state kept at epoch" in found.stderr
+    assert "calls of fit that had ended before the run was started again are passed over" in found.stderr
+    assert "a loop of the script's own begins anew" in found.stderr
     assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
     assert not differences(want, shown(found))
     assert not state.exists()
