@@ -8,6 +8,7 @@ script's own) or are still owed to the optimizer (Keras' training step).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ KIND_GRADIENTS = 1
 _born: dict[int, Any] = {}
 _entangled: dict[int, Any] = {}
 _scaling: weakref.WeakSet = weakref.WeakSet()
+_numbers: dict[int, tuple[int, Any]] = {}
+_count = itertools.count(1)
 _state = threading.local()
 
 
@@ -32,6 +35,16 @@ def underlying(variable: Any) -> Any:
 def name_of(variable: Any) -> str:
     """The name by which a variable is known in messages and in the layout."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed")
+
+
+def _number_of(variable: Any) -> int:
+    """A number, from 1, that this variable has for as long as it lives and no other one gets."""
+    inner = underlying(variable)
+    key = id(inner)
+    if key not in _numbers:
+        number = next(_count)
+        _numbers[key] = number, weakref.ref(inner, lambda _: _numbers.pop(key, None))
+    return _numbers[key][0]
 
 
 def mark(variables: Sequence[Any], born: bool) -> None:
@@ -170,6 +183,7 @@ def reduce(
         weight,
         place,
         checked,
+        [_number_of(variables[index]) for index in order] + [0] * len(further),
     )
     result = list(gradients)
     for index, output in zip(order, outputs):

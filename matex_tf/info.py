@@ -28,6 +28,7 @@ class Facts:
     gpus: int = 0
     chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
+    compression: str = "none"
 
     @property
     def ops(self) -> dict[str, Any]:
@@ -37,8 +38,9 @@ class Facts:
 def gather() -> Facts:
     """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
     library = probe.mpi_library()
+    compression = "unknown: a setting is wrong"
     try:
-        settings.Settings(os.environ)
+        compression = compression_in_words(settings.Settings(os.environ))
         settings_error = None
     except settings.SettingError as error:
         settings_error = str(error)
@@ -51,7 +53,16 @@ def gather() -> Facts:
         gpus=placement.gpu_count(),
         chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
+        compression=compression,
     )
+
+
+def compression_in_words(chosen: settings.Settings) -> str:
+    """What of the gradients travels compressed, and what that means."""
+    if chosen.compression == settings.NO_COMPRESSION:
+        return "none"
+    links = {"all": "on all links", "hosts": "between hosts"}[chosen.compression_links]
+    return f"{chosen.compression} {links}: results are not those of the script alone"
 
 
 def complaints(facts: Facts) -> list[str]:
@@ -114,6 +125,7 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
     lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
     seen = len(facts.tensorflow.get("gpus", []))
     lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
+    lines.append(("compression", facts.compression))
     lines += [("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())]
     return lines
 

@@ -21,7 +21,7 @@ def start() -> None:
     if not settings.current().profile:
         return
     chosen = settings.current().overlap
-    link = records.link(chosen == "on" or (chosen == "auto" and world.current().has_several_hosts))
+    link = records.link(chosen == "on" or (chosen == "auto" and world.current().has_several_nodes))
     if settings.current().timeline == "":
         records.record(records.TOTALS)
 

@@ -50,6 +50,7 @@ def attach() -> None:
 
     ops.library()
     _agree_on_settings()
+    _say_what_changes_results()
     proof.demand()
     resuming.start()
     resuming.begin(seeding.agree(resuming.entropy()))
@@ -91,6 +92,14 @@ def _agree_on_settings() -> None:
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
                     f"with `mpirun -x {name} ...`."
                 )
+
+
+def _say_what_changes_results() -> None:
+    chosen = settings.current()
+    if chosen.compression != settings.NO_COMPRESSION:
+        idle = chosen.compression_links == "hosts" and not world.current().has_several_nodes
+        says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
+        output.note(f"MATEX_COMPRESSION={chosen.compression} {says}")
 
 
 def _refuse_if_too_late() -> None:

@@ -65,6 +65,33 @@ def _text(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Compression:
+    """What `MATEX_COMPRESSION` asks for: none, bf16, fp16 or topk, and of that which share of the numbers."""
+
+    kind: str
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        return f"topk:{self.share:g}" if self.kind == "topk" else self.kind
+
+
+NO_COMPRESSION = Compression("none")
+
+
+def _compression(text: str) -> Compression:
+    kind, colon, share = text.strip().lower().partition(":")
+    if kind in ("none", "bf16", "fp16") and not colon:
+        return Compression(kind)
+    try:
+        value = float(share)
+    except ValueError:
+        value = 0.0
+    if kind != "topk" or not 0 < value <= 1:
+        raise ValueError("one of none, bf16, fp16, or topk: and a share above 0 and up to 1, such as topk:0.01")
+    return Compression(kind, value)
+
+
+@dataclass(frozen=True)
 class Setting:
     """One row of the table: its name without the prefix, how it is read, its default and what it does."""
 
@@ -131,11 +158,36 @@ TABLE = (
     ),
     Setting(
         "algorithm",
-        _choice("auto", "mpi", "ring"),
+        _choice("auto", "mpi", "ring", "two_level"),
         "auto",
-        "auto, mpi, ring",
+        "auto, mpi, ring, two_level",
         "How large sums over ranks are computed: mpi: by MPI's own allreduce; ring: by a ring, which moves the least "
-        "that is possible. auto: mpi on one host, else whichever is faster on the first of them.",
+        "that is possible; two_level: within each host first, then each of its ranks carries a slice to the other "
+        "hosts. auto: mpi on one host, else whichever is fastest on the first of them.",
+    ),
+    Setting(
+        "compression",
+        _compression,
+        NO_COMPRESSION,
+        "none, bf16, fp16, topk:SHARE",
+        "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the SHARE "
+        "of each that is largest (topk:0.01). What that leaves out is kept and added to the next gradient. See "
+        "docs/performance.md for loss curves.",
+    ),
+    Setting(
+        "compression_links",
+        _choice("all", "hosts"),
+        "all",
+        "all, hosts",
+        "hosts: what travels within a host is not compressed, only what goes from host to host.",
+    ),
+    Setting(
+        "ranks_per_node",
+        _count,
+        0,
+        "ranks",
+        "For tests: so many consecutive ranks are taken for a host of their own where sums are computed. 0: those that "
+        "share memory.",
     ),
     Setting(
         "drift_steps",

@@ -68,12 +68,22 @@ class World:
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     hosts: list[str] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
     communicators: dict[str, Any] = field(default_factory=dict)
     process: int = field(default_factory=os.getpid)
 
     @property
     def has_several_hosts(self) -> bool:
         return len(set(self.hosts)) > 1
+
+    @property
+    def node(self) -> int:
+        """The number of this rank's node: that of its first rank. Ranks of a node share memory."""
+        return self.nodes[self.rank] if self.nodes else 0
+
+    @property
+    def has_several_nodes(self) -> bool:
+        return len(set(self.nodes)) > 1
 
     @property
     def place(self) -> str:
@@ -193,13 +203,16 @@ def _join(MPI: Any, size: int) -> World:
         )
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     host = socket.gethostname()
+    rank, together = everyone.Get_rank(), settings.current().ranks_per_node
+    first = node.bcast(rank)
     world = World(
-        rank=everyone.Get_rank(),
+        rank=rank,
         size=size,
         local_rank=node.Get_rank(),
         local_size=node.Get_size(),
         host=host,
         hosts=everyone.allgather(host),
+        nodes=everyone.allgather(rank - rank % together if together else first),
     )
     node.Free()
     for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):

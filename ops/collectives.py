@@ -106,7 +106,12 @@ def barrier(name: str | None = None) -> Any:
 
 
 def reduce_gradients(
-    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str = "", checked: bool = False
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    weight: Any,
+    place: str = "",
+    checked: bool = False,
+    variables: Sequence[int] = (),
 ) -> list[Any]:
     """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
 
@@ -117,6 +122,8 @@ def reduce_gradients(
             vector of that and the rows of the global batch, on which the ranks must then agree.
         place: where in the program the update is, for messages.
         checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
+        variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
+            `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit the same on every rank.
@@ -142,15 +149,20 @@ def reduce_gradients(
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if overlap.is_chosen(tensors):
-        return overlap.reduce_gradients(tensors, names, weight, place, checked)
+        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables)
     if not world.is_active():
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
-    return reduce_inline(tensors, names, weight, place, checked)
+    return reduce_inline(tensors, names, weight, place, checked, variables)
 
 
 def reduce_inline(
-    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool = False
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    weight: Any,
+    place: str,
+    checked: bool = False,
+    variables: Sequence[int] = (),
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     return list(
@@ -159,6 +171,7 @@ def reduce_inline(
             weight=weight,
             order=order_handles(),
             names=list(names),
+            variables=list(variables),
             place=place,
             checked=checked,
             turn=_turn(),

@@ -9,7 +9,7 @@ from pathlib import Path
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
     "matex_mpi_version": (c_char_p, []),
-    "matex_start": (c_int, [c_int, c_int, c_int, c_int, c_int, c_char_p, c_int, c_int64, c_int64, c_int]),
+    "matex_start": (c_int, [*[c_int] * 5, c_char_p, c_int, c_int64, c_int64, c_int, c_int, c_double, c_int]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),
@@ -35,12 +35,16 @@ _FUNCTIONS = {
             POINTER(c_int),
             POINTER(c_int),
             POINTER(c_int64),
+            POINTER(c_int64),
             POINTER(c_void_p),
             POINTER(c_void_p),
             c_double,
+            c_int,
             c_char_p,
         ],
     ),
+    "matex_forget": (None, []),
+    "matex_residuals": (c_int64, []),
 }
 
 

@@ -19,8 +19,9 @@ from . import build, interface
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one host; between hosts
-ALGORITHMS = ("auto", "mpi", "ring")
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
+ALGORITHMS = ("auto", "mpi", "ring", "two_level")
+COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 """By the engine's numbers of them."""
 
 
@@ -75,6 +76,9 @@ def _load(path: Path) -> Library:
 def _start(c: ctypes.CDLL) -> None:
     here = world.current()
     chosen = settings.current()
+    between_nodes = chosen.compression_links == "hosts"
+    # Within one node there are no links between hosts.
+    compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
     communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
@@ -84,10 +88,13 @@ def _start(c: ctypes.CDLL) -> None:
         here.rank,
         here.size,
         here.host.encode(),
-        here.has_several_hosts,
-        chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_hosts],
+        here.node,
+        chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes],
         chosen.fuse_bytes,
         ALGORITHMS.index(chosen.algorithm),
+        COMPRESSIONS.index(compression.kind),
+        compression.share,
+        between_nodes,
     )
     if failed:
         raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")

@@ -46,10 +46,12 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     ):
         return False
     chosen = settings.current().overlap
-    return chosen == "on" or chosen == "auto" and world.current().has_several_hosts
+    return chosen == "on" or chosen == "auto" and world.current().has_several_nodes
 
 
-def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool) -> list[Any]:
+def reduce_gradients(
+    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool, variables: Sequence[int]
+) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
     ours = library().ops
     _let_gradients_run_in_any_order()
@@ -59,6 +61,7 @@ def reduce_gradients(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
         T=[tensor.dtype for tensor in tensors],
         names=list(names),
         shapes=[tensor.shape for tensor in tensors],
+        variables=list(variables),
         place=place,
         checked=checked,
     )

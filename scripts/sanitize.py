@@ -77,12 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--algorithm", choices=["mpi", "ring"], default="mpi")
+    parser.add_argument("--algorithm", choices=["auto", "mpi", "ring", "two_level"], default="mpi")
+    parser.add_argument("--compression", choices=["none", "bf16", "fp16", "topk"], default="none")
+    parser.add_argument("--links", choices=["all", "hosts"], default="all", help="what is compressed")
+    parser.add_argument("--ranks-per-node", type=int, default=1 << 20, help="so many are taken for a node")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         program = make(Path(folder), chosen.sanitizer)
         start = time.monotonic()
-        words = command(program, chosen.ranks, chosen.steps, chosen.seed, chosen.algorithm)
+        how = (chosen.algorithm, chosen.compression, chosen.links, chosen.ranks_per_node)
+        words = command(program, chosen.ranks, chosen.steps, chosen.seed, *how)
         code = subprocess.run(words, env={**os.environ, **environment(chosen.sanitizer)}).returncode
     print(f"sanitize: {chosen.sanitizer}, {chosen.ranks} ranks, {time.monotonic() - start:.0f} s, exit code {code}")
     return int(code != 0)

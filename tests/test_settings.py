@@ -35,6 +35,8 @@ def test_defaults_are_in_force_without_variables():
         ("MATEX_CHUNK_BYTES", "65536", 65536),
         ("MATEX_FUSE_BYTES", "0", 0),
         ("MATEX_PLACEMENT", "spread", "spread"),
+        ("MATEX_COMPRESSION", "BF16", settings.Compression("bf16")),
+        ("MATEX_COMPRESSION", "topk:1e-2", settings.Compression("topk", 0.01)),
         ("MATEX_LOG_DIR", "logs", "logs"),
     ],
 )
@@ -55,6 +57,13 @@ def test_values_are_read(variable, text, value):
         ("MATEX_ALGORITHM", "tree"),
         ("MATEX_OVERLAP", "yes"),
         ("MATEX_PROFILE", "table"),
+        ("MATEX_COMPRESSION", "topk"),
+        ("MATEX_COMPRESSION", "topk:0"),
+        ("MATEX_COMPRESSION", "topk:nan"),
+        ("MATEX_COMPRESSION", "topk:1.5"),
+        ("MATEX_COMPRESSION", "bf16:0.5"),
+        ("MATEX_COMPRESSION", "int8"),
+        ("MATEX_COMPRESSION_LINKS", "nodes"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(variable, text):
@@ -65,6 +74,13 @@ def test_a_wrong_value_is_named_with_what_was_expected(variable, text):
 def test_a_wrong_choice_is_answered_with_the_right_ones():
     with pytest.raises(settings.SettingError, match="MATEX_ALGORITHM='tree': expected one of auto, mpi, ring"):
         settings.Settings({"MATEX_ALGORITHM": "tree"})
+
+
+def test_a_wrong_compression_is_answered_with_the_right_ones():
+    with pytest.raises(
+        settings.SettingError, match="MATEX_COMPRESSION='gzip': expected one of none, bf16, fp16, or topk:"
+    ):
+        settings.Settings({"MATEX_COMPRESSION": "gzip"})
 
 
 def test_a_misspelt_setting_is_answered_with_the_right_ones():

@@ -1,7 +1,7 @@
 // The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some given
 // up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
 //
-//   mpirun -n 3 stress STEPS SEED [mpi|ring]
+//   mpirun -n 3 stress STEPS SEED [mpi|ring|two_level [none|bf16|fp16|topk [all|hosts [RANKS_PER_NODE]]]]
 #include <mpi.h>
 #include <unistd.h>
 
@@ -69,7 +69,7 @@ void Check(const Error& error) { Check(!error, error.message); }
 
 int64_t Up(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
 
-// Small whole numbers: every type holds their sums exactly, in whatever order they are added.
+// Small whole numbers: every type holds their sums exactly, in whatever order they are added, compressed or not.
 double Value(int rank, int number, int64_t i) { return (rank * 5 + number * 3 + step + i * 7) % 9; }
 
 double Summed(int number, int64_t i, const std::vector<double>& weights) {
@@ -134,7 +134,8 @@ std::vector<Entry> Entries(Random& random) {
     const int64_t count = Size(random);
     std::vector<int64_t> shape{count};
     if (count == 1 && Up(random, 2)) shape.clear();
-    entries.push_back({"variable " + std::to_string(i), static_cast<Type>(Up(random, 4)), shape});
+    // Numbers that come again with other sizes and in other layouts.
+    entries.push_back({"variable " + std::to_string(i), static_cast<Type>(Up(random, 4)), shape, Up(random, 9)});
   }
   return entries;
 }
@@ -179,7 +180,7 @@ struct Gradients {
 
 void Inline(Random& random) {
   const World& world = TheWorld();
-  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes);
+  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
   Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
   Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
                      [] { return std::string("an inline update"); }));
@@ -326,7 +327,7 @@ class Overlapping {
 
 std::shared_ptr<Plan> NewPlan(Random& random) {
   const World& world = TheWorld();
-  return std::make_shared<Plan>(Layout(Entries(random), world.chunk_bytes, world.fuse_bytes));
+  return std::make_shared<Plan>(Layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression));
 }
 
 // Up to three updates under way, as of three optimizers, with other collectives between their announcements.
@@ -402,6 +403,12 @@ void End(Random& random, Random& own) {
   barriers_are_slow = false;
 }
 
+int Choice(const std::string& word, const std::vector<std::string>& words) {
+  const auto found = std::find(words.begin(), words.end(), word);
+  Check(found != words.end(), "there is no choice " + word);
+  return static_cast<int>(found - words.begin());
+}
+
 // One rank has no memory for a result: an error on all, and on all from then on.
 void NoMemory() {
   std::vector<char> all(ranks);
@@ -420,7 +427,10 @@ void NoMemory() {
 int main(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 100;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  const Algorithm algorithm = argc > 3 && std::string(argv[3]) == "ring" ? Algorithm::kRing : Algorithm::kMpi;
+  const int algorithm = Choice(argc > 3 ? argv[3] : "mpi", {"auto", "mpi", "ring", "two_level"});
+  const int compression = Choice(argc > 4 ? argv[4] : "none", {"none", "bf16", "fp16", "topk"});
+  const bool between_nodes = Choice(argc > 5 ? argv[5] : "all", {"all", "hosts"}) == 1;
+  const int ranks_per_node = argc > 6 ? std::atoi(argv[6]) : 1 << 20;
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
@@ -429,7 +439,8 @@ int main(int argc, char** argv) {
   MPI_Comm communicators[3];
   for (MPI_Comm& communicator : communicators) MPI_Comm_dup(MPI_COMM_WORLD, &communicator);
   Check(Start({MPI_Comm_c2f(communicators[0]), MPI_Comm_c2f(communicators[1]), MPI_Comm_c2f(communicators[2]), my_rank,
-               ranks, "host", false, 96 << 10, 4 << 10, algorithm}));
+               ranks, "host", my_rank / ranks_per_node, 96 << 10, 4 << 10, static_cast<Algorithm>(algorithm),
+               {static_cast<Compression::Kind>(compression), 1.0, between_nodes}}));
   std::atomic<bool> ended{false};
   std::thread watcher([&] { Watch(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));

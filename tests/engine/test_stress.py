@@ -19,9 +19,18 @@ def program(tmp_path_factory):
     return sanitize.make(tmp_path_factory.mktemp("stress"), "none")
 
 
-@pytest.mark.parametrize("ranks, algorithm", [(2, "mpi"), (3, "ring")])
-def test_random_collectives_give_plain_sums(program, ranks, algorithm):
-    words = sanitize.command(program, ranks, 100, ranks, algorithm)
+@pytest.mark.parametrize(
+    "ranks, how",
+    [
+        (2, ["mpi"]),
+        (3, ["ring", "bf16"]),
+        (3, ["two_level", "topk", "hosts", 2]),
+        (5, ["two_level", "fp16", "hosts", 2]),
+    ],
+    ids=str,
+)
+def test_random_collectives_give_plain_sums(program, ranks, how):
+    words = sanitize.command(program, ranks, 100, ranks, *how)
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0 and "stress: ok, 100 steps" in answer.stdout, answer.stdout + answer.stderr
 

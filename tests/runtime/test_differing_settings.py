@@ -21,5 +21,5 @@ def test_settings_that_differ_are_both_named():
 def test_a_setting_that_is_wrong_on_one_rank_is_said():
     result = launch.run(2, SCRIPT, "tree", module=False)
     assert result.returncode == 1 and "went on" not in result.stdout
-    wanted = "matex_tf: rank 1: MATEX_ALGORITHM='tree': expected one of auto, mpi, ring."
+    wanted = "matex_tf: rank 1: MATEX_ALGORITHM='tree': expected one of auto, mpi, ring, two_level."
     assert wanted in result.stderr, result.stderr

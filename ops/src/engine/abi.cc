@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "overlapped.h"
 #include "record.h"
 #include "rendezvous.h"
+#include "residual.h"
 #include "sum.h"
 #include "turnstile.h"
 #include "waits.h"
@@ -32,6 +34,11 @@ namespace {
 std::string& LastError() {
   static thread_local std::string message;
   return message;
+}
+
+std::vector<std::shared_ptr<const Layout>>& KeptLayouts() {
+  static auto* const layouts = new std::vector<std::shared_ptr<const Layout>>;
+  return *layouts;
 }
 
 int Result(const Error& error) {
@@ -49,9 +56,11 @@ extern "C" {
 MATEX_EXPORT const char* matex_last_error() { return matex::LastError().c_str(); }
 
 MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int rank, int size, const char* host,
-                             int several_hosts, int64_t chunk_bytes, int64_t fuse_bytes, int algorithm) {
-  return matex::Result(matex::Start({sequence, gradients, overlapped, rank, size, host, several_hosts != 0, chunk_bytes,
-                                     fuse_bytes, static_cast<matex::Algorithm>(algorithm)}));
+                             int node, int64_t chunk_bytes, int64_t fuse_bytes, int algorithm, int compression,
+                             double share, int between_nodes) {
+  const matex::Compression chosen{static_cast<matex::Compression::Kind>(compression), share, between_nodes != 0};
+  return matex::Result(matex::Start({sequence, gradients, overlapped, rank, size, host, node, chunk_bytes, fuse_bytes,
+                                     static_cast<matex::Algorithm>(algorithm), chosen}));
 }
 
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
@@ -98,19 +107,29 @@ MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
   matex::TheTurnstile().Expect(std::vector<int64_t>(turns, turns + count));
 }
 
-// Reduces plain buffers through a layout; `dimensions` holds the shapes one after another, `ranks` their lengths.
+// Reduces plain buffers through a layout; `dimensions` holds the shapes one after another, `ranks` their lengths,
+// `variables` the numbers of the variables, 0 for what is of none. A layout that is `kept` stays, with what compression
+// leaves out, until matex_forget.
 MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* ranks,
-                              const int64_t* dimensions, const void* const* inputs, void* const* outputs, double weight,
-                              const char* place) {
+                              const int64_t* dimensions, const int64_t* variables, const void* const* inputs,
+                              void* const* outputs, double weight, int kept, const char* place) {
   std::vector<matex::Entry> entries;
   for (int i = 0; i < count; ++i) {
-    entries.push_back({names[i], static_cast<matex::Type>(types[i]), {dimensions, dimensions + ranks[i]}});
+    entries.push_back(
+        {names[i], static_cast<matex::Type>(types[i]), {dimensions, dimensions + ranks[i]}, variables[i]});
     dimensions += ranks[i];
   }
   const matex::World& world = matex::TheWorld();
-  const matex::Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes);
-  return matex::Result(matex::ReduceInline(layout, inputs, outputs, weight, 0, [place] { return std::string(place); }));
+  const auto layout =
+      std::make_shared<matex::Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression);
+  if (kept) matex::KeptLayouts().push_back(layout);
+  return matex::Result(matex::ReduceInline(*layout, inputs, outputs, weight, 0, [place] { return std::string(place); }));
 }
+
+MATEX_EXPORT void matex_forget() { matex::KeptLayouts().clear(); }
+
+// How many variables compression keeps something of.
+MATEX_EXPORT int64_t matex_residuals() { return matex::Residuals(); }
 
 // Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and when their transfers are over; returns
 // how many boundaries they are, at most count + 1.

@@ -12,6 +12,7 @@ void Put(std::string& text, const std::vector<Entry>& entries) {
     Put(text, static_cast<int64_t>(entry.type));
     Put(text, static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) Put(text, dimension);
+    Put(text, entry.variable);
   }
 }
 
@@ -31,6 +32,7 @@ std::vector<Entry> Fields::Entries() {
     entry.type = static_cast<Type>(Number());
     entry.shape.resize(Number());
     for (int64_t& dimension : entry.shape) dimension = Number();
+    entry.variable = Number();
   }
   return entries;
 }

@@ -16,8 +16,8 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
                    const std::function<std::string()>& place) {
   World& world = TheWorld();
   const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
-  const AddUp add_up = [&world, &place](void* data, int64_t count, Type type) {
-    return world.size == 1 ? Error() : InlineAdder().Sum(data, count, type, place);
+  const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
+    return world.size == 1 ? Error() : InlineAdder().Sum(step, data, left, place);
   };
   std::lock_guard<std::mutex> lock(world.mutex);
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
@@ -26,11 +26,11 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
   for (const Step& step : layout.steps()) {
     if (layout.checked()) {
-      error = RunStep(step, inputs, outputs, weight, buffer, [&](void* data, int64_t, Type) {
-        return AddUpFinite(layout, step, world.gradients, update, data, add_up);
+      error = RunStep(layout, step, inputs, outputs, weight, buffer, [&](const Step&, void* data, float* left) {
+        return AddUpFinite(layout, step, world.gradients, update, data, left, add_up);
       });
     } else {
-      error = RunStep(step, inputs, outputs, weight, buffer, add_up);
+      error = RunStep(layout, step, inputs, outputs, weight, buffer, add_up);
     }
     if (error) break;
   }

@@ -8,14 +8,20 @@
 namespace matex {
 namespace {
 
-uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled,
-               bool checked) {
+bool IsCompressed(const Entry& entry, const Compression& compression) {
+  return compression && entry.variable != 0 && entry.type == Type::kFloat32;
+}
+
+uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes,
+               const Compression& compression, bool compiled, bool checked) {
   Hasher hasher;
+  hasher.Add(compression.ToString());
   hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled) | static_cast<int64_t>(checked) << 1);
   hasher.Add(static_cast<int64_t>(entries.size()));
   for (const Entry& entry : entries) {
     hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) hasher.Add(dimension);
+    hasher.Add(static_cast<int64_t>(IsCompressed(entry, compression)));
   }
   return hasher.value();
 }
@@ -45,13 +51,18 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, bool compiled, bool checked)
+Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression,
+               bool compiled, bool checked)
     : entries_(std::move(entries)),
       chunk_bytes_(chunk_bytes),
       fuse_bytes_(fuse_bytes),
+      compression_(compression),
       compiled_(compiled),
       checked_(checked),
-      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compiled, checked)) {
+      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compression, compiled, checked)) {
+  for (const Entry& entry : entries_) {
+    residuals_.push_back(IsCompressed(entry, compression) ? ResidualOf(entry.variable, entry.count()) : nullptr);
+  }
   Append(0, static_cast<int>(entries_.size()), &steps_);
 }
 
@@ -63,8 +74,14 @@ std::vector<Step> Layout::StepsOf(const std::vector<int>& boundaries) const {
 
 void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
   size_t named = steps->size();
-  Step open[kTypes];
-  for (int type = 0; type < kTypes; ++type) open[type].type = static_cast<Type>(type);
+  // Those under way, of each type, and what is compressed apart.
+  Step open[2][kTypes];
+  for (int compressed : {0, 1}) {
+    for (int type = 0; type < kTypes; ++type) {
+      open[compressed][type].type = static_cast<Type>(type);
+      open[compressed][type].compressed = compressed != 0;
+    }
+  }
   for (int i = begin; i < end; ++i) {
     const Entry& entry = entries_[i];
     const int64_t count = entry.count();
@@ -73,7 +90,8 @@ void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
     const bool fused = count * size < fuse_bytes_;
     Step alone;
     alone.type = entry.type;
-    Step& step = fused ? open[static_cast<int>(entry.type)] : alone;
+    alone.compressed = residuals_[i] != nullptr;
+    Step& step = fused ? open[alone.compressed][static_cast<int>(entry.type)] : alone;
     for (int64_t offset = 0; offset < count;) {
       const int64_t taken = std::min(count - offset, chunk - step.count);
       step.pieces.push_back({i, offset, taken});
@@ -83,11 +101,14 @@ void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
         steps->push_back(std::move(step));
         step = Step();
         step.type = entry.type;
+        step.compressed = residuals_[i] != nullptr;
       }
     }
   }
-  for (Step& step : open) {
-    if (step.count > 0) steps->push_back(std::move(step));
+  for (auto& steps_under_way : open) {
+    for (Step& step : steps_under_way) {
+      if (step.count > 0) steps->push_back(std::move(step));
+    }
   }
   for (; named < steps->size(); ++named) {
     Step& step = (*steps)[named];

@@ -14,8 +14,8 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
-         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compiled == b.compiled &&
-         a.checked == b.checked && a.rows == b.rows;
+         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compression == b.compression &&
+         a.compiled == b.compiled && a.checked == b.checked && a.rows == b.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -49,6 +49,9 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
   }
   if (reports[a].chunk_bytes != reports[b].chunk_bytes || reports[a].fuse_bytes != reports[b].fuse_bytes) {
     return first + " has " + Settings(reports[a]) + ", " + second + " has " + Settings(reports[b]);
+  }
+  if (reports[a].compression != reports[b].compression) {
+    return first + " has " + reports[a].compression + ", " + second + " has " + reports[b].compression;
   }
   if (reports[a].compiled != reports[b].compiled) {
     return "XLA has compiled the step on " + (reports[a].compiled ? first : second) + " but not on " +
@@ -113,6 +116,7 @@ std::string Encode(const Report& report) {
   Put(text, report.what);
   Put(text, report.chunk_bytes);
   Put(text, report.fuse_bytes);
+  Put(text, report.compression);
   Put(text, static_cast<int64_t>(report.compiled));
   Put(text, static_cast<int64_t>(report.checked));
   Put(text, report.entries);
@@ -129,6 +133,7 @@ Report Decode(const std::string& text) {
   report.what = fields.Text();
   report.chunk_bytes = fields.Number();
   report.fuse_bytes = fields.Number();
+  report.compression = fields.Text();
   report.compiled = fields.Number() != 0;
   report.checked = fields.Number() != 0;
   report.entries = fields.Entries();

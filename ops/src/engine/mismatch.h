@@ -30,6 +30,7 @@ struct Report {
   std::string what;
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
+  std::string compression;
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;

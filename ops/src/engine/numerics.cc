@@ -114,9 +114,10 @@ bool AreFinite(Type type, const void* data, int64_t count) {
 }
 
 Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
-                  const std::function<std::string()>& place, void* data, const AddUp& add_up) {
+                  const std::function<std::string()>& place, void* data, float* left,
+                  const AddUp& add_up) {
   const Finding mine = AreFinite(step.type, data, step.count) ? Finding() : Find(step, data);
-  if (Error error = add_up(data, step.count, step.type)) return error;
+  if (Error error = add_up(step, data, left)) return error;
   if (AreFinite(step.type, data, step.count)) return Error();
   std::vector<Finding> all(TheWorld().size);
   if (all.size() == 1) {

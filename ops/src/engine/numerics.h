@@ -20,6 +20,7 @@ bool AreFinite(Type type, const void* data, int64_t count);
 // out. That is the same on all ranks: only where it is not finite do they tell each other, over `communicator`, whose
 // part was not, and all give the same error. `place` tells which update this is.
 Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
-                  const std::function<std::string()>& place, void* data, const AddUp& add_up);
+                  const std::function<std::string()>& place, void* data, float* left,
+                  const AddUp& add_up);
 
 }  // namespace matex

@@ -159,11 +159,12 @@ class Overlapped {
   Error Reduce(int64_t ticket, Update* update) {
     if (broken_) return broken_;
     const std::vector<Step>& steps = update->plan->steps();
-    const std::vector<Entry>& gradients = update->plan->layout().entries();
+    const Layout& layout = update->plan->layout();
+    const std::vector<Entry>& gradients = layout.entries();
     const auto place = [update] { return update->place; };
-    const OverlappedRecord record(update->place, update->plan->layout());
-    const AddUp add_up = [&place](void* data, int64_t count, Type type) {
-      return OverlappedAdder().Sum(data, count, type, place);
+    const OverlappedRecord record(update->place, layout);
+    const AddUp add_up = [&place](const Step& step, void* data, float* left) {
+      return OverlappedAdder().Sum(step, data, left, place);
     };
     std::vector<size_t> left(update->here.size(), 0);
     for (const Step& step : steps) {
@@ -182,12 +183,12 @@ class Overlapped {
       for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
       if (Error error = Ready(ticket, static_cast<int64_t>(i), update, entries)) return error;
       const auto run = [&](const AddUp& sum) {
-        return RunStep(steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, sum);
+        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, sum);
       };
-      const AddUp checked = [&](void* data, int64_t, Type) {
-        return AddUpFinite(update->plan->layout(), steps[i], TheWorld().overlapped, numbered, data, add_up);
+      const AddUp checked = [&](const Step& step, void* data, float* kept) {
+        return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
       };
-      if (Error error = run(update->plan->layout().checked() ? checked : add_up)) return Break(error);
+      if (Error error = run(layout.checked() ? checked : add_up)) return Break(error);
       for (int entry : entries) {
         if (--left[entry] == 0) give_back(entry);
       }
@@ -271,6 +272,7 @@ Error Plan::Agree() {
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, &link)) return error;
   // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
   link.start_up *= 2;
+  link.byte *= layout_.compression().BytesLeft(world.size);
   const int count = static_cast<int>(ready_.size());
   int code = MPI_Allreduce(MPI_IN_PLACE, ready_.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;

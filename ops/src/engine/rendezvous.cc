@@ -39,6 +39,7 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   if (call.layout != nullptr) {
     mine.chunk_bytes = call.layout->chunk_bytes();
     mine.fuse_bytes = call.layout->fuse_bytes();
+    mine.compression = call.layout->compression().ToString();
     mine.compiled = call.layout->compiled();
     mine.checked = call.layout->checked();
     mine.entries = call.layout->entries();

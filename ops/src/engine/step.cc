@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "record.h"
@@ -13,16 +14,41 @@ Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
 }
 
+// Adds to `data` what compression has left of the step's gradients before; that is then none.
+void AddResiduals(const Layout& layout, const Step& step, float* data) {
+  for (const Piece& piece : step.pieces) {
+    std::vector<float>& residual = *layout.residual(piece.entry);
+    residual.resize(layout.entries()[piece.entry].count());
+    float* const kept = residual.data() + piece.offset;
+    for (int64_t i = 0; i < piece.count; ++i) data[i] += kept[i];
+    std::fill_n(kept, piece.count, 0.0f);
+    data += piece.count;
+  }
+}
+
+// A variable that is in the step twice keeps both.
+void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
+  for (const Piece& piece : step.pieces) {
+    float* const kept = layout.residual(piece.entry)->data() + piece.offset;
+    for (int64_t i = 0; i < piece.count; ++i) kept[i] += left[i];
+    left += piece.count;
+  }
+}
+
 }  // namespace
 
-Error RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight,
+Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
               std::vector<char>* buffer, const AddUp& add_up) {
   const size_t size = SizeOf(step.type);
   const bool fused = step.pieces.size() > 1;
   const Piece& first = step.pieces.front();
   const int64_t bytes = step.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &step.name, bytes);
-  if (fused && buffer->size() < step.count * size) buffer->resize(step.count * size);
+  // What is left comes behind what is fused.
+  const size_t needed = (fused ? step.count * size : 0) + (step.compressed ? step.count * sizeof(float) : 0);
+  if (buffer->size() < needed) buffer->resize(needed);
+  float* const left =
+      step.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - step.count : nullptr;
   char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
   // Scaled just before it is sent and, if fused, copied out just after: a chunk is in the cache all the while.
   {
@@ -33,11 +59,13 @@ Error RunStep(const Step& step, const void* const* inputs, void* const* outputs,
       Scale(step.type, from, at, piece.count, weight);
       at = At(at, piece.count, size);
     }
+    if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
   }
   {
     const Span span(Activity::kTransfer, bytes);
-    if (Error error = add_up(data, step.count, step.type)) return error;
+    if (Error error = add_up(step, data, left)) return error;
   }
+  if (step.compressed) KeepResiduals(layout, step, left);
   if (!fused) return Error();
   const Span span(Activity::kCopyOut, bytes);
   const char* at = data;

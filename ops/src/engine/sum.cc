@@ -3,59 +3,126 @@
 #include <algorithm>
 #include <chrono>
 
-#include "await.h"
-#include "reduce_ops.h"
+#include "calls.h"
+#include "exchange.h"
 #include "ring.h"
-#include "world.h"
 
 namespace matex {
 namespace {
 
-// Below this a ring's many messages cost more than they save.
-constexpr int64_t kRingBytes = 64 << 10;
-// What both are tried on, and how much faster the ring must be: MPI's own suits more cases.
+// Below this a ring's many messages, or three calls for one, cost more than they save.
+constexpr int64_t kLargeBytes = 64 << 10;
+// What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
 constexpr int64_t kTrialCount = 1 << 20;
 constexpr int kTrials = 2;
 constexpr double kGain = 0.95;
 
-}  // namespace
-
-Adder::Adder(MPI_Comm communicator, Algorithm algorithm, bool several_hosts, bool asleep)
-    : communicator_(communicator), algorithm_(algorithm), asleep_(asleep) {
-  int size = 1;
-  MPI_Comm_size(communicator, &size);
-  if (algorithm_ == Algorithm::kAuto && (!several_hosts || size < 3)) algorithm_ = Algorithm::kMpi;
+// Those of [first, first + count) that are of one gradient each, counted from `first`.
+std::vector<Extent> ExtentsOf(const Step& step, int64_t first, int64_t count) {
+  std::vector<Extent> extents;
+  int64_t at = 0;
+  for (const Piece& piece : step.pieces) {
+    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
+    if (begin < end) extents.push_back({begin - first, end - first});
+    at += piece.count;
+  }
+  return extents;
 }
 
-Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place) {
-  const bool is_large = count * static_cast<int64_t>(SizeOf(type)) >= kRingBytes;
-  if (is_large && algorithm_ == Algorithm::kAuto) {
-    if (Error error = MpiError(Choose(), "the trial of algorithms", place())) return error;
+}  // namespace
+
+const char* NameOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto:
+      return "the trial of algorithms";
+    case Algorithm::kMpi:
+      return "MPI_Allreduce";
+    case Algorithm::kRing:
+      return "the ring";
+    case Algorithm::kTwoLevel:
+      return "the sum in two levels";
   }
-  const bool ring = is_large && algorithm_ == Algorithm::kRing;
-  const int code = Run(ring ? Algorithm::kRing : Algorithm::kMpi, data, count, type);
-  return code == MPI_SUCCESS ? Error() : MpiError(code, ring ? "the ring" : "MPI_Allreduce", place());
+  return "";
+}
+
+Adder::Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep)
+    : communicator_(communicator), algorithm_(algorithm), node_(node), asleep_(asleep) {}
+
+Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place) {
+  const int code = SumPlainly(data, count, type);
+  return code == MPI_SUCCESS ? Error() : MpiError(code, NameOf(algorithm_), place());
+}
+
+Error Adder::Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place) {
+  if (!step.compressed) return Sum(data, step.count, step.type, place);
+  const int code = RunCompressed(step, static_cast<float*>(data), left);
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
+}
+
+int Adder::SumPlainly(void* data, int64_t count, Type type) {
+  if (const int code = Prepare()) return code;
+  const bool is_large = count * static_cast<int64_t>(SizeOf(type)) >= kLargeBytes;
+  if (is_large && algorithm_ == Algorithm::kAuto) {
+    if (const int code = Choose()) return code;
+  }
+  return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
+}
+
+// Collective: all ranks come to their first sum together.
+int Adder::Prepare() {
+  if (prepared_) return MPI_SUCCESS;
+  prepared_ = true;
+  if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
+  if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
+    // To it each rank is a node of its own.
+    const int node = Calls{levels_.across, asleep_}.rank();
+    across_ = std::make_unique<Adder>(levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_,
+                                      node, asleep_);
+  }
+  return MPI_SUCCESS;
 }
 
 int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
-  if (algorithm == Algorithm::kRing) return RingSum(communicator_, data, count, type, asleep_, &buffer_);
-  const MPI_Op op = MpiOp(type, Reduction::kSum);
-  if (!asleep_) {
-    return MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MpiType(type), op, communicator_);
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return RingSum(communicator_, data, count, type, asleep_, &buffer_);
+    case Algorithm::kTwoLevel:
+      return SumInTwoLevels(levels_, data, count, type, asleep_, &slice_, [&](void* slice, int64_t, int64_t length) {
+        return across_->SumPlainly(slice, length, type);
+      });
+    default:
+      return Calls{communicator_, asleep_}.Allreduce(data, count, type);
   }
-  MPI_Request request;
-  const int code =
-      MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(count), MpiType(type), op, communicator_, &request);
-  return code == MPI_SUCCESS ? Await(&request) : code;
+}
+
+int Adder::RunCompressed(const Step& step, float* data, float* left) {
+  if (const int code = Prepare()) return code;
+  const World& world = TheWorld();
+  const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
+    return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(step, first, count), count,
+                         world.chunk_bytes, numbers, left + first);
+  };
+  if (!world.compression.between_nodes) return sum(communicator_, 0, step.count, data);
+  std::fill_n(left, step.count, 0.0f);
+  return SumInTwoLevels(levels_, data, step.count, step.type, asleep_, &slice_,
+                        [&](void* slice, int64_t first, int64_t count) {
+                          return sum(levels_.across, first, count, static_cast<float*>(slice));
+                        });
 }
 
 // Collective: all ranks come to their first large sum together.
 int Adder::Choose() {
+  std::vector<Algorithm> tried{Algorithm::kMpi};
+  if (levels_.nodes > 1) {
+    if (Calls{communicator_, asleep_}.size() > 2) tried.push_back(Algorithm::kRing);
+    if (levels_.carriers > 1) tried.push_back(Algorithm::kTwoLevel);
+  }
+  algorithm_ = Algorithm::kMpi;
+  if (tried.size() == 1) return MPI_SUCCESS;
   std::vector<float> data(kTrialCount, 0.0f);
-  double seconds[2] = {1e9, 1e9};
-  const Algorithm tried[2] = {Algorithm::kMpi, Algorithm::kRing};
+  std::vector<double> seconds(tried.size(), 1e9);
   for (int trial = 0; trial < kTrials; ++trial) {
-    for (int i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < tried.size(); ++i) {
       if (const int code = MPI_Barrier(communicator_)) return code;
       const auto start = std::chrono::steady_clock::now();
       if (const int code = Run(tried[i], data.data(), kTrialCount, Type::kFloat32)) return code;
@@ -63,20 +130,24 @@ int Adder::Choose() {
       seconds[i] = std::min(seconds[i], took.count());
     }
   }
-  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds, 2, MPI_DOUBLE, MPI_MAX, communicator_)) return code;
-  algorithm_ = seconds[1] < kGain * seconds[0] ? Algorithm::kRing : Algorithm::kMpi;
+  const int count = static_cast<int>(seconds.size());
+  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_)) {
+    return code;
+  }
+  const auto best = std::min_element(seconds.begin(), seconds.end());
+  if (*best < kGain * seconds[0]) algorithm_ = tried[best - seconds.begin()];
   return MPI_SUCCESS;
 }
 
 Adder& InlineAdder() {
   const World& world = TheWorld();
-  static Adder* const adder = new Adder(world.gradients, world.algorithm, world.several_hosts, false);
+  static Adder* const adder = new Adder(world.gradients, world.algorithm, world.node, false);
   return *adder;
 }
 
 Adder& OverlappedAdder() {
   const World& world = TheWorld();
-  static Adder* const adder = new Adder(world.overlapped, world.algorithm, world.several_hosts, true);
+  static Adder* const adder = new Adder(world.overlapped, world.algorithm, world.node, true);
   return *adder;
 }
 

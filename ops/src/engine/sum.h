@@ -5,10 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "compression.h"
 #include "error.h"
+#include "layout.h"
+#include "levels.h"
 #include "types.h"
 #include "world.h"
 
@@ -17,20 +21,30 @@ namespace matex {
 // One communicator and its way of adding up. One thread at a time uses it.
 class Adder {
  public:
-  // `asleep`: see await.h.
-  Adder(MPI_Comm communicator, Algorithm algorithm, bool several_hosts, bool asleep);
+  // `node` is the number of this rank's node; `asleep`: see await.h.
+  Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep);
 
   // data = the sum over ranks, the same bits on all. `place`, for messages, is where in the program this is.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
 
+  // The same of a step of a layout. Where it is to be compressed, `left` gets what this rank keeps for the next time.
+  Error Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place);
+
  private:
-  int Run(Algorithm algorithm, void* data, int64_t count, Type type);
+  int Prepare();
   int Choose();
+  int SumPlainly(void* data, int64_t count, Type type);
+  int Run(Algorithm algorithm, void* data, int64_t count, Type type);
+  int RunCompressed(const Step& step, float* data, float* left);
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;
+  const int node_;
   const bool asleep_;
-  std::vector<char> buffer_;
+  bool prepared_ = false;
+  Levels levels_;
+  std::unique_ptr<Adder> across_;  // from node to node
+  std::vector<char> buffer_, slice_;
 };
 
 // Those of the two ways; made when first asked for, after `Start`.

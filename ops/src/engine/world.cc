@@ -20,9 +20,10 @@ Error Start(const Beginning& beginning) {
   // Counts of MPI are ints, and a double is the widest element.
   world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
   world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
-  world.several_hosts = beginning.several_hosts;
+  world.node = beginning.node;
   world.algorithm = beginning.algorithm;
   if (world.size == 1) return Error();
+  world.compression = beginning.compression;
   int ready = 0;
   MPI_Initialized(&ready);
   if (!ready) return Error("MPI has not been initialised in this process");

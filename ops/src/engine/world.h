@@ -7,16 +7,20 @@
 #include <mutex>
 #include <string>
 
+#include "compression.h"
 #include "error.h"
 
 namespace matex {
 
 // How the sum over ranks of a buffer is computed (sum.h). The numbers are part of the C interface (abi.cc).
 enum class Algorithm : int {
-  kAuto = 0,  // the faster one on this network, tried out at the first large sum; within one host MPI's own
+  kAuto = 0,  // the fastest on this network, tried out at the first large sum; within one node MPI's own
   kMpi = 1,   // MPI_Allreduce
   kRing = 2,  // ring.h, for all but small buffers
+  kTwoLevel = 3,  // levels.h, for all but small buffers
 };
+
+const char* NameOf(Algorithm algorithm);
 
 struct World {
   int rank = 0;
@@ -29,8 +33,9 @@ struct World {
   MPI_Comm overlapped = MPI_COMM_NULL;
   int64_t chunk_bytes = 1 << 20;
   int64_t fuse_bytes = 256 << 10;
-  bool several_hosts = false;
+  int node = 0;  // the number of this rank's node: ranks with the same one share memory
   Algorithm algorithm = Algorithm::kAuto;
+  Compression compression;
   // Held from the rendezvous of a collective to its end: within a process, collectives run one after another.
   std::mutex mutex;
 };
@@ -46,10 +51,11 @@ struct Beginning {
   int rank;
   int size;
   std::string host;
-  bool several_hosts;
+  int node;
   int64_t chunk_bytes;
   int64_t fuse_bytes;
   Algorithm algorithm;
+  Compression compression;
 };
 
 // Called once.

@@ -27,16 +27,20 @@ class AnnounceUpdateKernel : public OpKernel {
     bool checked = false;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked));
+    std::vector<tensorflow::int64> variables;
+    OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables));
+    variables.resize(names.size());
     OP_REQUIRES(construction, names.size() == shapes.size() && names.size() == types.size(),
                 errors::InvalidArgument("MatexAnnounceUpdate: expected as many names as shapes and types, not ",
                                         names.size(), ", ", shapes.size(), " and ", types.size()));
     std::vector<Entry> entries;
     for (size_t i = 0; i < names.size(); ++i) {
       const auto sizes = shapes[i].dim_sizes();
-      entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end())});
+      entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end()), variables[i]});
     }
     const World& world = TheWorld();
-    plan_ = std::make_shared<Plan>(Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, false, checked));
+    plan_ = std::make_shared<Plan>(
+        Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false, checked));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -93,6 +97,7 @@ REGISTER_OP("MatexAnnounceUpdate")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .Attr("names: list(string)")
     .Attr("shapes: list(shape)")
+    .Attr("variables: list(int) = []")
     .Attr("place: string = ''")
     .Attr("checked: bool = false")
     .Input("weight: double")

@@ -17,6 +17,8 @@ class ReduceGradientsKernel : public Collective {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
+    variables_.resize(names_.size());
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == construction->num_outputs(),
                 errors::InvalidArgument("MatexReduceGradients: expected one name for each gradient, ",
                                         construction->num_outputs(), " of them, not ", names_.size()));
@@ -53,10 +55,11 @@ class ReduceGradientsKernel : public Collective {
     std::vector<Entry> entries;
     for (int i = 0; i < count; ++i) {
       const Tensor& x = context->input(i);
-      entries.push_back({names_[i], TypeOf(x.dtype()), ShapeOf(x)});
+      entries.push_back({names_[i], TypeOf(x.dtype()), ShapeOf(x), variables_[i]});
     }
     const World& world = TheWorld();
-    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, false, checked_);
+    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
+                                       checked_);
     return layout_;
   }
 
@@ -73,6 +76,7 @@ class ReduceGradientsKernel : public Collective {
   }
 
   std::vector<std::string> names_;
+  std::vector<tensorflow::int64> variables_;
   std::string place_;
   bool checked_ = false;
   std::mutex mutex_;
@@ -82,6 +86,7 @@ class ReduceGradientsKernel : public Collective {
 REGISTER_OP("MatexReduceGradients")
     .Attr("T: list({float, double, half, bfloat16}) >= 0")
     .Attr("names: list(string)")
+    .Attr("variables: list(int) = []")
     .Attr("place: string = ''")
     .Attr("checked: bool = false")
     .Attr("turn: int = -1")

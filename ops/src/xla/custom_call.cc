@@ -49,8 +49,8 @@ std::unique_ptr<const Prepared> Prepare(const std::string& text) {
   request.place = fields.Text();
   if (request.kind == Kind::kGradients) {
     const World& world = TheWorld();
-    prepared->layout =
-        std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes, true, request.checked);
+    prepared->layout = std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes,
+                                                world.compression, /*compiled=*/true, request.checked);
   } else if (!request.entries.empty()) {
     prepared->subject = {request.entries[0].type, request.entries[0].shape, request.place};
   }

@@ -40,7 +40,7 @@ class XlaCollective : public XlaOpKernel {
       const TensorShape shape = context->InputShape(i);
       std::vector<int64_t> dimensions(shape.dims());
       for (int d = 0; d < shape.dims(); ++d) dimensions[d] = shape.dim_size(d);
-      request.entries.push_back({NameOf(i), TypeOf(context->input_type(i)), dimensions});
+      request.entries.push_back({NameOf(i), TypeOf(context->input_type(i)), dimensions, VariableOf(i)});
       operands.push_back(xla::Reshape(context->Input(i), {shape.num_elements()}));
       xla::PrimitiveType type;
       OP_REQUIRES_OK(context, DataTypeToPrimitiveType(context->input_type(i), &type));
@@ -69,6 +69,9 @@ class XlaCollective : public XlaOpKernel {
   // The name of tensor `index` in messages and layouts, where it has one of its own.
   virtual std::string NameOf(int index) const { return ""; }
 
+  // The number of the variable that tensor `index` is the gradient of.
+  virtual int64_t VariableOf(int index) const { return 0; }
+
   Request request_;
 
  private:
@@ -80,13 +83,17 @@ class XlaReduceGradients : public XlaCollective {
   explicit XlaReduceGradients(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kGradients) {
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &request_.checked));
+    OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
+    variables_.resize(names_.size());
   }
 
  protected:
   std::string NameOf(int index) const override { return names_[index]; }
+  int64_t VariableOf(int index) const override { return variables_[index]; }
 
  private:
   std::vector<std::string> names_;
+  std::vector<tensorflow::int64> variables_;
 };
 
 class XlaAllreduce : public XlaCollective {

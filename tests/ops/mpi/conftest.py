@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_tf.ops import build, compiler, interface
-from matex_tf.ops.library import ALGORITHMS
+from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 """By the engine's numbers of them."""
@@ -23,14 +23,33 @@ DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 class Engine:
     """The C interface on NumPy arrays. `reduce` and `meet` return the error's text, "" if there is none."""
 
-    def __init__(self, path: Path, chunk_bytes: int, fuse_bytes: int, algorithm: str):
+    def __init__(
+        self,
+        path: Path,
+        chunk_bytes: int,
+        fuse_bytes: int,
+        algorithm: str,
+        node: int,
+        compression: tuple[str, float],
+        between_nodes: bool,
+    ):
         self.c = interface.load(path)
         self.communicators = [MPI.COMM_WORLD.Dup() for _ in range(3)]
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         handles = [communicator.py2f() for communicator in self.communicators]
         host = f"host{self.rank}".encode()
         failed = self.c.matex_start(
-            *handles, self.rank, self.size, host, False, chunk_bytes, fuse_bytes, ALGORITHMS.index(algorithm)
+            *handles,
+            self.rank,
+            self.size,
+            host,
+            node,
+            chunk_bytes,
+            fuse_bytes,
+            ALGORITHMS.index(algorithm),
+            COMPRESSIONS.index(compression[0]),
+            compression[1],
+            between_nodes,
         )
         assert not failed, self.error()
 
@@ -47,6 +66,7 @@ class Engine:
         weight: float,
         place: str = "a test",
         in_place: bool = False,
+        variables: Sequence[int] | None = None,
     ) -> tuple[list[np.ndarray], str]:
         count = len(arrays)
         arrays = [np.array(array) for array in arrays]
@@ -62,9 +82,11 @@ class Engine:
             (ctypes.c_int * count)(*([np.dtype(dtype) for dtype in DTYPES].index(array.dtype) for array in arrays)),
             (ctypes.c_int * count)(*(array.ndim for array in arrays)),
             (ctypes.c_int64 * len(shapes))(*shapes),
+            (ctypes.c_int64 * count)(*(variables or [0] * count)),
             pointers(arrays),
             pointers(outputs),
             weight,
+            variables is not None,
             place.encode(),
         )
         return outputs, self.error() if failed else ""
@@ -103,11 +125,18 @@ def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Eng
     """Makes engines; called alike on all ranks."""
     made: list[Engine] = []
 
-    def make(chunk_bytes: int = 1 << 20, fuse_bytes: int = 256 << 10, algorithm: str = "mpi") -> Engine:
+    def make(
+        chunk_bytes: int = 1 << 20,
+        fuse_bytes: int = 256 << 10,
+        algorithm: str = "mpi",
+        node: int = 0,
+        compression: tuple[str, float] = ("none", 1.0),
+        between_nodes: bool = False,
+    ) -> Engine:
         # The loader knows a library by its file: a copy has a sequence, and a poison, of its own.
         copy = tmp_path / f"engine{len(made)}.so"
         shutil.copy(engine_file, copy)
-        made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm))
+        made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm, node, compression, between_nodes))
         return made[-1]
 
     yield make

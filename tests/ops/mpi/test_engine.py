@@ -78,6 +78,25 @@ def test_ring(make_engine, dtype, count):
         np.testing.assert_array_equal(output.astype(np.float64), sum(one.astype(np.float64) for one in everyone))
 
 
+@pytest.mark.parametrize("algorithm", ["two_level", "auto"])
+@pytest.mark.parametrize(
+    "node_of", [lambda rank: 0, lambda rank: rank, lambda rank: rank // 2, lambda rank: min(rank, 1)]
+)
+def test_two_levels(make_engine, algorithm, node_of):
+    """Sums within nodes and between them, of nodes with one rank, as many and not as many: the same on all ranks."""
+    engine = make_engine(1 << 30, 0, algorithm, node_of(RANK))
+    for count in (1 << 14, (1 << 15) + 7):
+        everyone = [np.random.default_rng(rank).integers(-99, 99, count).astype(np.float64) for rank in range(SIZE)]
+        for _ in range(2):
+            (output,), error = engine.reduce([everyone[RANK]], ["x"], 0.5)
+            assert error == ""
+            np.testing.assert_array_equal(output, 0.5 * sum(everyone))
+        noise = [np.random.default_rng([rank, 1]).standard_normal(count) for rank in range(SIZE)]
+        (output,), _ = engine.reduce([noise[RANK]], ["x"], 1.0)
+        np.testing.assert_allclose(output, sum(noise), rtol=1e-12, atol=1e-12)
+        assert_same_everywhere([output])
+
+
 def test_weight_of_zero_selects_zeros(engine):
     """A rank without rows may hold NaN and infinity; the others' sum is untouched by them."""
     mine = np.full(1000, np.nan if RANK % 2 else np.inf, np.float32) if RANK else np.arange(1000, dtype=np.float32)
