@@ -21,3 +21,8 @@ def order_handles() -> list[Any]:
         with tf.init_scope(), tf.device("CPU:0"):
             _variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
     return [_variable.handle]
+
+
+def is_handle(tensor: Any) -> bool:
+    """Whether it is the variable's handle, as eager code has it."""
+    return _variable is not None and tensor is _variable.handle

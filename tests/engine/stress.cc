@@ -69,8 +69,11 @@ void Check(const Error& error) { Check(!error, error.message); }
 
 int64_t Up(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
 
-// Small whole numbers: every type holds their sums exactly, in whatever order they are added, compressed or not.
-double Value(int rank, int number, int64_t i) { return (rank * 5 + number * 3 + step + i * 7) % 9; }
+// Small whole numbers: with weights of up to 1.5 every type, bfloat16 too, holds the sums of 42 ranks exactly, in whatever
+// order they are added, compressed or not.
+double Value(int rank, int number, int64_t i) {
+  return (rank * 5 + number * 3 + step + i * 7) % (ranks <= 10 ? 9 : 3);
+}
 
 double Summed(int number, int64_t i, const std::vector<double>& weights) {
   double sum = 0;
@@ -399,7 +402,8 @@ void End(Random& random, Random& own) {
   Forgotten forgotten(plan, random);
   Check(matex_rendezvous(kExit, 0, "the end") == 0, "the end");
   forgotten.CheckItFailed();
-  Check(barriers == kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
+  // A sum in two levels may try its algorithms out meanwhile, and has barriers of its own.
+  Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
   barriers_are_slow = false;
 }
 

@@ -20,19 +20,21 @@ def program(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "ranks, how",
+    "ranks, steps, how",
     [
-        (2, ["mpi"]),
-        (3, ["ring", "bf16"]),
-        (3, ["two_level", "topk", "hosts", 2]),
-        (5, ["two_level", "fp16", "hosts", 2]),
+        (2, 100, ["mpi"]),
+        (3, 100, ["ring", "bf16"]),
+        (3, 100, ["two_level", "topk", "hosts", 2]),
+        (16, 10, ["two_level", "bf16", "hosts", 4]),
+        (16, 5, ["auto", "topk", "all", 5]),
+        (32, 3, ["ring"]),
     ],
     ids=str,
 )
-def test_random_collectives_give_plain_sums(program, ranks, how):
-    words = sanitize.command(program, ranks, 100, ranks, *how)
+def test_random_collectives_give_plain_sums(program, ranks, steps, how):
+    words = sanitize.command(program, ranks, steps, ranks, *how)
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert answer.returncode == 0 and "stress: ok, 100 steps" in answer.stdout, answer.stdout + answer.stderr
+    assert answer.returncode == 0 and f"stress: ok, {steps} steps" in answer.stdout, answer.stdout + answer.stderr
 
 
 def test_only_libraries_of_mpi_are_left_out():

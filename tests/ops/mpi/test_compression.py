@@ -68,10 +68,11 @@ def bound(kind: str, share: float, turns: int) -> list[float]:
 @pytest.mark.parametrize(("chunk_bytes", "fuse_bytes"), [(1 << 20, 256 << 10), (4096, 1000)])
 def test_what_is_left_out_comes_later(make_engine, kind, share, chunk_bytes, fuse_bytes):
     engine = make_engine(chunk_bytes, fuse_bytes, compression=(kind, share))
-    turns = 30 if chunk_bytes > 4096 else 4
+    turns = 12 if chunk_bytes > 4096 else 3
     sums = [np.zeros(shape) for shape in SHAPES]
-    for turn in range(turns):
-        for total, output, wanted in zip(sums, reduce(engine, gradients(RANK, turn)), exact(turn)):
+    for _ in range(turns):
+        # Always the same, so that what is lost adds up.
+        for total, output, wanted in zip(sums, reduce(engine, gradients(RANK, 0)), exact(0)):
             total += output.astype(np.float64) - wanted
     for total, most in zip(sums, bound(kind, share if chunk_bytes > 4096 else share / 2, turns)):
         assert np.linalg.norm(total) <= most if kind == "topk" else np.abs(total).max(initial=0) <= most

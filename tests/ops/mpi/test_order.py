@@ -73,3 +73,75 @@ def test_gradients_pass_through_ordered_ops():
     size = world.current().size
     # The ranks' scalars add up: size of them, each the square of a sum over size equal tensors.
     np.testing.assert_allclose(derivative(tf.ones([3])), np.full(3, 2.0 * size * size))
+
+
+def derivative_of(y_of):
+    """The derivative of the sum of `y_of(x)`, as a function."""
+
+    @tf.function
+    def derivative(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(y_of(x))
+        return tape.gradient(loss, x)
+
+    return derivative
+
+
+def mean_of_product(y, x):
+    return ops.allreduce(y * x, "mean")
+
+
+def loop(x):
+    return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, mean_of_product(y, x)), [0, x])[1]
+
+
+def branch(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: mean_of_product(x, x), lambda: x)
+
+
+def branch_in_a_loop(x):
+    def body(i, y):
+        return i + 1, tf.cond(i > 0, lambda: mean_of_product(y, x), lambda: y)
+
+    return tf.while_loop(lambda i, y: i < 3, body, [0, x])[1]
+
+
+def loop_in_a_loop(x):
+    def inner(y):
+        return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, mean_of_product(y, x)), [0, y])[1]
+
+    return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, inner(y)), [0, x])[1]
+
+
+def function_in_a_branch(x):
+    function = tf.function(mean_of_product)
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: function(function(x, x), x), lambda: x)
+
+
+def function_in_a_loop(x):
+    function = tf.function(mean_of_product)
+    return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, function(y, x)), [0, x])[1]
+
+
+@pytest.mark.parametrize(
+    "y_of, power",
+    [
+        (loop, 4),
+        (branch, 2),
+        (branch_in_a_loop, 3),
+        (loop_in_a_loop, 5),
+        (function_in_a_branch, 3),
+        (function_in_a_loop, 4),
+    ],
+)
+def test_gradients_pass_through_loops_and_branches(y_of, power):
+    """On all ranks x is the same, and what is computed x to the power of `power`."""
+    derivative, x = derivative_of(y_of), np.array([1.0, 2.0, 0.5], np.float32)
+    for _ in range(2):
+        np.testing.assert_allclose(derivative(tf.constant(x)), power * x ** (power - 1), rtol=1e-5)
+    # The derivative's loop or branch is ordered with the forward one by the handle that both take.
+    operations = derivative.get_concrete_function(tf.constant(x)).graph.get_operations()
+    takes = [{tensor.name for tensor in op.inputs if tensor.dtype == tf.resource} for op in operations]
+    if world.is_active():
+        assert max(sum(name in names for names in takes) for name in set().union(*takes)) >= 2
