@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import settings, world
@@ -32,6 +33,37 @@ def for_xla() -> Iterator[None]:
         _state.for_xla -= 1
 
 
+@contextlib.contextmanager
+def on() -> Iterator[None]:
+    """Within it, updates are overlapped that would be reduced at once with `MATEX_OVERLAP=auto`."""
+    before, _state.on = is_on(), True
+    try:
+        yield
+    finally:
+        _state.on = before
+
+
+def is_on() -> bool:
+    return getattr(_state, "on", False)
+
+
+@dataclass
+class Noticed:
+    """The bytes of the largest update that could be overlapped, of those that were traced."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def noticed() -> Iterator[Noticed]:
+    """What is traced within it."""
+    before, _state.noticed = getattr(_state, "noticed", None), Noticed()
+    try:
+        yield _state.noticed
+    finally:
+        _state.noticed = before
+
+
 def is_chosen(tensors: Sequence[Any]) -> bool:
     """Whether an update of these gradients, where ops are being made now, is to be overlapped."""
     import tensorflow as tf
@@ -45,8 +77,11 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
         or not all(tensor.shape.is_fully_defined() for tensor in tensors)
     ):
         return False
+    if getattr(_state, "noticed", None) is not None:
+        size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+        _state.noticed.bytes = max(_state.noticed.bytes, size)
     chosen = settings.current().overlap
-    return chosen == "on" or chosen == "auto" and world.current().has_several_nodes
+    return chosen == "on" or chosen == "auto" and (is_on() or world.current().has_several_nodes)
 
 
 def reduce_gradients(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from matex_tf import fitting, graphs, loops, losses, metrics, pipeline, variables
+from matex_tf import fitting, graphs, loops, losses, metrics, overlapping, pipeline, variables
 from matex_tf.ops import overlap
 from matex_tf.patches import replace
 
@@ -54,13 +54,13 @@ def _call(original: Any) -> Any:
         compiled = overlap.for_xla() if getattr(self, "_jit_compile", None) else contextlib.nullcontext()
         with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
             try:
-                result = original(self, *args, **kwargs)
+                result = overlapping.call(original, self, args, kwargs)
             except ValueError:
                 # While it was traced: nothing has run. A step may rely on the number of rows of a whole batch.
                 whole = loops.whole_batch_in(args, kwargs)
                 if whole is None:
                     raise
-                result = original(self, *whole[0], **whole[1])
+                result = overlapping.call(original, self, *whole)
         if tf.executing_eagerly():
             if variables.waiting():
                 variables.settle()

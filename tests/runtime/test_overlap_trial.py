@@ -1,0 +1,96 @@
+"""On one host the first steps of a function show whether its updates are overlapped; the result is the same."""
+
+import launch
+
+SCRIPT = """
+import numpy as np
+import tensorflow as tf
+import matex_tf
+from matex_tf import overlapping
+
+size, rank = matex_tf.size(), matex_tf.rank()
+calls = overlapping.IGNORED + overlapping.TIMED + overlapping.SETTLING + overlapping.TIMED
+shape = [600, 500]
+
+
+def steps(share, gain, shape=shape):
+    # How a function is run, and how often it was traced, that has made so many steps.
+    overlapping.LEAST_SHARE, overlapping.GAIN = share, gain
+    traces = []
+    variable = tf.Variable(tf.zeros(shape))
+
+    @tf.function
+    def inner(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * x)
+        return tape.gradient(loss, variable)
+
+    @tf.function
+    def step(x):
+        traces.append(1)
+        print("traced")
+        variable.assign_sub(inner(x))
+
+    for number in range(calls + 3):
+        step(tf.constant(float(number)))
+    expected = -sum(range(calls + 3))  # every rank computes the whole batch, and rank 0's counts
+    np.testing.assert_array_equal(variable.numpy(), np.full(shape, expected, np.float32))
+    way = overlapping._trials[step]._way.__name__
+    return len(traces), way
+
+
+found = [steps(0.0, 1e9), steps(0.0, 0.0), steps(1e9, 1e9), steps(0.0, 1e9, [100])]
+wanted = [
+    (2, "_hidden"),  # faster by all means
+    (2, "_as_it_is"),  # never faster: back to the function as it is
+    (1, "_as_it_is"),  # nothing to be gained
+    (1, "_at_once"),  # too small to be asked
+]
+assert found == wanted, found
+
+
+class Untraceable:
+    # A function that can be traced once only.
+    def __init__(self):
+        self.variable, self.traced = tf.Variable(tf.zeros(shape)), False
+
+    @tf.function
+    def step(self, x):
+        if self.traced and rank == size - 1:
+            raise RuntimeError("once only")
+        self.traced = True
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.variable * x)
+        self.variable.assign_sub(tape.gradient(loss, self.variable))
+
+
+overlapping.LEAST_SHARE, overlapping.GAIN = 0.0, 1e9
+untraceable = Untraceable()
+for number in range(calls):
+    untraceable.step(tf.constant(1.0))
+np.testing.assert_array_equal(untraceable.variable.numpy(), np.full(shape, -calls, np.float32))
+
+keras = tf.keras
+keras.utils.set_random_seed(1)
+random = np.random.default_rng(0)
+x, y = random.standard_normal((256, 500)).astype("float32"), random.standard_normal((256, 600)).astype("float32")
+model = keras.Sequential([keras.Input((500,)), keras.layers.Dense(600)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
+assert "_hidden" in [trial._way.__name__ for trial in overlapping._trials.values()]
+print("losses", *losses)
+"""
+ALONE = """
+import numpy as np
+import tensorflow as tf
+keras = tf.keras
+"""
+
+
+def test_the_first_steps_decide():
+    together = launch.run(2, SCRIPT, timeout=240).check().stdout
+    assert together.count("traced") == 4, together
+    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index('assert "_hidden" in')]
+    alone = launch.run_alone(ALONE + fit + 'print("losses", *losses)\n').check().stdout
+    mine, theirs = ([float(word) for word in text.split("losses")[1].split()] for text in (alone, together))
+    assert all(abs(a - b) < 1e-5 * a for a, b in zip(mine, theirs, strict=True))
