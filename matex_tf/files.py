@@ -14,12 +14,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import filecmp
 import os
 import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from matex_tf import ledger, leftovers, settings, world
@@ -101,6 +102,38 @@ class View:
             self.hidden.discard(key)
             self._shown.add(key)
             os.makedirs(os.path.dirname(self.upper(key)), exist_ok=True)
+
+    def own_on_disk(self) -> set[str]:
+        """The keys of what this rank has made and the disk has, too."""
+        if not self.used:
+            return set()
+        inside = len(self.root)
+        keys = (os.path.join(top[inside:], name) for top, *below in os.walk(self.root) for name in sum(below, []))
+        return set(filter(os.path.lexists, keys))
+
+    def catch_up(self, own: set[str], written: Container[str] = ()) -> None:
+        """After something that is no rank has changed the disk: this rank's files are as those of the disk are now.
+
+        They stay its own, since rank 0 may go on and change or remove those. Files that this rank has open are left
+        alone, but for those with the keys in `written`, which that something was to write.
+
+        Args:
+            own: what `own_on_disk` gave before.
+        """
+        self.come_home()
+        for key in filter(os.path.lexists, self.hidden.copy()):
+            self.hidden.discard(key)
+            self._shown.add(key)
+        is_open = set(_open_files())
+        for key in own:
+            place = self.upper(key)
+            if not os.path.lexists(key):
+                self._hide(key)
+            elif not (os.path.isfile(key) and os.path.isfile(place)) or (place in is_open and key not in written):
+                continue
+            elif not filecmp.cmp(key, place, shallow=False):
+                os.unlink(place)
+                shutil.copy2(key, place)
 
     def below(self, key: str) -> str | None:
         """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
@@ -257,6 +290,12 @@ class View:
             shutil.move(place, self.upper(target_key))
         if source_key is not None:
             self.hidden.add(source_key)
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def _error(number: int, path: str) -> OSError:

@@ -69,6 +69,10 @@ class Ledger:
         """All ranks have the file `key` as it is now: what it holds is noted anew when rank 0 changes it."""
         self._touched.discard(key)
 
+    def caught_up(self) -> None:
+        """All ranks have all files as they are now."""
+        self._touched.clear()
+
     def removed(self, key: str) -> None:
         """Rank 0 is about to remove `key`."""
         self.changed(key)

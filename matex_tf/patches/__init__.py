@@ -36,6 +36,7 @@ def install() -> None:
     """Install every patch of the runtime."""
     from matex_tf.patches import (
         batch_normalization,
+        commands,
         compilation,
         constant_batches,
         control_flow,
@@ -90,6 +91,7 @@ def install() -> None:
         library_files,
         tensorflow_files,
         dataset_files,
+        commands,
     ):
         part.install()
 

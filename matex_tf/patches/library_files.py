@@ -13,6 +13,33 @@ from matex_tf import files
 from matex_tf.patches import _undo, file_notes, replace, when_imported
 from matex_tf.patches.files import real_path
 
+_ARROW = {
+    "pyarrow": (("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
+    "pyarrow.csv": (
+        ("write_csv", "output_file", 1, "w"),
+        ("read_csv", "input_file", 0, "r"),
+        ("open_csv", "input_file", 0, "r"),
+    ),
+    "pyarrow.json": (("read_json", "input_file", 0, "r"),),
+    "pyarrow.feather": (
+        ("write_feather", "dest", 1, "w"),
+        ("read_table", "source", 0, "r"),
+        ("read_feather", "source", 0, "r"),
+    ),
+    "pyarrow.ipc": (
+        ("RecordBatchFileWriter.__init__", "sink", 1, "w"),
+        ("RecordBatchStreamWriter.__init__", "sink", 1, "w"),
+        ("open_file", "source", 0, "r"),
+        ("open_stream", "source", 0, "r"),
+    ),
+    "pyarrow.orc": (
+        ("ORCWriter.__init__", "where", 1, "w"),
+        ("ORCFile.__init__", "source", 1, "r"),
+        ("read_table", "source", 0, "r"),
+    ),
+}
+"""Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
+
 
 def install() -> None:
     if files.view() is None and files.news() is None:
@@ -20,6 +47,10 @@ def install() -> None:
     when_imported("h5py._hl.files", lambda module: replace(module.File, "__init__", _h5py))
     when_imported("netCDF4", _netcdf)
     when_imported("pyarrow.parquet.core", _parquet)
+    for module, functions in _ARROW.items():
+        when_imported(module, lambda imported, functions=functions: _arrow(imported, functions))
+    when_imported("pyarrow", _arrow_file)
+    when_imported("pyarrow.csv", _arrow_csv)
     when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
     when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
     when_imported("sqlite3", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
@@ -124,6 +155,40 @@ def _netcdf_files(original: Any) -> Any:
         return original(self, files, *args, **kwargs)
 
     return __init__
+
+
+def _arrow(module: Any, functions: tuple[tuple[str, str, int, str], ...]) -> None:
+    for name, argument, index, mode in functions:
+        owner, name = (module, name) if "." not in name else (getattr(module, name.split(".")[0]), name.split(".")[1])
+        replace(owner, name, _with_path(argument, index, mode))
+
+
+def _arrow_file(module: Any) -> None:
+    class OSFile(module.OSFile):
+        __doc__ = module.OSFile.__doc__
+
+        def __new__(cls, path, mode="r", *args, **kwargs):
+            return super().__new__(cls, _place(path, mode[0]) if _is_path(path) else path, mode, *args, **kwargs)
+
+    _put_in_place(module, OSFile)
+
+
+def _arrow_csv(module: Any) -> None:
+    class CSVWriter(module.CSVWriter):
+        __doc__ = module.CSVWriter.__doc__
+
+        def __init__(self, sink, *args, **kwargs):
+            super().__init__(_place(sink, "w") if _is_path(sink) else sink, *args, **kwargs)
+
+    _put_in_place(module, CSVWriter)
+
+
+def _put_in_place(module: Any, new: type) -> None:
+    """Put `new` into `module` for the class of C that it is made of, whose methods cannot be replaced."""
+    original = getattr(module, new.__name__)
+    new.__module__, new.__qualname__ = original.__module__, original.__qualname__
+    setattr(module, new.__name__, new)
+    _undo.append(lambda: setattr(module, new.__name__, original))
 
 
 def _parquet(module: Any) -> None:

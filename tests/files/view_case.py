@@ -15,6 +15,7 @@ import pathlib
 import pickle
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -26,7 +27,7 @@ import netCDF4
 import numpy as np
 import pyarrow
 import tensorflow as tf
-from pyarrow import parquet
+from pyarrow import csv, feather, ipc, orc, parquet
 
 folder, late = sys.argv[1:]
 ranks = sys.modules.get("matex_tf")
@@ -135,6 +136,24 @@ parquet.write_to_dataset(years, "out/years", partition_cols=["year"], basename_t
 seen.append(["partitioned", sorted(parquet.read_table("out/years")["x"].to_pylist()),
              parquet.read_metadata(where="out/table.parquet").num_rows,
              parquet.ParquetFile(source="out/table.parquet").metadata.num_rows])  # fmt: skip
+numbers = pyarrow.table({"a": [1, 2], "of": [rank, rank]})
+csv.write_csv(numbers, "out/arrow.csv")
+with csv.CSVWriter("out/rows.csv", numbers.schema) as writer:
+    writer.write_table(numbers)
+feather.write_feather(numbers, "out/table.feather")
+orc.write_table(numbers, "out/table.orc")
+with ipc.new_file("out/table.arrow", numbers.schema) as writer:
+    writer.write_table(numbers)
+with pyarrow.OSFile("out/stream.arrow", "wb") as sink, ipc.new_stream(sink, numbers.schema) as writer:
+    writer.write_table(numbers)
+with pyarrow.output_stream("out/stream.bin") as sink:
+    sink.write(b"%d" % rank)
+with pyarrow.OSFile("out/stream.arrow") as source, pyarrow.input_stream("out/stream.bin") as few:
+    back = [csv.read_csv("out/arrow.csv"), csv.read_csv("out/rows.csv"), feather.read_table("out/table.feather"),
+            orc.read_table("out/table.orc"), ipc.open_file("out/table.arrow").read_all(),
+            ipc.open_stream(source).read_all()]  # fmt: skip
+    assert all(table["of"].to_pylist() == [rank, rank] for table in back) and few.read() == b"%d" % rank
+seen.append(["arrow", [table["a"].to_pylist() for table in back]])
 with open("table/_rows.json", "w") as file:
     file.write("{}")
 seen.append(["folder", parquet.read_table("table")["x"].to_pylist()])
@@ -258,6 +277,30 @@ writer.close()
 with tf.compat.v1.Graph().as_default():
     tf.compat.v1.summary.FileWriter("out/board1", tf.compat.v1.get_default_graph()).close()
 seen.append(["boards", len(os.listdir("out/board")), len(os.listdir("out/board1"))])
+
+# Commands are run once, on the files as they are, and every rank has what came of them.
+os.system("mkdir -p out/cmd; echo line >> out/cmd/log")
+with open("out/cmd/a", "w") as file:
+    file.write("one\n")
+seen.append([os.system("sed -i s/one/two/ out/cmd/a && mv out/cmd/a out/cmd/b"), open("out/cmd/b").read()])
+number = subprocess.run(["sh", "-c", "cat out/cmd/b; echo $$ >&2"], capture_output=True, text=True, check=True)
+seen.append([number.stdout, os.popen("cat out/cmd/log").read(), os.popen("exit 3").close(),
+             subprocess.getoutput("cat out/cmd/b"), sorted(os.listdir("out/cmd"))])  # fmt: skip
+with open("out/cmd/said", "w") as file:
+    subprocess.call(["echo", "hello"], stdout=file)
+try:
+    subprocess.check_call(["false"])
+except subprocess.CalledProcessError as error:
+    seen.append([error.returncode, error_of(subprocess.run, ["no-such-program"]), open("out/cmd/said").read()])
+shutil.rmtree("out/cmd")
+os.system("mkdir out/cmd; echo new > out/cmd/c")
+seen.append([os.listdir("out/cmd"), open("out/cmd/c").read()])
+own = tempfile.mkdtemp()
+subprocess.run(["sh", "-c", f"echo {rank} > {own}/x"], check=True)
+assert open(own + "/x").read() == f"{rank}\n", "a command in each rank's own folder is that rank's"
+shutil.rmtree(own)
+if ranks:
+    assert len(set(ranks.world.control.allgather(number.stderr, "who ran it"))) == 1
 
 # What only rank 0 wrote is there for the others once they have met.
 if ranks:
