@@ -19,7 +19,7 @@ _waited_in_functions: Any = None  # a variable, float64
 def timed(pull: Callable[[], Any]) -> Any:
     """The element that `pull` takes out of an input pipeline. How long that takes counts as waiting for it.
 
-    In a function it counts each time that the function runs.
+    In a function it counts each time that the function runs, unless the script wants deterministic ops.
     """
     import tensorflow as tf
 
@@ -36,7 +36,10 @@ def timed(pull: Callable[[], Any]) -> Any:
 def _timed_in_function(pull: Callable[[], Any]) -> Any:
     global _waited_in_functions
     import tensorflow as tf
+    from tensorflow.python.framework import config
 
+    if config.is_op_determinism_enabled():
+        return pull()  # the time is an op that is refused then
     if _waited_in_functions is None:
         _waited_in_functions = steps.hidden_variable(0.0, tf.float64, "matex_tf_waited")
     start = tf.timestamp()
