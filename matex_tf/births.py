@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import figures, gradients, loops, losses, steps, variables
+from matex_tf import figures, gradients, graphs, loops, losses, steps, variables
 
 
 def _is_trained_variable(source: Any) -> bool:
@@ -23,6 +23,23 @@ def leave_to_optimizer(sources: Any) -> None:
         "the result is close to that of the script alone but not the same"
     )
     gradients.entangle(trained)
+
+
+def not_of_slices(sources: Any, why: str) -> None:
+    """What was made of the weights in `sources` cannot be put together of slices, which `why` says.
+
+    The optimizer reduces what it gets of it.
+    """
+    import tensorflow as tf
+
+    trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
+    if not trained:
+        return
+    gradients.mark(trained, born=False)
+    if tf.executing_eagerly():
+        loops.compute_whole(why)
+    else:
+        graphs.note_whole(why)
 
 
 def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False) -> Any:

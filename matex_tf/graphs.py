@@ -18,6 +18,40 @@ def keep(value: Any) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
+def note_whole(why: str) -> None:
+    """What the graph being built does cannot be put together of slices of a batch."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph._matex_why_whole = why
+        graph = getattr(graph, "outer_graph", None)
+
+
+def why_whole(graph: Any) -> str:
+    """Why `graph` is to have whole batches; empty where slices will do."""
+    return getattr(graph, "_matex_why_whole", "")
+
+
+def note_accounts(variables: Iterable[Any]) -> None:
+    """In `variables` the graph being built may keep this rank's part: they are made global elsewhere."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return
+    of_tensorflow = [getattr(variable, "_value", variable) for variable in variables]
+    found = {id(variable.handle) for variable in of_tensorflow if hasattr(variable, "handle")}
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph._matex_accounts = getattr(graph, "_matex_accounts", set()) | found
+        graph = getattr(graph, "outer_graph", None)
+
+
+def accounts(graph: Any) -> set[int]:
+    """The ids of the handles of the variables of `note_accounts`."""
+    return getattr(graph, "_matex_accounts", set())
+
+
 def reductions(operations: Iterable[Any]) -> list[Any]:
     """Those of `operations` that reduce gradients or call a function that does."""
     return [op for op in operations if op.type in REDUCTIONS or _calls_reduction(op)]

@@ -42,6 +42,8 @@ class Loop:
         self.pull = pull
         self.weak = settings.current().scaling == "weak"
         self.fixed = fixed and not self.weak
+        self.why_whole = ""
+        self.rows = 0
         self.credited = False
         self.dataset = dataset
         self.first_slice: tuple[Any, Any] | None = None
@@ -58,6 +60,8 @@ class Loop:
             return self._give_share(element)
         _credit_last()
         _gave(self)
+        if self.why_whole and not self.fixed:
+            self.take_back(self.why_whole)
         if self.fixed:
             if self.credited:
                 say_fixed(self.dataset)
@@ -89,10 +93,10 @@ class Loop:
     def _give_whole(self, element: Any) -> Any:
         if _someone_trains(self):
             steps.look_at_whole_batch()
+        self.rows = int(sharding.batch_rows(element))
         if self.watch is None and not (self.fixed or self.weak or self.credited):
-            rows = int(sharding.batch_rows(element))
-            self.watch = bookkeeping.begin(rows)
-            bookkeeping.mark(element, rows)
+            self.watch = bookkeeping.begin(self.rows)
+            bookkeeping.mark(element, self.rows)
         return element
 
     def _give_slice(self, element: Any) -> Any:
@@ -103,6 +107,7 @@ class Loop:
             return element
         self.pace.rows = count = int(sharding.batch_rows(element))
         start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
+        self.rows = stop - start
         steps.set_slice(start, stop, has_rows, count)
         mine = pipeline.take_rows(element, start, stop, count)
         bookkeeping.mark(mine, count)
@@ -209,6 +214,23 @@ def whole_batch_in(args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
             loop.take_back(NAMED)
             return tf.nest.map_structure(lambda part: known.get(id(part), part), (args, kwargs))  # noqa: B023
     return None
+
+
+def working_on() -> Loop | None:
+    """The loop that gave the last batch, if its next one is a slice or may be."""
+    loop = _last() if _last is not None else None
+    return None if loop is None or loop.done or loop.fixed or loop.shares or loop.weak else loop
+
+
+def compute_whole(why: str) -> None:
+    """What is done with the batch that a loop gave last cannot be put together of slices: it gets no more of them."""
+    loop = working_on()
+    if loop is None:
+        return
+    if loop.trains:
+        loop.why_whole = why  # the step at work goes on with its slice
+    else:
+        loop.take_back(why)
 
 
 def say_fixed(dataset: Any = None) -> None:

@@ -7,13 +7,15 @@ then the global one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, output, reductions, steps
 
 _ATTRIBUTE = "_matex_global"
 _inexact = 0
+_held: list[str] | None = None
 _ALL = "_matex_globals"
 
 
@@ -56,7 +58,21 @@ def inexact(text: str) -> None:
     """Say, once, `text`: why the ranks' parts do not add up to the whole batch's."""
     global _inexact
     _inexact += 1
-    output.note(text)
+    if _held is None:
+        output.note(text)
+    else:
+        _held.append(text)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[list[str]]:
+    """What is found inexact within it is not said but put into the list."""
+    global _held
+    before, _held = _held, []
+    try:
+        yield _held
+    finally:
+        _held = before
 
 
 def times_inexact() -> int:

@@ -29,7 +29,7 @@ def knows_rows(graph: Any) -> bool:
         for op in tensor.consumers():
             if op.type in _SAME_ROWS:
                 pending.extend(op.outputs)
-            elif _picks_rows(op, tensor):
+            elif _picks_rows(op, tensor) and _is_used(op):
                 return True
     return False
 
@@ -161,6 +161,11 @@ def _is_linear(op: Any, tensor: Any) -> bool:
     while other.op.type in ("Cast", "Identity"):
         other = other.op.inputs[0]
     return other.op.type in ("Const", "ReadVariableOp")
+
+
+def _is_used(op: Any) -> bool:
+    """Whether anything but the shape of what `op` gives is asked for, as `tf.zeros_like(x[:1])` does."""
+    return any(user.type not in _SHAPES for tensor in op.outputs for user in tensor.consumers())
 
 
 def _picks_rows(op: Any, batch: Any) -> bool:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import figures, ops, steps, world
+from matex_tf import figures, graphs, ops, steps, world
 
 _state = threading.local()
 _whole: dict[int, Any] = {}  # by id: the variables of which every rank holds the sum, until one counts again
@@ -116,6 +116,7 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     import tensorflow as tf
 
     count_apart(metric.variables)
+    graphs.note_accounts(metric.variables)
     before = {id(variable): _read(variable) for variable in metric.variables}
     with figures.left_alone():
         yield

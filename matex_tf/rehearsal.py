@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import gradients, losses, meetings, metrics, output
+from matex_tf import gradients, graphs, losses, meetings, metrics, output
 
 NAMED = (
     "a step of the script's own names its batch's size, or takes rows out of the batch by their number, so every rank "
@@ -48,6 +48,43 @@ def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
     if key not in known:
         known[key] = _rehearse(model, getattr(model, f"{kind}_step"), spec, batch_size)
     return known[key]
+
+
+def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
+    """Why `function`, a `tf.function` that has run and trains, cannot do with a part of a batch; empty where it can.
+
+    It is traced once more. Where that fails the question stays open.
+
+    Args:
+        args, kwargs: what it was called with.
+        rows: how many rows of a batch are in these.
+    """
+    import tensorflow as tf
+
+    given = next(number for number in _ROWS if number != rows)
+    parts = tf.nest.flatten((args, kwargs))
+    if not any(_fixed_rows(part) == rows for part in parts) or any(map(_is_of_uneven_rows, parts)):
+        return ""
+
+    def fill(part: Any) -> Any:
+        if _fixed_rows(part) != rows or not isinstance(part, (tf.Tensor, np.ndarray)):
+            return part
+        return tf.TensorSpec([given, *part.shape[1:]], part.dtype)
+
+    again = tf.function(function.python_function, autograph=function._autograph)
+    args, kwargs = tf.nest.map_structure(fill, (args, kwargs))
+    with _unnoticed(), losses.held() as inexact:
+        try:
+            graph = again.get_concrete_function(*args, **kwargs).graph
+        except Exception:  # of the script's code, any
+            return ""
+    if meetings.knows_rows(graph):
+        return NAMED
+    return MEET if inexact or meetings.rows_meet(graph, given, graphs.accounts(graph)) else ""
+
+
+def _is_of_uneven_rows(part: Any) -> bool:
+    return hasattr(part, "flat_values") or hasattr(part, "dense_shape")
 
 
 def spec_of(batch: dict[str, Any]) -> Any:

@@ -98,7 +98,14 @@ def test_rows_taken_by_number_are_seen(take):
 
 
 @pytest.mark.parametrize(
-    "take", [lambda x: x[:, 0], lambda x: x[..., :2], lambda x: x[: tf.shape(x)[0] // 2], lambda x: x[::-1]]
+    "take",
+    [
+        lambda x: x[:, 0],
+        lambda x: x[..., :2],
+        lambda x: x[: tf.shape(x)[0] // 2],
+        lambda x: x[::-1],
+        lambda x: tf.zeros_like(x[:1]),
+    ],
 )
 def test_rows_taken_otherwise_are_not(take):
     assert not meetings.knows_rows(graph_of(take, (4,)))
@@ -123,3 +130,38 @@ def test_a_step_that_names_its_batch_size_is_found_by_a_trace_that_nobody_notice
     for spec, size in ((tf.TensorSpec([8, 4]), None), (tf.TensorSpec([None, 4]), 8)):
         assert rehearsal.why_whole(model, "train", spec, size) == why
     assert capsys.readouterr().out == ""
+
+
+weights = tf.Variable(tf.ones([4, 3]))
+
+
+class Trainer:
+    """The step of a loop, as a method."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    @tf.function
+    def step(self, x, scale=1.0):
+        return scale * self.loss(tf.matmul(x, weights))
+
+
+@pytest.mark.parametrize(
+    "loss, why",
+    [
+        (mean, ""),
+        (in_batch_negatives, rehearsal.MEET),
+        (lambda y: tf.reduce_mean(y[0] - y[1]), ""),
+        (lambda y: tf.reduce_mean(y + tf.zeros([8, 1])), ""),
+    ],
+)
+def test_a_function_that_has_run_is_traced_once_more_for_other_rows(loss, why):
+    trainer, x = Trainer(loss), tf.ones([8, 4])
+    function = trainer.step
+    assert rehearsal.why_call_whole(function, (x,), {"scale": 2.0}, 8) == why
+    assert rehearsal.why_call_whole(function, (tf.ones([9, 4]),), {}, 8) == ""
+
+
+def test_a_function_that_takes_its_rows_by_their_number_is_found():
+    function = tf.function(lambda batch: tf.reduce_mean(batch["x"][0] - batch["x"][1]))
+    assert rehearsal.why_call_whole(function, ({"x": tf.ones([8, 4])},), {}, 8) == rehearsal.NAMED

@@ -9,16 +9,13 @@ import io
 import os
 import subprocess
 import sys
-import sysconfig
+from types import FrameType
 from typing import Any
 
-from matex_tf import commands
+from matex_tf import commands, row_uses
 from matex_tf.patches import replace
 
 _WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
-_LIBRARIES = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
-_PACKAGES = {"site-packages", "dist-packages"}
-_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 def install() -> None:
@@ -28,16 +25,14 @@ def install() -> None:
         replace(subprocess, name, _once)
 
 
-def _is_script(caller: Any) -> bool:
-    """Whether code of this frame is the script's own, or that of a module beside it."""
-    path = caller.f_code.co_filename
-    library = path.startswith((*_LIBRARIES, _HERE, "<frozen")) or not _PACKAGES.isdisjoint(path.split(os.sep))
-    return not library
+def _is_library(caller: FrameType) -> bool:
+    own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return own or row_uses.is_library(caller.f_code.co_filename)
 
 
 def _once(original: Any) -> Any:
     def run(*args, **kwargs):
-        if not (commands.are_shared() and _is_script(sys._getframe(1))):
+        if not commands.are_shared() or _is_library(sys._getframe(1)):
             return original(*args, **kwargs)
         return commands.once(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
@@ -58,7 +53,8 @@ class _Output(io.StringIO):
 
 def _read_once(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
-        if mode != "r" or not (commands.are_shared() and _is_script(sys._getframe(1))):
+        shared = mode == "r" and commands.are_shared()
+        if not shared or _is_library(sys._getframe(1)):
             return original(cmd, mode, buffering)
 
         def read() -> tuple[str, int | None]:

@@ -213,19 +213,19 @@ def _add_n(original: Any) -> Any:
 
 def _scalar_summary(original: Any) -> Any:
     def scalar(name, data, *args, **kwargs):
-        return original(name, _shown(data), *args, **kwargs)
+        return original(name, shown(data), *args, **kwargs)
 
     return scalar
 
 
 def _print(original: Any) -> Any:
     def tf_print(*inputs, **kwargs):
-        return original(*[_shown(part) for part in inputs], **kwargs)
+        return original(*[shown(part) for part in inputs], **kwargs)
 
     return tf_print
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """What a script shows of `value`; in a function, a figure of the rows is put together where gradients were."""
     import tensorflow as tf
 

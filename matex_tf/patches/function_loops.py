@@ -103,7 +103,9 @@ def _decision(graph: Any) -> Any:
 def _decide(graph: Any, found: Any) -> None:
     import tensorflow as tf
 
-    if graphs.reduces(graph):
+    if graphs.why_whole(graph):
+        output.note(graphs.why_whole(graph))
+    elif graphs.reduces(graph):
         with tf.init_scope():
             found.assign(BEGINNING)
 

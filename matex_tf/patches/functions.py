@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
-from matex_tf import fitting, graphs, loops, losses, metrics, overlapping, pipeline, variables
+from matex_tf import (
+    fitting,
+    gradients,
+    graphs,
+    loops,
+    losses,
+    metrics,
+    output,
+    overlapping,
+    pipeline,
+    rehearsal,
+    variables,
+    world,
+)
 from matex_tf.ops import overlap
 from matex_tf.patches import replace
+
+_calls = threading.local()
 
 
 def install() -> None:
@@ -39,32 +55,77 @@ def _trace(original: Any) -> Any:
         for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(python_func, attribute):
                 setattr(with_global_losses, attribute, getattr(python_func, attribute))
-        return original(name, with_global_losses, *args, **kwargs)
+        graph = original(name, with_global_losses, *args, **kwargs)
+        for function in _running() if graphs.why_whole(graph) else ():
+            function._matex_why_whole = graphs.why_whole(graph)
+        return graph
 
     return func_graph_from_py_func
+
+
+def _running() -> list[Any]:
+    """The functions that are called now, the outermost first."""
+    if not hasattr(_calls, "stack"):
+        _calls.stack = []
+    return _calls.stack
 
 
 def _call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
-        if tf.executing_eagerly() and fitting.current() is None:
+        if not tf.executing_eagerly():
+            return _run(original, self, args, kwargs)
+        loop, updates = None, gradients.updates()
+        if fitting.current() is None:
             metrics.count_apart()
-        sources = (tf.data.Dataset, tf.data.Iterator)
-        compiled = overlap.for_xla() if getattr(self, "_jit_compile", None) else contextlib.nullcontext()
-        with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
-            try:
-                result = overlapping.call(original, self, args, kwargs)
-            except ValueError:
-                # While it was traced: nothing has run. A step may rely on the number of rows of a whole batch.
-                whole = loops.whole_batch_in(args, kwargs)
-                if whole is None:
-                    raise
-                result = overlapping.call(original, self, *whole)
-        if tf.executing_eagerly():
-            if variables.waiting():
-                variables.settle()
-            loops.notice_update()
+            loop = loops.working_on()
+        with losses.held() as inexact:
+            result = _run(original, self, args, kwargs)
+        if loop is not None and gradients.updates() > updates:
+            _rehearse(self, args, kwargs, loop.rows)
+        if _why_whole(self):
+            loops.compute_whole(_why_whole(self))
+        else:
+            for text in inexact:
+                output.note(text)
+        if variables.waiting():
+            variables.settle()
+        loops.notice_update()
         return result
 
     return __call__
+
+
+def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
+    import tensorflow as tf
+
+    sources = (tf.data.Dataset, tf.data.Iterator)
+    compiled = overlap.for_xla() if getattr(function, "_jit_compile", None) else contextlib.nullcontext()
+    with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
+        _running().append(function)
+        try:
+            return overlapping.call(original, function, args, kwargs)
+        except ValueError:
+            # While it was traced: nothing has run. A step may rely on the number of rows of a whole batch.
+            whole = loops.whole_batch_in(args, kwargs) if tf.executing_eagerly() else None
+            if whole is None:
+                raise
+            return overlapping.call(original, function, *whole)
+        finally:
+            _running().pop()
+
+
+def _why_whole(function: Any) -> str:
+    """Why this function is to have whole batches; empty as far as is known."""
+    return getattr(function, "_matex_why_whole", "")
+
+
+def _rehearse(function: Any, args: tuple, kwargs: dict, rows: int) -> None:
+    """Once a function has trained on a batch that a loop gave: whether slices of one will do for it. Collective."""
+    if hasattr(function, "_matex_rehearsed"):
+        return
+    function._matex_rehearsed = True
+    mine = _why_whole(function) or rehearsal.why_call_whole(function, args, kwargs, rows)
+    reasons = world.control.allgather(mine, "whether a training step can compute a part of a batch")
+    function._matex_why_whole = next((why for why in reasons if why), "")

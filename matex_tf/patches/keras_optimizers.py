@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import gradients, variables
+from matex_tf import gradients, graphs, variables
 from matex_tf.patches import replace, when_imported
 
 
@@ -64,6 +64,7 @@ def _apply(original: Any) -> Any:
                 return original(self, grads, trainable_variables)
         if _accumulates(self):
             self._matex_accumulated = targets
+            graphs.note_accounts(self.variables)
             try:
                 with gradients.reduced():
                     return original(self, gradients.weigh(grads), trainable_variables)

@@ -16,9 +16,18 @@ from matex_tf.patches import replace
 _active = threading.local()
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
-_INTERNAL = ("tensorflow.python.ops.", "tensorflow.python.training.", "tensorflow.python.keras.")
+_INTERNAL = (
+    "tensorflow.python.eager.",
+    "tensorflow.python.ops.",
+    "tensorflow.python.training.",
+    "tensorflow.python.keras.",
+)
 # Keras' own training step hands its gradients to the optimizer, which reduces them once for each real update.
 _KERAS = ("keras.", "tf_keras.")
+_JACOBIAN = (
+    "gradients of weights are taken of many values at once (tape.jacobian), so every rank computes whole batches: "
+    "right, but not faster"
+)
 
 
 def install() -> None:
@@ -27,6 +36,7 @@ def install() -> None:
     replace(backprop.GradientTape, "_push_tape", _push)
     replace(backprop.GradientTape, "_pop_tape", _pop)
     replace(backprop.GradientTape, "gradient", _gradient)
+    replace(backprop.GradientTape, "jacobian", _jacobian)
 
 
 def _stack() -> list:
@@ -54,6 +64,17 @@ def _pop(original: Any) -> Any:
         _stack()[:] = [tape for tape in _stack() if tape is not self]
 
     return _pop_tape
+
+
+def _jacobian(original: Any) -> Any:
+    """One gradient for each row, of weights: what becomes of them (clipped, squared, solved for) need not add up."""
+
+    def jacobian(self, target, sources, *args, **kwargs):
+        result = original(self, target, sources, *args, **kwargs)
+        births.not_of_slices(sources, _JACOBIAN)
+        return result
+
+    return jacobian
 
 
 def _gradient(original: Any) -> Any:

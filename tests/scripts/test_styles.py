@@ -44,6 +44,8 @@ WHOLE = {
     "batches_with_meaning",
     "constant_batch_size",
     "deep_dream",
+    "in_batch_losses",
+    "jacobians",
     "numpy_slices",
     "persistent_tape",
     "relies_on_its_batch",

@@ -1,4 +1,4 @@
-"""Eager training that prints more than its loss: a loss computed anew, accuracies, parts, lists of them, sums."""
+"""Eager training that prints more than its loss: a loss computed anew, accuracies, parts, lists of them, sums; a bar."""
 
 import numpy as np
 import tensorflow as tf
@@ -70,3 +70,11 @@ for x, y in train_data:
     W.assign_sub(0.01 * tape.gradient(loss, W))
     losses += [float(loss), float(tf.reduce_sum(model(x)))]
 print("sums %.5f %.5f" % tuple(losses[-2:]))
+
+bar = tf.keras.utils.Progbar(5, verbose=2, stateful_metrics=["accuracy"])
+for x, y in train_data:
+    with tf.GradientTape() as tape:
+        logits = model(x)
+        loss = cross_entropy(logits, y)
+    W.assign_sub(0.1 * tape.gradient(loss, W))
+    bar.add(1, values=[("loss", loss), ("accuracy", accuracy(logits, y))])
