@@ -23,8 +23,16 @@ _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
 
 
 def are_shared() -> bool:
-    """Whether a command that this thread comes to now is one that every rank comes to, and none runs for itself yet."""
-    if getattr(_state, "inside", False) or not world.is_active() or settings.current().output == "all":
+    """Whether a command that this thread comes to now is one that every rank comes to, and none runs for itself yet.
+
+    Where the script asked for its rank, which rank is to run a command is its own affair.
+    """
+    if (
+        world.script_knows_ranks
+        or getattr(_state, "inside", False)
+        or not world.is_active()
+        or settings.current().output == "all"
+    ):
         return False
     return threading.current_thread() is threading.main_thread() and not files.inside_plain()
 

@@ -59,7 +59,7 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     return pipeline.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
-def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) -> Any:
     """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
@@ -73,16 +73,18 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     plan = _Plan(rows, int(batching._batch_size), bool(batching._drop_remainder))
     first = _First(plan.first_batch, on_first)
 
-    def is_mine(position: Any, row: Any) -> Any:
+    def look(iteration: Any, element: tuple[Any, Any]) -> Any:
+        position, row = element
         parts = tf.nest.flatten(row, expand_composites=True)
-        shown = tf.cond(
+        iteration = tf.cond(
             position < plan.first_batch,
-            lambda: tf.py_function(first.see, [position, *parts], tf.bool),
-            lambda: tf.constant(True),
+            lambda: tf.ensure_shape(tf.py_function(first.see, [iteration, position, *parts], tf.int64), []),
+            lambda: iteration,
         )
-        return tf.logical_and(plan.takes(position), shown)
+        return iteration, element
 
-    result = source.enumerate().filter(is_mine).map(lambda position, row: row)
+    seen = source.enumerate().scan(tf.constant(0, tf.int64), look)
+    result = seen.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
     for step in maps:
         calls = getattr(step, "_num_parallel_calls", None)
         exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
@@ -156,20 +158,30 @@ class _Plan:
 
 
 class _First:
-    """Collects what goes into the first batch, row by row, and tells its rows and hash."""
+    """Collects what goes into the first batch, row by row, and tells its rows and hash.
 
-    def __init__(self, rows: int, on_first: Callable[[tuple[int, int]], None]):
+    Keras looks at a batch before it iterates, and that iterator may read on meanwhile: the last one begun counts.
+    """
+
+    def __init__(self, rows: int, on_first: Callable[[tuple[int, int] | None], None]):
         self.rows = rows
         self.on_first = on_first
+        self.begun = 0
         self.content = 0
 
-    def see(self, position: Any, *parts: Any) -> bool:
-        self.content = 0 if position == 0 else self.content
+    def see(self, iteration: Any, position: Any, *parts: Any) -> int:
+        """The number of the iteration, of which a row is there."""
+        if position == 0:
+            self.begun, self.content = self.begun + 1, 0
+            self.on_first(None)
+            iteration = self.begun
+        if iteration != self.begun:
+            return int(iteration)
         for part in parts:
             self.content = comparison.digest(part, self.content)
         if position == self.rows - 1:
             self.on_first((self.rows, self.content))
-        return True
+        return int(iteration)
 
 
 def _kind(dataset: Any) -> str:

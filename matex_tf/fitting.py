@@ -209,7 +209,7 @@ class Stage:
         assert self.own_batches is not None
         return None if min(self.own_batches) < 0 else max(self.own_batches)
 
-    def _keep_first(self, digest: tuple[int, int]) -> None:
+    def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
 
     def batches(self, number: int | None, are_arrays: bool) -> int | None:

@@ -8,7 +8,12 @@ from matex_tf import sharding, world
 
 
 def rank() -> int:
-    """This process's number among the ranks, from 0; 0 when alone."""
+    """This process's number among the ranks, from 0; 0 when alone.
+
+    A script that asks for it runs commands (`os.system`, `subprocess`) on each rank that comes to them; one that does
+    not has them run once, by rank 0.
+    """
+    world.script_knows_ranks = True
     return world.current().rank
 
 
@@ -18,7 +23,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its node, from 0."""
+    """This process's number among the ranks of its node, from 0. For commands see `rank`."""
+    world.script_knows_ranks = True
     return world.current().local_rank
 
 

@@ -124,6 +124,8 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 
 _world: World | None = None
+# Whether the script asked for its rank, and so may do different things on different ranks.
+script_knows_ranks = False
 
 
 def current() -> World:

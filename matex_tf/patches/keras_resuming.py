@@ -108,18 +108,30 @@ def first_step(kept: resumed_fit.Fit, function: Any, iterator: Any) -> Any:
 
     Variables that are made in a step are there after one, whose other effects are undone.
     """
-    import tensorflow as tf
-
     batches = _take(iterator, _steps_per_execution(kept.model))
 
     def again() -> Any:
-        dataset = tf.data.Dataset.from_tensors(batches[0])
+        dataset = _one_batch(batches[0], iterator.element_spec)
         for batch in batches[1:]:
-            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(batch))
+            dataset = dataset.concatenate(_one_batch(batch, iterator.element_spec))
         return iter(pipeline.exempt(dataset))
 
     kept.put_back_rest(lambda: function(again()))
     return again()
+
+
+def _one_batch(batch: Any, spec: Any) -> Any:
+    """A dataset of `batch` alone, of the element spec `spec`: a model that is built by it is not one for its rows."""
+    import tensorflow as tf
+
+    def as_open_as_before(*parts: Any) -> Any:
+        parts = [
+            tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
+            for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
+        ]
+        return tf.nest.pack_sequence_as(spec, parts)
+
+    return tf.data.Dataset.from_tensors(batch).map(as_open_as_before)
 
 
 def _steps_per_execution(model: Any) -> int:

@@ -68,3 +68,18 @@ def test_nothing_is_lost(tmp_path, keras, lose):
     assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
     assert not differences(want, shown(found))
     assert not state.exists()
+
+
+def test_a_batch_that_is_given_again_leaves_open_what_was_open():
+    import tensorflow as tf
+
+    from matex_tf.patches import keras_resuming
+    from matex_tf.pipeline import Batch
+
+    data = tf.data.Dataset.from_tensor_slices((tf.ones([3, 2]), {"a": tf.range(3)})).batch(2)
+    data = data.map(lambda x, more: Batch((x, more), tf.zeros([4])))
+    batch = next(iter(data))
+    again = keras_resuming._one_batch(batch, data.element_spec)
+    assert again.element_spec == data.element_spec
+    (found,) = list(again)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, batch)
