@@ -8,10 +8,11 @@ be seen; so if it reads those of the first batch of a loop, which every rank has
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from matex_tf import output, row_uses, steps, world
+from matex_tf import figures, output, rehearsal, row_uses, steps, world
 
 _ROWS = "_matex_rows"
 # Where a tensor is read for whoever calls them; what else these libraries read is for their own purposes.
@@ -22,13 +23,15 @@ _READERS = (
     "matex_tf.patches.eager_rows",
 )
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "matex_tf")
+# Where Keras' own products are made for whoever calls them.
+_OPERATIONS = ("keras.src.ops", "keras.src.backend", "tf_keras.src.backend", "matex_tf.patches")
 
-READS = "a loop of the script's own reads the rows of its batches in Python (NumPy, print)"
-ASKS = "a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen"
-ADVICE = (
+_ADVICE = (
     ", so every rank computes whole batches: right, but not faster. Sums and means by tf.reduce_sum and "
     "tf.reduce_mean, and Keras metrics, are shared out"
 )
+READS = f"a loop of the script's own reads the rows of its batches in Python (NumPy, print){_ADVICE}"
+ASKS = f"a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen{_ADVICE}"
 
 
 class Watch:
@@ -81,6 +84,41 @@ def pass_on(value: Any, result: Any) -> None:
 def rows_of(tensor: Any) -> int | None:
     """The rows of the whole batch that the eager `tensor` is, or is a slice of; None for any other."""
     return getattr(tensor, _ROWS, None)
+
+
+def notice_product(result: Any, factors: Sequence[Any], caller: FrameType) -> None:
+    """A product is made. If the script itself makes one in which the rows of the batch meet, this is noted.
+
+    That is a table of rows by rows, as in a contrastive loss, or a sum over the rows of two tensors. A factor that is a
+    variable has no rows of the batch, though it may have as many.
+    """
+    watch = _watch
+    if watch is None or watch.rows < 2 or getattr(result.shape, "rank", None) != 2:
+        return
+    if any(hasattr(factor, "assign") for factor in factors):
+        return
+    rows, columns = result.shape
+    shapes = [tuple(factor.shape) for factor in factors if hasattr(factor, "numpy") and factor.shape.rank == 2]
+    summed = len(shapes) == 2 and all(watch.rows in shape for shape in shapes) and watch.rows not in (rows, columns)
+    if summed or (rows == columns and rows and rows % watch.rows == 0):
+        _note_meeting(watch, caller)
+
+
+def notice_spread(tensor: Any, axis: Any, caller: FrameType) -> None:
+    """A deviation is taken. If the script itself takes one over the rows of the batch, this is noted."""
+    watch = _watch
+    shape = getattr(tensor, "shape", None)
+    if watch is None or not getattr(shape, "rank", None) or shape[0] != watch.rows:
+        return
+    if figures.removes_rows(axis, shape.rank):
+        _note_meeting(watch, caller)
+
+
+def _note_meeting(watch: Watch, caller: FrameType | None) -> None:
+    while caller is not None and _module(caller).startswith(_OPERATIONS):
+        caller = caller.f_back
+    if caller is not None and not row_uses.is_library(caller.f_code.co_filename):
+        watch.why = watch.why or rehearsal.MEET
 
 
 def asked(tensor: Any, caller: FrameType) -> int | None:

@@ -136,6 +136,30 @@ def as_mean(tensor: Any) -> Any:
     return reductions.mark(scaled, "mean")
 
 
+def of_whole_batch(tensor: Any) -> Any:
+    """The scalar `tensor` with its value over the whole batch, and this rank's gradients; others as they are.
+
+    So a curve of it has the slope that it has for the whole batch, and the ranks' gradients, weighed as those of a mean
+    are, add up to the whole's: the chain rule. Collective.
+    """
+    if part_of(tensor) is None or not hasattr(tensor, "numpy") or tensor.shape.rank != 0:
+        return tensor
+    tensor = as_mean(tensor)
+    whole = total(tensor) if tensor.dtype.is_floating else None
+    if whole is None:
+        return tensor
+    import tensorflow as tf
+
+    return tf.raw_ops.AddV2(x=tensor, y=tf.raw_ops.Sub(x=whole, y=tf.stop_gradient(tensor)))
+
+
+def note_mean(result: Any) -> None:
+    """Note on the eager scalar `result` of the slice at work that it weighs as a mean over rows does."""
+    now = steps.current_slice()
+    if now is not None and result.shape.rank == 0 and result.dtype.is_floating:
+        pass_on(reductions.mark(result, "mean"), Part("mean", now.mean, now.sum, now.stop - now.start, 1))
+
+
 def is_the_same(value: Any) -> bool:
     """Whether all ranks have the same `value`, a scalar. Collective."""
     everyone = world.control.allgather(float(np.asarray(value)), "comparing a factor of the loss")

@@ -142,7 +142,7 @@ class Loop:
             bookkeeping.end(self.watch)
             why = self.watch.why_whole()
             if why:
-                self.take_back(why + bookkeeping.ADVICE)
+                self.take_back(why)
 
     def _give_share(self, element: Any) -> Any:
         """A batch of this rank's own rows. Ranks may have other numbers of batches: they go on until all are done."""

@@ -1,4 +1,7 @@
-"""Eager tensors: the number of rows of a batch that a script asks for its books is that of the whole batch."""
+"""Eager tensors: the number of rows of a batch that a script asks for its books is that of the whole batch.
+
+What it does with rows that slices could not do is noticed.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,14 @@ def install() -> None:
     replace(kind, "__len__", _len)
     replace(tf.Tensor, "__iter__", _iter)
     replace(tf, "shape", _shape)
+    for owner in (tf, tf.linalg):
+        for name in ("matmul", "einsum", "tensordot"):
+            if hasattr(owner, name):
+                replace(owner, name, _product)
+    replace(tf.Tensor, "__matmul__", _product)
+    for name in ("reduce_std", "reduce_variance"):
+        replace(tf.math, name, _spread)
+    replace(tf.nn, "moments", _spread)
 
 
 def _len(original: Any) -> Any:
@@ -47,3 +58,22 @@ def _shape(original: Any) -> Any:
         return tf.concat([[tf.cast(rows, result.dtype)], result[1:]], 0)
 
     return shape
+
+
+def _product(original: Any) -> Any:
+    def multiply(*args, **kwargs):
+        result = original(*args, **kwargs)
+        if hasattr(result, "numpy"):
+            bookkeeping.notice_product(result, [*args, *kwargs.values()], sys._getframe(1))
+        return result
+
+    return multiply
+
+
+def _spread(original: Any) -> Any:
+    def spread(tensor, axis=None, *args, **kwargs):
+        if hasattr(tensor, "numpy"):
+            bookkeeping.notice_spread(tensor, kwargs.get("axes", axis), sys._getframe(1))
+        return original(tensor, *(() if axis is None else (axis,)), *args, **kwargs)
+
+    return spread

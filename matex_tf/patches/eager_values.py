@@ -34,9 +34,10 @@ def install() -> None:
         for name, does in _FUNCTIONS.items():
             if hasattr(owner, name):
                 replace(owner, name, _binary(does))
-        for name in (*_OF_FIGURES, *_OF_LISTS):
-            if hasattr(owner, name):
-                replace(owner, name, _of_whole)
+        for names, make in ((_OF_FIGURES, _curve), (_OF_LISTS, _of_whole)):
+            for name in names:
+                if hasattr(owner, name):
+                    replace(owner, name, make)
         replace(owner, "add_n", _add_n)
     replace(tf.nn, "l2_loss", _l2_loss)
     for owner in (tf.summary, tf.compat.v2.summary):
@@ -49,7 +50,7 @@ def install() -> None:
         replace(tf.Tensor, f"__{name}__", _binary(name))
     for name in _OTHERS:
         if hasattr(tf.Tensor, f"__{name}__"):
-            replace(tf.Tensor, f"__{name}__", _of_whole)
+            replace(tf.Tensor, f"__{name}__", _curve)
     replace(tf.Tensor, "__neg__", _unary)
     for kind in ops.EagerTensor.__mro__:
         if "__array__" in vars(kind) and kind is not object and kind.__module__.startswith("tensorflow"):
@@ -86,6 +87,22 @@ def _of_whole(original: Any) -> Any:
         if _outside():
             value, args = whole_within(value), tuple(whole_within(part) for part in args)
         return original(value, *args, **kwargs)
+
+    return compute
+
+
+def _curve(original: Any) -> Any:
+    """What bends a figure, such as a square root: under a tape, too, it is taken of the whole batch's."""
+    outside = _of_whole(original)
+
+    def compute(value, *args, **kwargs):
+        if not tapes.recording() or steps.current_slice() is None:
+            return outside(value, *args, **kwargs)
+        known = [figures.of_whole_batch(part) for part in (value, *args)]
+        result = original(*known, **kwargs)
+        if any(part is not given for part, given in zip(known, (value, *args))) and hasattr(result, "numpy"):
+            figures.note_mean(result)
+        return result
 
     return compute
 

@@ -44,6 +44,7 @@ WHOLE = {
     "batches_with_meaning",
     "constant_batch_size",
     "deep_dream",
+    "in_batch_eager",
     "in_batch_losses",
     "jacobians",
     "numpy_slices",
