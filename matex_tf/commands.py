@@ -7,6 +7,7 @@ written since, and of several `mv` or `wget` one only would find what it expects
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 import pickle
@@ -95,7 +96,7 @@ def _outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         pickle.dumps(outcome)
     except Exception as error:
         try:
-            pickle.loads(pickle.dumps(error))
+            copy.deepcopy(error)  # by what pickle makes it of
             outcome = None, error
         except Exception:  # one that cannot be sent
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
