@@ -62,8 +62,10 @@ def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, h
     watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
     try:
-        child = subprocess.Popen(command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None)
         with Witness(watched) as witness:
+            child = subprocess.Popen(
+                command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None
+            )
             while child.poll() is None:
                 found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
                 if found.si_signo == signal.SIGCHLD:

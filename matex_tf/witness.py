@@ -1,22 +1,19 @@
 """Whether a signal was sent to this process alone or to its whole process group, which the system does not say.
 
-A child that does nothing else stands in the group: what it gets, too, the others have.
+A child that does nothing stands in the group with the signals blocked: what the group gets stays pending there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import struct
 import time
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
-_NOTE = struct.Struct("id")  # a signal's number, and when it came
-_PATIENCE = 0.3  # seconds for the child to come to its turn
-_TOGETHER = 1.0  # and between what was sent at once
+_PATIENCE = 0.02  # seconds for the system to come from one process of a group to the next
+_TOGETHER = 1.0  # and between signals that were sent at once
 
 
 class Witness:
@@ -24,39 +21,48 @@ class Witness:
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)
+        self._pending: dict[int, float] = {}
 
     def __enter__(self) -> Witness:
-        self._notes, write = os.pipe()
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _start(self) -> None:
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
             try:
-                os.close(self._notes)
-                self._look(parent, write)
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                while os.getppid() == parent:
+                    time.sleep(60)
             finally:
                 os._exit(0)
-        os.close(write)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, 0)
-        os.close(self._notes)
-
-    def _look(self, parent: int, write: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        while os.getppid() == parent:
-            number = signal.sigwaitinfo(self._watched).si_signo
-            os.write(write, _NOTE.pack(number, time.monotonic()))
 
     def saw(self, number: int) -> bool:
         """Whether the signal `number` that has just come here has come to the group."""
-        now = time.monotonic()
-        while select.select([self._notes], [], [], max(now + _PATIENCE - time.monotonic(), 0))[0]:
-            note = os.read(self._notes, _NOTE.size)
-            if len(note) < _NOTE.size:
-                return False  # the child is gone
-            found, when = _NOTE.unpack(note)
-            if found == number and when > now - _TOGETHER:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            found = self._look()
+            if found:
+                # Another child: what is pending can be taken from a process by itself only.
+                self._pending |= dict.fromkeys(found, time.monotonic())
+                self._end()
+                self._start()
+            if self._pending.pop(number, -_TOGETHER) > time.monotonic() - _TOGETHER:
                 return True
-        return False
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PATIENCE / 10)
+
+    def _look(self) -> set[int]:
+        """The watched signals that are pending for the child."""
+        with open(f"/proc/{self._child}/status") as file:
+            mask = next(int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:"))
+        return {number for number in self._watched if mask >> (number - 1) & 1}
