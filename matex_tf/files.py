@@ -139,9 +139,12 @@ class View:
         """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
         if self._is_hidden(key):
             return None
+        place = self._before + key
+        if self.news.was_folder(key):
+            os.makedirs(place, exist_ok=True)
+            return place
         content = self.news.before(key)
         if content is not None:
-            place = self._before + key
             os.makedirs(os.path.dirname(place), exist_ok=True)
             with open(place, "wb") as file:
                 file.write(content)
@@ -152,7 +155,7 @@ class View:
         return self.is_own(key) or self.below(key) is not None
 
     def is_folder(self, key: str) -> bool:
-        return os.path.isdir(self.upper(key)) or self.below(key) == key and os.path.isdir(key)
+        return os.path.isdir(self.upper(key)) or os.path.isdir(self.below(key) or self.upper(key))
 
     def real(self, key: str) -> str:
         """Where `key` really is, for a question about it: the answer "not there" comes of itself."""
@@ -198,7 +201,7 @@ class View:
                 # What rank 0 has just made may be written to by a rank that did not make it.
                 if not os.path.isdir(key) or self._is_hidden(key):
                     raise _error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
-            elif not os.access(key, os.W_OK):
+            elif not os.access(self.below(key), os.W_OK):
                 raise _error(errno.EACCES, key)
             os.makedirs(self.upper(key), exist_ok=True)
         self.used = True
@@ -214,14 +217,24 @@ class View:
         """What is in the folder `key`, in the order of the system, this rank's own last."""
         if not self.is_folder(key):
             return os.listdir(self.real(key))  # raises what is to be raised
-        found = []
-        if os.path.isdir(key):
-            below = dict.fromkeys([*os.listdir(key), *self.news.names_before(key)])
-            found = [name for name in below if self.exists(os.path.join(key, name))]
+        found = self.news.names_before(key)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may be this rank's own, or no more
+            found = os.listdir(key) + found
+        found = [name for name in dict.fromkeys(found) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.upper(key)):
             known = set(found)
             found += [name for name in os.listdir(self.upper(key)) if name not in known]
         return found
+
+    def has_only_own(self, key: str) -> bool:
+        """Whether all that this rank sees in the folder `key`, and in those in it, it has made itself."""
+        if not os.path.isdir(self.upper(key)):
+            return False
+        for name in self.names(key):
+            inside = os.path.join(key, name)
+            if not (self.has_only_own(inside) if self.is_folder(inside) else self.is_own(inside)):
+                return False
+        return True
 
     def is_untouched(self) -> bool:
         """Whether this rank sees all files as they are on disk."""
@@ -229,29 +242,35 @@ class View:
 
     def remove(self, key: str, folder: bool = False) -> None:
         """Remove the file `key`, or the empty folder."""
-        if not self.exists(key):
-            if self._is_hidden(key) or not self.news.is_gone(key):
-                raise _error(errno.ENOENT, key)
-            self.hidden.add(key)  # rank 0 was there first
-            return
-        is_folder = self.is_folder(key) and not os.path.islink(self.real(key))
-        if folder and not is_folder:
-            raise _error(errno.ENOTDIR, key)
-        if not folder and is_folder:
-            raise _error(errno.EISDIR, key)
-        if folder and self.names(key):
-            raise _error(errno.ENOTEMPTY, key)
+        kind = self._kind(key)
+        if kind is not None:
+            is_folder = stat.S_ISDIR(kind)
+            if folder and not is_folder:
+                raise _error(errno.ENOTDIR, key)
+            if not folder and is_folder:
+                raise _error(errno.EISDIR, key)
+            if folder and self.names(key):
+                raise _error(errno.ENOTEMPTY, key)
         self._hide(key)
 
     def remove_tree(self, key: str) -> None:
-        if not self.exists(key):
-            if self._is_hidden(key) or not self.news.is_gone(key):
-                raise _error(errno.ENOENT, key)
-            self.hidden.add(key)  # rank 0 was there first
-            return
-        if not self.is_folder(key) or os.path.islink(self.real(key)):
+        kind = self._kind(key)
+        if kind is not None and not stat.S_ISDIR(kind):
             raise _error(errno.ENOTDIR, key)
         self._hide(key)
+
+    def _kind(self, key: str) -> int | None:
+        """The mode of `key`, which is about to be removed; None where rank 0 was there first, maybe just now."""
+        place = self.upper(key) if self.is_own(key) else self.below(key)
+        if place is not None:
+            try:
+                return os.lstat(place).st_mode
+            except FileNotFoundError:
+                if place != key:
+                    raise
+        if self._is_hidden(key) or not self.news.is_gone(key):
+            raise _error(errno.ENOENT, key)
+        return None
 
     def _hide(self, key: str) -> None:
         upper = self.upper(key)
@@ -259,7 +278,7 @@ class View:
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.unlink(upper)
-        self._shown.discard(key)
+        self._shown = {shown for shown in self._shown if key not in ledger.upwards(shown)}
         self.hidden.add(key)
 
     def bring_up(self, key: str) -> str:

@@ -39,6 +39,12 @@ def current() -> Run | None:
     return stack[-1] if stack else None
 
 
+def current_fit() -> Run | None:
+    """The innermost call that is under way in this thread, if it is one of `fit`."""
+    run = current()
+    return run if run is not None and run.kind == "fit" else None
+
+
 @contextlib.contextmanager
 def run(kind: str, model: Any) -> Iterator[Run]:
     """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""

@@ -54,7 +54,7 @@ def write(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
                 for start in range(0, len(content), _PIECE):
                     put(content[start : start + _PIECE])
             file.write(checksum.digest())
-    _folder_to_disk(os.path.dirname(path))
+    whole.to_disk(os.path.dirname(path))
 
 
 def read(path: str) -> Any:
@@ -154,12 +154,3 @@ def name_of(kind: str, number: int) -> str:
 
 def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _folder_to_disk(folder: str) -> None:
-    """A new name is on the disk when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

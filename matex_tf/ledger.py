@@ -3,7 +3,8 @@
 All ranks run the same script, rank 0 often first. A rank that asks `if not os.path.exists(folder)` must be answered as
 the script alone would be, so what rank 0 made or removed since the ranks last met is not there, or still there, for the
 others. Rank 0 writes each such path into one file, with the number of collectives before it; nobody waits for anybody.
-Of a file that was there before the run and that rank 0 changes or removes, its content goes there too.
+Of a file that was there before the run and that rank 0 changes or removes, its content goes there too; of a folder,
+what is in it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Ledger:
         self._made: dict[str, tuple[int, float]] = {}
         self._removed: dict[str, tuple[int, float]] = {}
         self._before: dict[str, tuple[int, float, bytes]] = {}
+        self._folders: dict[str, tuple[int, float]] = {}
         self._noted: dict[str, int] = {}
         self._touched: set[str] = set()
 
@@ -74,10 +76,26 @@ class Ledger:
         self._touched.clear()
 
     def removed(self, key: str) -> None:
-        """Rank 0 is about to remove `key`."""
-        self.changed(key)
+        """Rank 0 is about to remove `key`, a file or a folder with all that is in it."""
+        if os.path.isdir(key) and not os.path.islink(key):
+            self._folder_removed(key)
+        else:
+            self.changed(key)
         self._noted.pop(key, None)
         self._write("-", meetings(), key)
+
+    def _folder_removed(self, key: str) -> None:
+        left = _MOST_BYTES
+        for folder, _, names in os.walk(key):
+            if folder not in self._touched:
+                self._touched.add(folder)
+                self._write("/", meetings(), folder)
+            for path in (os.path.join(folder, name) for name in names):
+                if path not in self._touched and os.path.isfile(path):
+                    left -= os.path.getsize(path)
+                    if left < 0:
+                        return
+                    self.changed(path)
 
     def _write(self, kind: str, number: int, key: str, content: str = "") -> None:
         line = json.dumps([kind, number, time.time(), key, content]) + "\n"
@@ -98,17 +116,21 @@ class Ledger:
     def has_news(self) -> bool:
         """Whether there may be something that is new, gone or changed."""
         self._read()
-        return bool(self._made or self._before)
+        return bool(self._made or self._before or self._folders)
 
     def before(self, key: str) -> bytes | None:
         """What the file `key` held, if rank 0 changed or removed it since the ranks last met."""
         return self._before[key][2] if self._is_recent(self._before, key, alone=True) else None
 
+    def was_folder(self, key: str) -> bool:
+        """Whether `key` was a folder that rank 0 removed since the ranks last met."""
+        return self._is_recent(self._folders, key, alone=True)
+
     def names_before(self, folder: str) -> list[str]:
-        """The names of the files in `folder` for which there is a `before`."""
+        """The names of what is in `folder` for which there is a `before`, or that was a folder."""
         self._read()
-        inside = [key for key in self._before if os.path.dirname(key) == folder]
-        return [os.path.basename(key) for key in inside if self.before(key) is not None]
+        inside = [key for key in (*self._before, *self._folders) if os.path.dirname(key) == folder]
+        return [os.path.basename(key) for key in inside if self.was_folder(key) or self.before(key) is not None]
 
     def _is_recent(self, entries: dict, key: str, alone: bool = False) -> bool:
         self._read()
@@ -145,6 +167,8 @@ class Ledger:
             kind, number, written, key, content = json.loads(line)
             if kind == "=":
                 self._before[key] = (number, written, base64.b64decode(content))
+            elif kind == "/":
+                self._folders[key] = (number, written)
             else:
                 (self._made if kind == "+" else self._removed)[key] = (number, written)
 

@@ -100,6 +100,8 @@ class Fit:
         kept_variables.set_values(self.model, before)
         if not self._is_complete(kept_variables.put_back(self.model, self.saved["variables"], self._present)):
             raise kept_variables.other_model("fewer variables", "more")
+        if self.step == 0:
+            self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
         if not self.source._matex_calls_python:
             self.put_back_random()  # variables that were made have drawn their first values

@@ -94,7 +94,7 @@ def _move_all(folder: str, name: str, target: str) -> None:
                 os.unlink(place)
     for source, place in moves:
         if os.path.isfile(source):
-            _to_disk(source)
+            to_disk(source)
             if os.path.isfile(place):
                 shutil.copymode(place, source)
         try:
@@ -112,7 +112,7 @@ def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
     if os.path.isdir(source):
         for inside, _, names in os.walk(source):
             for name in names:
-                _to_disk(os.path.join(inside, name))
+                to_disk(os.path.join(inside, name))
     yield source, place
 
 
@@ -129,7 +129,7 @@ def _turn(source: str) -> int:
     return 2 if name == _STATE_FILE else int(name in _HEADS or name.endswith(_HEAD_ENDINGS))
 
 
-def _to_disk(path: str) -> None:
+def to_disk(path: str) -> None:
     """What a host that goes down would leave of a file that is only in its memory is an empty one."""
     handle = os.open(path, os.O_RDONLY)
     try:

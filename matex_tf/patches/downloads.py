@@ -1,6 +1,7 @@
 """`keras.utils.get_file` and what is built on it: one rank downloads for a file system, the others find the file.
 
-A lock beside the file, and no collective: a script may well download on one rank alone.
+A lock among what is kept for the ranks (a script may look at what is in its own folders), and no collective: a script
+may well download on one rank alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matex_tf import files, world
+from matex_tf.ops import build
 from matex_tf.patches import replace, when_imported
 
 _HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come first
@@ -67,8 +69,10 @@ def _target(given: Mapping[str, Any]) -> tuple[str, str]:
 def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
     """Within it no other rank on this file system downloads the file `name` to `folder`."""
     os.makedirs(folder, exist_ok=True)
-    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    path = os.path.join(folder, f".matex_tf-{digest}.lock")
+    locks = build.cache_folder() / "downloads"
+    locks.mkdir(parents=True, exist_ok=True)
+    target = os.path.join(os.path.realpath(folder), name)
+    path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
     wanted = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
     until = time.monotonic() + (_HEAD_START if world.current().rank > 0 else 0.0)

@@ -44,15 +44,9 @@ def _monitor(module: Any) -> None:
     replace(module.RemoteMonitor, "on_epoch_end", _on_first_rank)
 
 
-def _fit() -> fitting.Run | None:
-    """The call of `fit` that callbacks are called from now."""
-    run = fitting.current()
-    return run if run is not None and run.kind == "fit" else None
-
-
 def _epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
-        run = _fit()
+        run = fitting.current_fit()
         if run is not None:
             run.end_epoch(epoch)
         result = original(self, epoch, logs)
@@ -66,7 +60,7 @@ def _epoch_end(original: Any) -> Any:
 def _batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
-        run = _fit()
+        run = fitting.current_fit()
         if run is not None and _may_stop_within_an_epoch(self):
             run.agree_to_stop()
         return result

@@ -142,8 +142,8 @@ def _steps_per_execution(model: Any) -> int:
 
 
 def _kept() -> resumed_fit.Fit | None:
-    run = fitting.current()
-    return run.kept if run is not None and run.kind == "fit" else None
+    run = fitting.current_fit()
+    return None if run is None else run.kept
 
 
 def _train_begin(original: Any) -> Any:

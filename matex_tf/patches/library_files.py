@@ -63,12 +63,15 @@ def _place(path: Any, mode: str) -> Any:
         file_notes.note_made(path)
         return real_path(path, mode)
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
-    return path if os.path.isdir(path) and _is_on_disk(path) else real_path(path, None)
+    return path if os.path.isdir(path) and not _is_own(path) else real_path(path, None)
 
 
-def _is_on_disk(path: Any) -> bool:
+def _is_own(folder: Any) -> bool:
+    """Whether what this rank is to see of `folder` is all in one place other than the disk."""
+    view = files.view()
     with files.plainly():
-        return os.path.isdir(path)
+        key = None if view is None else view.key(folder)
+        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
 def _is_path(name: Any) -> bool:

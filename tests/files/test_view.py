@@ -18,6 +18,9 @@ def prepared(folder):
     (folder / "before.txt").write_text("before line\n")
     (folder / "before" / "inner.txt").write_text("inner\n")
     (folder / "remove_me").touch()
+    for number in range(200):
+        (folder / "race" / str(number) / "deep").mkdir(parents=True)
+        (folder / "race" / str(number) / "file").touch()
     (folder / "table").mkdir()
     parquet.write_table(pyarrow.table({"x": [1, 2]}), folder / "table" / "part.parquet")
     return folder

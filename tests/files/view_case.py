@@ -89,6 +89,17 @@ if ranks:
     ranks.barrier()
 shutil.rmtree("before")
 seen.append(["gone", os.path.exists("before"), error_of(open, "before/inner.txt"), error_of(shutil.rmtree, "before")])
+for name in sorted(os.listdir("race")):
+    if ranks:
+        ranks.barrier()
+    os.remove(f"race/{name}/file")  # now by one rank first, now by the other
+    if ranks:
+        ranks.barrier()
+    shutil.rmtree(f"race/{name}")
+    if ranks:
+        ranks.barrier()
+    os.rmdir("race") if len(os.listdir("race")) == 0 else None
+seen.append(["raced", os.path.exists("race")])
 os.makedirs("before")
 seen.append(["anew", os.listdir("before"), os.path.exists("before/inner.txt")])
 

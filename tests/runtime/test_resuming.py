@@ -70,6 +70,21 @@ def test_nothing_is_lost(tmp_path, keras, lose):
     assert not state.exists()
 
 
+@pytest.mark.timeout(600)
+def test_an_epoch_that_comes_again_counts_itself_alone(tmp_path):
+    """The state is that of an epoch's begin, and the model and its metrics are made by the step that comes next."""
+    for name in ("alone", "lost"):
+        (tmp_path / name).mkdir()
+    env = {"TF_USE_LEGACY_KERAS": "1"}
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env=env).check())
+    state, lose = tmp_path / "state", "0:0:6:0:SIGUSR1"
+    asked = run(2, tmp_path / "lost", state, "1", lose)
+    assert asked.returncode == 75 and "SIGUSR1: saved at the end of epoch 1 of call 1" in asked.stderr, asked.output
+    found = run(2, tmp_path / "lost", state, "1", lose).check()
+    assert "going on from the state kept at epoch 2, step 0" in found.stderr
+    assert not differences(want, shown(found))
+
+
 def test_a_batch_that_is_given_again_leaves_open_what_was_open():
     import tensorflow as tf
 
