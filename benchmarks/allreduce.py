@@ -1,7 +1,9 @@
 """What a reduction of gradients costs beside raw MPI: `mpirun --bind-to none -n 2 python benchmarks/allreduce.py`.
 
 For each size, in alternating rounds of one run, the medians of: one MPI_Allreduce of a flat buffer; the same in pieces
-of 1 MiB; the pieces and one copy in and out (what any library must do); our op on gradients of that size in all.
+of 1 MiB; the pieces and one copy in and out (what any library must do); a `tf.function` that reads and writes variables
+of that size in all, with an identity between; the same with our op in the identity's place. The last two columns are
+what the op adds to the graph: less the pieces and copies, and over them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ def seconds(work, rounds):
 
 def main():
     world = MPI.COMM_WORLD.Dup()
-    print(f"{'float32 values':24}{'one call':>12}{'pieces':>12}{'+ copies':>12}{'our op':>12}{'op/(+ copies)':>16}")
+    columns = ("one call", "pieces", "+ copies", "identity", "our op")
+    if world.rank == 0:
+        print(
+            f"{'float32 values':24}"
+            + "".join(f"{name:>12}" for name in columns)
+            + f"{'op adds':>12}{'of + copies':>12}"
+        )
     for name, sizes in CASES:
         flat = np.ones(sum(sizes), np.float32)
         source, target = flat.copy(), flat.copy()
@@ -59,24 +67,35 @@ def main():
             pieces(flat)
             target[:] = flat
 
-        @tf.function
-        def reduce(gradients=gradients, results=results, weight=weight):
-            names = [str(index) for index in range(len(gradients))]
-            reduced = ops.reduce_gradients([one.read_value() for one in gradients], names, weight, "benchmark")
-            for result, one in zip(results, reduced):
+        names = [str(index) for index in range(len(sizes))]
+
+        def between(middle, gradients=gradients, results=results):
+            for result, one in zip(results, middle([one.read_value() for one in gradients])):
                 result.assign(one)
 
-        rounds = 5 if sum(sizes) > 1 << 24 else 30
-        took = {work: [] for work in (whole, pieces, copies, reduce)}
+        @tf.function
+        def nothing(between=between):
+            between(lambda values: [tf.identity(one) for one in values])
+
+        @tf.function
+        def reduce(between=between, weight=weight, names=names):
+            between(lambda values: ops.reduce_gradients(values, names, weight, "benchmark"))
+
+        took = {work: [] for work in (whole, pieces, copies, nothing, reduce)}
         for work in took:
-            seconds(work, 2)
-        for _ in range(3):
+            seconds(work, 20)
+        # Turns are short, so that whatever else the machine does meets all alike.
+        for _ in range(15):
             for work, found in took.items():
-                found += seconds(work, rounds)
+                found += seconds(work, 2 if sum(sizes) > 1 << 24 else 20)
                 flat[:] = 1.0
         medians = [statistics.median(found) * 1e3 for found in took.values()]
-        print(f"{name:24}" + "".join(f"{value:9.3f} ms" for value in medians) + f"{medians[3] / medians[2]:16.2f}")
-    print(f"{matex_tf.size()} ranks; medians; the op reads and writes variables")
+        _, _, raw, graph, ours = medians
+        added = f"{(ours - graph - raw) * 1e3:+9.0f} us{(ours - graph) / raw:12.2f}"
+        if world.rank == 0:
+            print(f"{name:24}" + "".join(f"{value:9.3f} ms" for value in medians) + added, flush=True)
+    if world.rank == 0:
+        print(f"{matex_tf.size()} ranks; medians")
 
 
 if __name__ == "__main__":

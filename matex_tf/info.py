@@ -29,6 +29,7 @@ class Facts:
     chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
     compression: str = "none"
+    links: list[str] = field(default_factory=list)
 
     @property
     def ops(self) -> dict[str, Any]:
@@ -54,7 +55,18 @@ def gather() -> Facts:
         chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
         compression=compression,
+        links=_links(),
     )
+
+
+def _links() -> list[str]:
+    """What transfers cost between ranks, as runs on these hosts have measured it."""
+    from . import links
+
+    try:
+        return [str(link) for link in links.known()]
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        return [f"unknown: {error}"]
 
 
 def compression_in_words(chosen: settings.Settings) -> str:
@@ -126,6 +138,9 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
     seen = len(facts.tensorflow.get("gpus", []))
     lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
     lines.append(("compression", facts.compression))
+    lines += [("link", link) for link in facts.links] or [
+        ("link", "not measured yet: --profile and overlapped updates do")
+    ]
     lines += [("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())]
     return lines
 

@@ -22,24 +22,28 @@ def start() -> None:
         return
     chosen = settings.current().overlap
     link = records.link(chosen == "on" or (chosen == "auto" and world.current().has_several_nodes))
+    disturbed = records.last_link()[2]
     if settings.current().timeline == "":
         records.record(records.TOTALS)
 
     def finish() -> None:
         everyone = world.communicator("control").gather(records.totals())
         if everyone is not None:
-            output.tell(table(everyone, world.current().hosts, link))
+            output.tell(table(everyone, world.current().hosts, link, disturbed))
 
     world.at_end.append(finish)
 
 
-def table(ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link: tuple[float, float]) -> str:
+def table(
+    ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link: tuple[float, float], disturbed: bool = False
+) -> str:
     """The text of the table.
 
     Args:
         ranks: the totals of each rank.
         hosts: the host of each rank.
         link: seconds that a transfer takes to start, and for each byte, as measured.
+        disturbed: whether other work disturbed that measurement.
     """
     places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
     by_place = {place: [one for totals in ranks for one in totals if one.place == place] for place in places}
@@ -63,7 +67,8 @@ def table(ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link:
         )
     lines += _imbalance(ranks, set(counted), hosts)
     start_up, byte = link
-    lines.append(f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_rate(1, byte)} GB/s")
+    doubt = " (disturbed by other work: not to be relied on)" if disturbed else ""
+    lines.append(f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_rate(1, byte)} GB/s{doubt}")
     return "\n".join(lines) + "\n"
 
 

@@ -46,7 +46,7 @@ def attach() -> None:
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from matex_tf import ops, patches, profile, resuming, timeline, watchdog
+    from matex_tf import links, ops, patches, profile, resuming, timeline, watchdog
 
     ops.library()
     _agree_on_settings()
@@ -56,6 +56,7 @@ def attach() -> None:
     resuming.begin(seeding.agree(resuming.entropy()))
     timeline.start()
     profile.start()
+    links.start()
     patches.install()
     watchdog.start()
     _record()

@@ -27,6 +27,7 @@ _FUNCTIONS = {
     "matex_labels": (c_int64, [c_char_p, c_int64]),
     "matex_totals": (c_int, [c_int, POINTER(c_int64), c_char_p, c_int]),
     "matex_link": (c_int, [c_int, POINTER(c_double), POINTER(c_double)]),
+    "matex_last_link": (c_int, [POINTER(c_double), POINTER(c_double), POINTER(c_int)]),
     "matex_reduce": (
         c_int,
         [

@@ -153,3 +153,11 @@ def link(overlapped: bool) -> tuple[float, float]:
 
         raise world.RankError(interface.last_error(c))
     return start_up.value, byte.value
+
+
+def last_link() -> tuple[float, float, bool] | None:
+    """What the last measurement found: `link`'s two numbers, and whether other work disturbed it. None without one."""
+    start_up, byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
+    if not library().c.matex_last_link(ctypes.byref(start_up), ctypes.byref(byte), ctypes.byref(disturbed)):
+        return None
+    return start_up.value, byte.value, bool(disturbed.value)

@@ -184,16 +184,32 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   std::lock_guard<std::mutex> lock(world.mutex);
   matex::Adder& adder = overlapped ? matex::OverlappedAdder() : matex::InlineAdder();
   const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
-  *start_up = *byte = std::numeric_limits<double>::infinity();
   constexpr int kTrials = 4;  // the first wakes up what sleeps; the best says what can be done
+  matex::Link best;
+  best.start_up = best.byte = std::numeric_limits<double>::infinity();
+  best.disturbed = true;
   for (int trial = 0; trial < kTrials; ++trial) {
-    matex::Link link{};
-    if (matex::Error error = matex::ProbeLink(adder, communicator, &link)) return matex::Result(error);
-    *start_up = std::min(*start_up, link.start_up);
-    if (link.byte > 0) *byte = std::min(*byte, link.byte);
+    matex::Link link;
+    if (matex::Error error = matex::ProbeLink(adder, communicator, 1, &link)) return matex::Result(error);
+    best.start_up = std::min(best.start_up, link.start_up);
+    if (link.byte > 0) best.byte = std::min(best.byte, link.byte);
+    best.disturbed = best.disturbed && link.disturbed;
   }
-  if (std::isinf(*byte)) *byte = 0;
+  if (std::isinf(best.byte)) best.byte = 0;
+  matex::NoteLink(best);
+  *start_up = best.start_up;
+  *byte = best.byte;
   return matex::Result(matex::Error());
+}
+
+// What the last probe found, and whether it was disturbed; 0 if there was none.
+MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed) {
+  matex::Link link;
+  if (!matex::LastLink(&link)) return 0;
+  *start_up = link.start_up;
+  *byte = link.byte;
+  *disturbed = link.disturbed;
+  return 1;
 }
 
 MATEX_EXPORT const char* matex_mpi_version() {

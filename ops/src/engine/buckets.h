@@ -7,8 +7,9 @@ namespace matex {
 
 // What a transfer of b bytes takes: start_up + b * byte, in seconds.
 struct Link {
-  double start_up;
-  double byte;
+  double start_up = 0;
+  double byte = 0;
+  bool disturbed = false;  // what was measured varies too much to be relied on
 };
 
 // Boundaries of consecutive buckets over gradients that are ready at `ready` seconds (each from the start of the step, in

@@ -7,7 +7,12 @@
 
 namespace matex {
 
-// By sums of `adder`, whose communicator is `communicator`; the same on all ranks, which call it together.
-Error ProbeLink(Adder& adder, MPI_Comm communicator, Link* link);
+// By sums of `adder`, whose communicator is `communicator`; the same on all ranks, which call it together. Where other
+// work disturbs it, it is done again, up to `trials` times.
+Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link);
+
+// What the last probe found; false if there was none.
+bool LastLink(Link* link);
+void NoteLink(const Link& link);
 
 }  // namespace matex

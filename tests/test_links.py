@@ -1,0 +1,28 @@
+"""What a run has measured of its links is there for `matex info`, with doubt where there is doubt."""
+
+from __future__ import annotations
+
+import launch
+from matex_tf.links import Link
+
+SCRIPT = """
+import numpy as np, tensorflow as tf
+import matex_tf
+model = tf.keras.Sequential([tf.keras.layers.Dense(4), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((64, 3)), np.ones((64, 1)), batch_size=4, epochs=1, verbose=0)
+"""
+
+
+def test_a_link_in_words():
+    told = str(Link({"a": 2, "b": 1}, 6e-6, 2e-10, False, 1e9))
+    assert told.startswith("2 ranks on a, 1 rank on b: 6.0 us a transfer and 5 GB/s (2001-09-")
+    told = str(Link({name: 1 for name in "abcde"}, 6e-6, 0.0, True, 1e9))
+    assert told.startswith("1 rank on a, 1 rank on b, 1 rank on c and 2 more hosts: the measurement of 2001-09-")
+    assert "disturbed by other work" in told and "GB/s" not in told
+
+
+def test_overlapped_updates_measure_their_link(tmp_path):
+    result = launch.run(2, SCRIPT, module=False, env={"MATEX_OVERLAP": "on"}, cwd=tmp_path).check()
+    told = launch.execute([launch.sys.executable, "-m", "matex_tf.cli", "info"], launch.environment(), 120)
+    assert "not measured yet" not in told.stdout and "2 ranks on" in told.stdout, (result.output, told.output)
