@@ -1,6 +1,7 @@
 """What a network costs: sums of 16 MiB and whole steps on hosts of this machine with links of limited bandwidth.
 
-    sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--models alexnet resnet20] [--rounds 2]
+    sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--ranks-per-host 1 2] [--models alexnet resnet20]
+                                    [--rounds 2]
 
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
 link, for a step the larger of the computation alone, in one process without the library, and the time of the
@@ -35,18 +36,23 @@ def bandwidth(rate: str) -> float:
     raise SystemExit(f"expected a rate in {' or '.join(UNITS)}, not {rate!r}")
 
 
-def sums(count: int, rate: str) -> None:
+def sums(count: int, rate: str, per_host: int) -> None:
     """The table of sums over `count` hosts."""
     ideal = 2 * (count - 1) / count * BYTES / bandwidth(rate) * 1e3
-    print(f"16 MiB of float32 over {count} hosts at {rate}: the ring's bytes on the link take {ideal:.0f} ms")
+    print(
+        f"16 MiB of float32 over {count} hosts at {rate}, {per_host} rank{'s' * (per_host > 1)} on each: the ring's "
+        f"bytes on a host's link take {ideal:.0f} ms"
+    )
+    algorithms = ("mpi", "ring", "auto") if per_host == 1 else ("mpi", "ring", "two_level", "auto")
     with tempfile.TemporaryDirectory() as folder, Hosts(count, rate, folder) as hosts:
-        for algorithm in ("mpi", "ring", "auto"):
+        for algorithm in algorithms:
             said = hosts.mpirun(
                 ["-m", "matex_tf", HERE / "hosts_worker.py", "sum", str(BYTES // 4)],
                 {"MATEX_ALGORITHM": algorithm, "MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+                per_host,
             )
             raw, ours = map(float, said.split())
-            print(f"  raw MPI_Allreduce {raw:6.0f} ms   our op, MATEX_ALGORITHM={algorithm:4} {ours:6.0f} ms"
+            print(f"  raw MPI_Allreduce {raw:6.0f} ms   our op, MATEX_ALGORITHM={algorithm:9} {ours:6.0f} ms"
                   f"   over the ideal {ours / ideal:.2f}", flush=True)  # fmt: skip
 
 
@@ -81,11 +87,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--sums", type=int, default=4, metavar="HOSTS", help="0: none")
+    parser.add_argument("--ranks-per-host", type=int, nargs="*", default=[1, 2], metavar="RANKS")
     parser.add_argument("--models", nargs="*", choices=BATCHES, default=["alexnet", "resnet20"], metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
-    if arguments.sums:
-        sums(arguments.sums, arguments.rate)
+    for per_host in arguments.ranks_per_host if arguments.sums else ():
+        sums(arguments.sums, arguments.rate, per_host)
     if arguments.models:
         print(f"2 hosts at {arguments.rate}, one thread each: ms a step (over the larger of compute, transfer)")
     for name in arguments.models:

@@ -98,8 +98,8 @@ class Hosts:
         """The words that, before a command, run it on host `name`."""
         return ["nsenter", "-t", str(self._holders[name].pid), *_ALL, f"--wd={os.getcwd()}", "--"]
 
-    def options(self) -> list[str]:
-        """What mpirun, started on the first host, has to be told to run on all of them."""
+    def options(self, per_host: int = 1) -> list[str]:
+        """What mpirun, started on the first host, has to be told to run so many ranks on each of them."""
         agent = self._folder / "agent"
         pids = "\n".join(f"{name}) holder={holder.pid};;" for name, holder in self._holders.items())
         agent.write_text(
@@ -108,8 +108,8 @@ class Hosts:
             f'exec nsenter -t $holder {" ".join(_ALL)} -- /bin/bash -c "$*"\n'
         )
         agent.chmod(0o755)
-        hosts = f"--host {','.join(self.names)} --map-by node --bind-to none"
-        network = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle 1"
+        hosts = f"--host {','.join(f'{name}:{per_host}' for name in self.names)} --map-by slot --bind-to none"
+        network = "--mca btl tcp,sm,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle 1"
         return f"--mca plm_rsh_agent {agent} {hosts} {network}".split()
 
     @staticmethod
@@ -119,12 +119,12 @@ class Hosts:
         folders = os.pathsep.join([str(Path(sys.executable).parent), inner.get("PATH", os.defpath)])
         return {**inner, "PATH": folders, **more}
 
-    def mpirun(self, words: Sequence[str], environment: dict[str, str]) -> str:
-        """What one rank on each host, of `words` with Python, prints; ends this program if it fails."""
+    def mpirun(self, words: Sequence[str], environment: dict[str, str], per_host: int = 1) -> str:
+        """What `per_host` ranks on each host, of `words` with Python, print; ends this program if they fail."""
         exported = " ".join(f"-x {name}" for name in environment).split()
-        command = ["mpirun", "--allow-run-as-root", *self.options(), "-n", str(len(self.names)), *exported]
+        command = ["mpirun", "--allow-run-as-root", *self.options(per_host), "-n", str(per_host * len(self.names))]
         result = subprocess.run(
-            [*self.enter(self.names[0]), *command, sys.executable, *words],
+            [*self.enter(self.names[0]), *command, *exported, sys.executable, *words],
             env=self.environment(environment),
             capture_output=True,
             text=True,

@@ -17,7 +17,7 @@ model.fit(np.ones((64, 3)), np.ones((64, 1)), batch_size=4, epochs=1, verbose=0)
 def test_a_link_in_words():
     told = str(Link({"a": 2, "b": 1}, 6e-6, 2e-10, False, 1e9))
     assert told.startswith("2 ranks on a, 1 rank on b: 6.0 us a transfer and 5 GB/s (2001-09-")
-    told = str(Link({name: 1 for name in "abcde"}, 6e-6, 0.0, True, 1e9))
+    told = str(Link(dict.fromkeys("abcde", 1), 6e-6, 0.0, True, 1e9))
     assert told.startswith("1 rank on a, 1 rank on b, 1 rank on c and 2 more hosts: the measurement of 2001-09-")
     assert "disturbed by other work" in told and "GB/s" not in told
 

@@ -5,6 +5,7 @@
 
 #include "record.h"
 #include "reduce_ops.h"
+#include "world.h"
 
 namespace matex {
 namespace {
@@ -35,6 +36,13 @@ void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
   }
 }
 
+// Bytes that travel on all links, of so many before compression.
+int64_t Compressed(int64_t bytes) {
+  const World& world = TheWorld();
+  if (world.compression.between_nodes) return bytes;
+  return static_cast<int64_t>(bytes * world.compression.BytesLeft(world.size));
+}
+
 }  // namespace
 
 Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
@@ -62,7 +70,7 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
     if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
   }
   {
-    const Span span(Activity::kTransfer, bytes);
+    const Span span(Activity::kTransfer, step.compressed ? Compressed(bytes) : bytes);
     if (Error error = add_up(step, data, left)) return error;
   }
   if (step.compressed) KeepResiduals(layout, step, left);
