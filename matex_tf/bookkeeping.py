@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from matex_tf import figures, output, rehearsal, row_uses, steps, world
+from matex_tf import figures, output, rehearsal, replay, row_uses, steps, world
 
 _ROWS = "_matex_rows"
 # Where a tensor is read for whoever calls them; what else these libraries read is for their own purposes.
@@ -31,6 +31,8 @@ _ADVICE = (
     "tf.reduce_mean, and Keras metrics, are shared out"
 )
 READS = f"a loop of the script's own reads the rows of its batches in Python (NumPy, print){_ADVICE}"
+_MOST_RECORDED = 8
+"""Batches that a loop gives before it trains: more of them are looked at for something else."""
 ASKS = f"a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen{_ADVICE}"
 
 
@@ -41,9 +43,23 @@ class Watch:
         self.rows = rows
         self.outer = outer
         self.why = ""
+        self.recorder = replay.Recorder()
+        self._recorded = 0
+
+    def record(self, element: Any, rows: int) -> None:
+        """The loop gives `element`, a whole batch: of the last one before it trains it is seen what is done with it."""
+        self._recorded += 1
+        if self._recorded > _MOST_RECORDED:
+            self.recorder.end()
+            self.recorder.forget()
+        else:
+            self.recorder.begin(_tensors_of_rows(element), rows)
 
     def why_whole(self) -> str:
         """Why the loop cannot be shared out, as any rank saw it; empty where it can. Collective."""
+        if not self.why and self.recorder.rows_meet(next(number for number in rehearsal.ROWS if number != self.rows)):
+            self.why = rehearsal.MEET
+        self.recorder.forget()
         seen = world.control.allgather(self.why, "what the script does with the rows of a batch")
         return next((why for why in seen if why), "")
 
@@ -61,17 +77,22 @@ def begin(rows: int) -> Watch:
 
 def end(watch: Watch) -> None:
     global _watch
+    watch.recorder.end()
     if _watch is watch:
         _watch = watch.outer
 
 
 def mark(element: Any, of_rows: int) -> None:
     """Note on the eager tensors of `element`, a batch or slice that a loop gives, how many rows the whole batch has."""
+    for part in _tensors_of_rows(element):
+        _mark(part, of_rows)
+
+
+def _tensors_of_rows(element: Any) -> list[Any]:
     import tensorflow as tf
 
-    for part in tf.nest.flatten(element):
-        if hasattr(part, "numpy") and isinstance(part, tf.Tensor) and part.shape.rank:
-            _mark(part, of_rows)
+    parts = tf.nest.flatten(element)
+    return [part for part in parts if hasattr(part, "numpy") and isinstance(part, tf.Tensor) and part.shape.rank]
 
 
 def pass_on(value: Any, result: Any) -> None:

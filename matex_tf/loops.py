@@ -97,6 +97,8 @@ class Loop:
         if self.watch is None and not (self.fixed or self.weak or self.credited):
             self.watch = bookkeeping.begin(self.rows)
             bookkeeping.mark(element, self.rows)
+        if self.watch is not None:
+            self.watch.record(element, self.rows)
         return element
 
     def _give_slice(self, element: Any) -> Any:

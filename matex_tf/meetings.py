@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf import crossings
+
 _SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _SAME_ROWS = {"Identity", "Cast"}
 _LINEAR = {
@@ -50,7 +52,8 @@ def rows_meet(graph: Any, rows: int, accounts: set[int]) -> bool:
         figures = [tensor for tensor in op.outputs if id(op) not in backwards and _is_figure(op, tensor, rows)]
         if any(_is_bent(figure, backwards) for figure in figures):
             return True
-    return False
+    forwards = [op for op in graph.get_operations() if id(op) not in backwards]
+    return crossings.any_in(forwards, rows, local)
 
 
 def _batch(graph: Any) -> list[Any]:

@@ -46,13 +46,16 @@ class Analysis:
     """What a loss is: "mean", "sum" or "unknown", and what makes its ranks' parts add up to something else.
 
     `terms` counts the parts that depend on the rows, `ratios` holds what those are divided by where that is a figure of
-    the data, `mixed` says that some are means and others sums.
+    the data, `mixed` says that some are means and others sums. `bent`: a curve is taken of one; `products`: or two are
+    multiplied; `uneven`: a mean is taken of rows that the data choose, so that ranks have other numbers of them.
     """
 
     kind: str = "unknown"
     mixed: bool = False
     penalty: bool = False
     bent: bool = False
+    products: bool = False
+    uneven: bool = False
     terms: int = 0
     ratios: list[Any] = field(default_factory=list)
 
@@ -129,6 +132,8 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         if before or _keeps_rows(op) or op.inputs[0].shape.rank == 0:
             return before
         result.terms += 1
+        if op.type == "Mean" and _is_of_chosen_rows(op.inputs[0]):
+            result.bent = result.uneven = True
         return {"mean" if op.type == "Mean" else "sum"}
     if op.type == "L2Loss":
         if not depends_on_data(op.inputs[0]):
@@ -138,7 +143,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         result.terms += not before
         return before or {"sum"}
     if op.type in _DIVIDE:
-        if _is_count(op.inputs[1]) or _divides_by_own_size(op):
+        if _is_count(op.inputs[1]) or _is_own_size(op.inputs[1], op.inputs[0]):
             result.terms += 1
             return {"mean"}
         # A divisor of each row is that row's own affair.
@@ -152,10 +157,25 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
         result.bent = result.bent or bool(found)
         return {"mean"} if found else set()
     found: set[str] = set()
+    if op.type == "Mul" and _multiplies_by_inverse_count(op):
+        result.terms += 1
+        return {"mean"}
     if op.type in _THROUGH:
         for part in op.inputs:
             found |= _removals(part, result, seen)
+        if op.type == "Mul" and found and all(part.shape.rank == 0 and _is_of_data(part) for part in op.inputs):
+            result.bent = result.products = True
     return found
+
+
+def _is_of_chosen_rows(tensor: Any) -> bool:
+    """Whether it depends on the data how many rows `tensor` has: those that a condition is true of."""
+    shape = tensor.shape
+    return bool(shape.rank) and shape[0] is None and _reaches(tensor, {"Where"}, _VARIABLE | GLOBAL)
+
+
+def _is_of_data(tensor: Any) -> bool:
+    return depends_on_data(tensor) and not _is_count(tensor)
 
 
 def _keeps_rows(op: Any) -> bool:
@@ -173,15 +193,29 @@ def _is_count(tensor: Any) -> bool:
     return _reaches(tensor, _COUNTS, _VARIABLE | {"Placeholder", "Arg"})
 
 
-def _divides_by_own_size(op: Any) -> bool:
-    """Whether a division takes a sum's own number of elements or rows, known when traced, as its divisor.
+def _multiplies_by_inverse_count(op: Any) -> bool:
+    """Whether `op` is a product of a sum and one over its number of rows: a mean."""
+    for tensor, factor in (op.inputs, reversed(op.inputs)):
+        while factor.op.type in ("Cast", "Identity"):
+            factor = factor.op.inputs[0]
+        counts = None
+        if factor.op.type in _DIVIDE and _constant(factor.op.inputs[0]) is not None:
+            counts = factor.op.inputs[1]
+        elif factor.op.type in ("Reciprocal", "Inv"):
+            counts = factor.op.inputs[0]
+        if counts is not None and counts.shape.rank == 0 and depends_on_data(tensor):
+            return _is_count(counts) or _is_own_size(counts, tensor)
+    return False
+
+
+def _is_own_size(divisor: Any, tensor: Any) -> bool:
+    """Whether a sum is divided by its own number of elements or rows, which is known when traced.
 
     A script that divides by its batch size divides a slice's sum by another number than the slice's.
     """
-    divisor = _constant(op.inputs[1])
+    divisor = _constant(divisor)
     if divisor is None:
         return False
-    tensor = op.inputs[0]
     for _ in range(10):
         if tensor.op.type == "Sum" and tensor.op.inputs[0].shape.rank != 0:
             shape = tensor.op.inputs[0].shape
@@ -206,6 +240,9 @@ def _constant(tensor: Any) -> float | None:
     if tensor.op.type == "StridedSlice":
         values = [tf.get_static_value(part) for part in tensor.op.inputs[:2]]
         return None if any(value is None for value in values) else float(values[0][int(values[1][0])])
+    if tensor.op.type == "Mul":
+        factors = [_constant(part) for part in tensor.op.inputs]
+        return None if None in factors else factors[0] * factors[1]
     if tensor.op.type == "Prod":
         factors = tf.get_static_value(tensor.op.inputs[0])
         return None if factors is None else float(factors.prod())

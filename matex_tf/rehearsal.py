@@ -27,7 +27,7 @@ MEET = (
     "whole batch goes into the loss or into a variable. So every rank computes whole batches: right, but not faster"
 )
 # Primes that are hardly a dimension of anything else; rows that a step takes in pairs or halves do not come out even.
-_ROWS = (107, 109)
+ROWS = (107, 109)
 _OF_THE_BATCH = {"Dice", "Tversky"}
 _REMEMBERED = "_matex_any_rows"
 
@@ -53,7 +53,7 @@ def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
 def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
     """Why `function`, a `tf.function` that has run and trains, cannot do with a part of a batch; empty where it can.
 
-    It is traced once more. Where that fails the question stays open.
+    It is traced once more. Where that fails for other reasons than the number of rows the question stays open.
 
     Args:
         args, kwargs: what it was called with.
@@ -61,7 +61,7 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
     """
     import tensorflow as tf
 
-    given = next(number for number in _ROWS if number != rows)
+    given = next(number for number in ROWS if number != rows)
     parts = tf.nest.flatten((args, kwargs))
     if not any(_fixed_rows(part) == rows for part in parts) or any(map(_is_of_uneven_rows, parts)):
         return ""
@@ -71,13 +71,18 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
             return part
         return tf.TensorSpec([given, *part.shape[1:]], part.dtype)
 
-    again = tf.function(function.python_function, autograph=function._autograph)
-    args, kwargs = tf.nest.map_structure(fill, (args, kwargs))
-    with _unnoticed(), losses.held() as inexact:
+    def traced(args: tuple, kwargs: dict) -> Any:
+        again = tf.function(function.python_function, autograph=function._autograph)
         try:
-            graph = again.get_concrete_function(*args, **kwargs).graph
+            return again.get_concrete_function(*args, **kwargs).graph
         except Exception:  # of the script's code, any
-            return ""
+            return None
+
+    with _unnoticed(), losses.held() as inexact:
+        other_args, other_kwargs = tf.nest.map_structure(fill, (args, kwargs))
+        graph = traced(other_args, other_kwargs)
+        if graph is None:
+            return NAMED if traced(args, kwargs) is not None else ""
     if meetings.knows_rows(graph):
         return NAMED
     return MEET if inexact or meetings.rows_meet(graph, given, graphs.accounts(graph)) else ""
@@ -97,7 +102,7 @@ def spec_of(batch: dict[str, Any]) -> Any:
 
 def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int | None) -> str:
     size = next((rows for rows in map(_fixed_rows, _flat(spec)) if rows is not None), batch_size)
-    rows = next(rows for rows in _ROWS if rows != size)
+    rows = next(rows for rows in ROWS if rows != size)
     if not _is_built(model):
         # With the shapes of the real batches, which a layer may keep, and the numbers that its weights are drawn with.
         with _unnoticed(restores=False):

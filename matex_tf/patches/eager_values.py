@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from matex_tf import bookkeeping, figures, graphs, losses, reductions, steps
 from matex_tf.patches import replace, tapes
 
@@ -291,6 +293,8 @@ def _pass_on(does: str, left: Any, right: Any, result: Any) -> None:
         return
     if does == "truediv" and _divided(left, right, result):
         return
+    if does == "mul" and (_divided(left, _inverse(right), result) or _divided(right, _inverse(left), result)):
+        return
     kinds = {reductions.marked(part) for part in (left, right)} - {None}
     if len(kinds) == 1 and (does in ("add", "sub") or _is_factor(right if _has_kind(left) else left, kinds)):
         reductions.mark(result, kinds.pop())
@@ -313,10 +317,29 @@ def _is_factor(value: Any, kinds: set) -> bool:
     return len(value.shape) == 0 and kinds == {"sum"} and figures.is_the_same(value)
 
 
+def _inverse(factor: Any) -> int | None:
+    """The whole number, such as one of rows, of which `factor` is the inverse; None if it is of none."""
+    if (
+        hasattr(factor, "assign")
+        or len(getattr(factor, "shape", ())) != 0
+        or not (isinstance(factor, float) or hasattr(factor, "numpy") and factor.dtype.is_floating)
+    ):
+        return None
+    value = float(np.asarray(factor))
+    number = round(1 / value) if 1e-9 < value < 1 else 0
+    return number if number > 1 and abs(value * number - 1) < 1e-6 else None
+
+
 def _divided(left: Any, right: Any, result: Any) -> bool:
     """Note what a sum over rows is once it is divided by a number; whether that was so."""
     part = figures.part_of(left)
-    if part is None or part.kind != "sum" or len(getattr(right, "shape", ())) != 0 or hasattr(right, "assign"):
+    if (
+        right is None
+        or part is None
+        or part.kind != "sum"
+        or len(getattr(right, "shape", ())) != 0
+        or hasattr(right, "assign")
+    ):
         return False
     by_rows = figures.is_mean_by(part, right)
     if by_rows is not None:

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any
 
-from matex_tf import births
+from matex_tf import births, replay
 from matex_tf.patches import replace
 
 _active = threading.local()
@@ -80,7 +80,11 @@ def _jacobian(original: Any) -> Any:
 def _gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        result = original(self, target, sources, *args, **kwargs)
+        recorder = replay.current()
+        if recorder is not None and not caller.startswith(_INTERNAL):
+            recorder.note_target(target)
+        with replay.paused():
+            result = original(self, target, sources, *args, **kwargs)
         if caller.startswith(_INTERNAL):
             return result
         if any(tape is not self for tape in _stack()):

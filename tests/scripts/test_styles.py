@@ -54,8 +54,8 @@ WHOLE = {
     "stateful_rnn",
     "word2vec_nce",
 }
-# Without products or convolutions to count, or with noise of a fixed number of rows beside slices.
-UNCOUNTED = {"raw_variables", "gan_two_tapes"}
+# Without products or convolutions to count, with noise of a fixed number of rows beside slices, or mostly whole.
+UNCOUNTED = {"raw_variables", "gan_two_tapes", "balanced_losses"}
 # With variables in single precision.
 SINGLE = {
     "constant_batch_size",

@@ -1,0 +1,251 @@
+"""What eager code does with a batch, made once more as a graph for another number of rows.
+
+Eager code cannot be traced again, but its ops can be seen as they run (TensorFlow's op callbacks). Those that the batch
+goes into are made once more in a graph, for a number of rows that no other dimension has; what can be read from the
+graph of a function (`meetings`, `reductions`) can then be read of an eager step, too. What cannot be made for other
+rows, as a shape that was computed in Python, leaves the question open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from matex_tf import meetings, reductions
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_SHAPED = {"Reshape": 1, "BroadcastTo": 1}  # which input is the shape that is wanted
+_PARTS = {"Split": 0, "SplitV": 2, "Unpack": None}  # which input is the axis
+_MOST_OPS = 20_000
+_SMALL = 64
+
+
+class _Op(NamedTuple):
+    kind: str
+    inputs: tuple
+    attrs: tuple
+    outputs: tuple
+
+
+class _CannotTellError(Exception):
+    """Something cannot be made for another number of rows."""
+
+
+class _RowsPartError(Exception):
+    """A batch is parted into halves or single rows."""
+
+
+class Recorder:
+    """The eager ops of this thread that follow one another from a batch on."""
+
+    def __init__(self) -> None:
+        self._batch: list[Any] = []
+        self._rows = 0
+        self._ops: list[_Op] = []
+        self._targets: list[Any] = []
+        self._is_on = False
+
+    def begin(self, batch: Sequence[Any], rows: int) -> None:
+        """Record anew, from the eager tensors `batch` on, which have `rows` rows."""
+        from tensorflow.python.framework import op_callbacks
+
+        global _current
+        self._batch, self._rows, self._ops, self._targets = list(batch), rows, [], []
+        if not self._is_on:
+            self._is_on, _current = True, self
+            op_callbacks.add_op_callback(self._note)
+
+    def end(self) -> None:
+        from tensorflow.python.framework import op_callbacks
+
+        global _current
+        if self._is_on:
+            self._is_on, _current = False, None
+            op_callbacks.remove_op_callback(self._note)
+
+    def forget(self) -> None:
+        self._batch, self._ops, self._targets = [], [], []
+
+    def _note(self, kind, inputs, attrs, outputs, op_name=None, graph=None):  # as TensorFlow calls it
+        if graph is None and not getattr(_paused, "depth", 0) and len(self._ops) < _MOST_OPS:
+            kind = kind.decode() if isinstance(kind, bytes) else kind
+            self._ops.append(_Op(kind, tuple(inputs), tuple(attrs or ()), tuple(outputs)))
+
+    def note_target(self, target: Any) -> None:
+        """A tape is asked for the gradients of `target`."""
+        import tensorflow as tf
+
+        self._targets += [part for part in tf.nest.flatten(target) if hasattr(part, "numpy")]
+
+    def rows_meet(self, rows: int) -> bool:
+        """Whether rows meet in what was recorded, made once more for `rows` rows; False where that cannot be told."""
+        try:
+            graph, made = self._as_graph(rows)
+        except _CannotTellError:
+            return False
+        except _RowsPartError:
+            return True
+        if meetings.knows_rows(graph) or meetings.rows_meet(graph, rows, set()):
+            return True
+        return any(_is_beyond_eager(reductions.analyse(made[id(one)])) for one in self._targets if id(one) in made)
+
+    def _as_graph(self, rows: int) -> tuple[Any, dict[int, Any]]:
+        """The graph, and what in it stands for eager tensors, by their ids."""
+        import tensorflow as tf
+        from tensorflow.python.framework import func_graph
+
+        if len(self._ops) >= _MOST_OPS:
+            raise _CannotTellError
+        graph, made = func_graph.FuncGraph("matex_tf_replay"), {}
+        with graph.as_default():
+            maker = _Maker(graph, made, self._rows, rows)
+            for tensor in self._batch:
+                made[id(tensor)] = maker.of_rows(tensor)
+            for op in self._ops:
+                if any(id(tensor) in made for tensor in op.inputs) or op.kind == _READS[0]:
+                    try:
+                        maker.make(op)
+                    except (ValueError, TypeError, KeyError, AttributeError, tf.errors.OpError) as error:
+                        raise _CannotTellError from error
+            for target in self._targets:
+                if id(target) in made:
+                    tf.identity(made[id(target)])  # it is used
+        return graph, made
+
+
+_current: Recorder | None = None
+_paused = threading.local()
+
+
+def current() -> Recorder | None:
+    return _current
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """What runs within it in this thread is not recorded."""
+    _paused.depth = getattr(_paused, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _paused.depth -= 1
+
+
+def _is_beyond_eager(found: reductions.Analysis) -> bool:
+    """Whether the parts of a loss that eager code makes of slices cannot be put together."""
+    return found.products or found.uneven or bool(found.ratios and found.denominator is None)
+
+
+class _Maker:
+    """Makes ops that have run eagerly in a graph, for `given` rows in place of `rows`."""
+
+    def __init__(self, graph: Any, made: dict[int, Any], rows: int, given: int):
+        self._graph, self._made, self._rows, self._given = graph, made, rows, given
+
+    def of_rows(self, tensor: Any) -> Any:
+        """A tensor of the graph that stands for an eager one of the batch."""
+        import tensorflow as tf
+
+        inner = tf.compat.v1.placeholder(tensor.dtype, [self._given, *tensor.shape[1:]])
+        self._graph.inputs.append(inner)
+        return inner
+
+    def make(self, op: _Op) -> None:
+        from tensorflow.python.framework import op_def_library, op_def_registry
+
+        if op.kind.startswith("Matex"):
+            return  # what comes of it is the same on all ranks
+        if op.kind in _PARTS and self._parts_rows(op):
+            raise _RowsPartError
+        resources = any(tensor.dtype.name in ("resource", "variant") for tensor in (*op.inputs, *op.outputs))
+        if resources and op.kind not in _READS:
+            if any(tensor.dtype.name not in ("resource", "variant") for tensor in op.outputs):
+                raise _CannotTellError
+            return  # a variable is given a value
+        definition = op_def_registry.get(op.kind)
+        if definition is None:
+            raise _CannotTellError  # a function
+        attributes = dict(zip(op.attrs[::2], op.attrs[1::2]))
+        inputs = [self._input(op, index) for index in range(len(op.inputs))]
+        arguments: dict[str, Any] = {}
+        inferred: set[str] = set()
+        at = 0
+        for argument in definition.input_arg:
+            inferred |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
+            if argument.number_attr or argument.type_list_attr:
+                of_list = attributes[argument.number_attr or argument.type_list_attr]
+                count = int(of_list) if argument.number_attr else len(of_list)
+                arguments[argument.name] = inputs[at : at + count]
+            else:
+                count = 1
+                arguments[argument.name] = inputs[at]
+            at += count
+        for attribute in definition.attr:
+            if attribute.name not in inferred and attribute.name in attributes:
+                arguments[attribute.name] = attributes[attribute.name]
+        result = op_def_library.apply_op(op.kind, **arguments)
+        parts = _flat(result)
+        if len(parts) != len(op.outputs):
+            raise _CannotTellError
+        for eager, inner in zip(op.outputs, parts):
+            if inner.shape.rank is None and eager.shape.rank != 0:
+                raise _CannotTellError
+            self._made[id(eager)] = inner
+
+    def _parts_rows(self, op: _Op) -> bool:
+        """Whether `op` parts a tensor so that its parts are not whole batches."""
+        attributes = dict(zip(op.attrs[::2], op.attrs[1::2]))
+        which = _PARTS[op.kind]
+        tensor = op.inputs[1 if op.kind == "Split" else 0]
+        axis = attributes["axis"] if which is None else int(np.array(op.inputs[which]))
+        if id(tensor) not in self._made or axis % tensor.shape.rank != 0:
+            return False
+        return self._made[id(tensor)].shape[0] % self._given == 0 and any(
+            not part.shape.rank or part.shape[0] % self._rows for part in op.outputs
+        )
+
+    def _input(self, op: _Op, index: int) -> Any:
+        """What stands in the graph for an input of `op`."""
+        import tensorflow as tf
+
+        tensor = op.inputs[index]
+        if id(tensor) in self._made:
+            return self._made[id(tensor)]
+        if tensor.dtype.name in ("resource", "variant"):
+            return self._graph.capture(tensor)
+        shape = tuple(tensor.shape)
+        if _SHAPED.get(op.kind) == index:
+            return tf.constant(self._wanted(op, np.array(tensor)), tensor.dtype)
+        if shape and shape[0] == self._rows and (tensor.dtype.is_floating or self._rows > 4):
+            self._made[id(tensor)] = self.of_rows(tensor)  # noise, or a mask
+            return self._made[id(tensor)]
+        if tensor.shape.num_elements() <= _SMALL:
+            return tf.constant(np.array(tensor), tensor.dtype)
+        if tensor.dtype.is_floating:
+            return tf.raw_ops.RandomStandardNormal(shape=shape, dtype=tensor.dtype)  # any numbers will do
+        return tf.zeros(shape, tensor.dtype)
+
+    def _wanted(self, op: _Op, shape: np.ndarray) -> np.ndarray:
+        """The `shape` that Python named for a tensor of `rows` rows, for as many of `given`."""
+        old, new = op.inputs[0].shape, self._made[id(op.inputs[0])].shape
+        if not (old.rank and new.rank and old[0] and new[0] and old[0] % self._rows == 0) or old[0] == new[0]:
+            return shape
+        for index, size in enumerate(shape):
+            if size > 0 and size % self._rows == 0:
+                changed = shape.copy()
+                changed[index] = size // self._rows * self._given
+                if op.kind != "Reshape" or -1 in shape or np.prod(changed) == new.num_elements():
+                    return changed
+        return shape
+
+
+def _flat(result: Any) -> list[Any]:
+    from tensorflow.python.framework import ops
+
+    if result is None or isinstance(result, ops.Operation):
+        return []
+    return list(result) if isinstance(result, (list, tuple)) else [result]
