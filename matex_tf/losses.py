@@ -55,9 +55,14 @@ def weight(target: Any) -> Any:
 
 
 def inexact(text: str) -> None:
-    """Say, once, `text`: why the ranks' parts do not add up to the whole batch's."""
+    """Say, once, `text`: why the ranks' parts do not add up to the whole batch's, where they are to."""
+    from matex_tf import fitting
+
     global _inexact
     _inexact += 1
+    run = fitting.current()
+    if run is not None and run.training is not None and run.training.whole:
+        return
     if _held is None:
         output.note(text)
     else:

@@ -115,6 +115,14 @@ def analyse(loss: Any) -> Analysis:
     return result
 
 
+def is_sum(tensor: Any) -> bool:
+    """Whether the tensor of a graph, of any shape, is a sum over the rows or a count of them, maybe added to others."""
+    if _is_count(tensor):
+        return True
+    found = analyse(tensor)
+    return found.kind == "sum" and not (found.bent or found.ratios or found.mixed)
+
+
 def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
     """By what the dimension of the rows was removed on the way from the data to `tensor`; empty where it was not."""
     op = getattr(tensor, "op", None)

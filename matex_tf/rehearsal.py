@@ -78,7 +78,7 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
         except Exception:  # of the script's code, any
             return None
 
-    with _unnoticed(), losses.held() as inexact:
+    with unnoticed(), losses.held() as inexact:
         other_args, other_kwargs = tf.nest.map_structure(fill, (args, kwargs))
         graph = traced(other_args, other_kwargs)
         if graph is None:
@@ -105,9 +105,9 @@ def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int
     rows = next(rows for rows in ROWS if rows != size)
     if not _is_built(model):
         # With the shapes of the real batches, which a layer may keep, and the numbers that its weights are drawn with.
-        with _unnoticed(restores=False):
+        with unnoticed(restores=False):
             _trace(model, step, spec)
-    with _unnoticed():
+    with unnoticed():
         before = losses.times_inexact()
         graph = _trace(model, step, _with_rows(spec, rows))
         if graph is None:
@@ -135,8 +135,8 @@ def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _unnoticed(restores: bool = True) -> Iterator[None]:
-    """The step prints nothing; with `restores`, Python's and NumPy's streams are then as if it had not run."""
+def unnoticed(restores: bool = True) -> Iterator[None]:
+    """What is traced within it prints nothing; with `restores`, no random numbers of Python and NumPy are used up."""
     states = random.getstate(), np.random.get_state()
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), output.unsaid():

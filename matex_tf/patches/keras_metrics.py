@@ -6,11 +6,13 @@ states. Of a method that calls its parent's, or of a metric made of metrics, onl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
-from matex_tf import figures, losses, metrics, steps
+from matex_tf import figures, losses, metric_figures, metrics, steps
 from matex_tf.patches import replace, when_imported
 
 _depth = threading.local()
@@ -20,6 +22,7 @@ def install() -> None:
     when_imported("keras.src.metrics.metric", _keras3)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.utils.metrics_utils", _keras2_wrappers)
+        when_imported(f"{package}.src.metrics.base_metric", _keras2_means)
 
 
 def _keras3(module: Any) -> None:
@@ -71,13 +74,62 @@ class _Outermost:
 def _update_state(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
         with _Outermost("update") as outermost:
+            gathered = _of_own_code(self, original, args, kwargs)
+            if gathered is not None:
+                with metrics.counted(self, steps.whole_values()[2]), _within_own_code():
+                    return original(self, *gathered[0], **gathered[1])
             if not outermost:
-                return original(self, *args, **kwargs)
+                with _with_global_figures(self):
+                    return original(self, *args, **_weighed(self, args, kwargs))
             args, kwargs, counts = _of_all_rows(self, args, kwargs)
-            with metrics.counted(self, counts):
+            with metrics.counted(self, counts), _with_global_figures(self):
                 return original(self, *args, **kwargs)
 
     return update_state
+
+
+def _of_own_code(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """What an update by the script's own code is to be given instead of this rank's rows, if anything."""
+    module = str(getattr(update, "__module__", ""))
+    if getattr(_depth, "own", False) or module.startswith(("keras.", "tf_keras.", "tensorflow.")):
+        return None
+    with _within_own_code():
+        return metric_figures.rows_of_all(metric, update, args, kwargs)
+
+
+@contextlib.contextmanager
+def _within_own_code() -> Iterator[None]:
+    before, _depth.own = getattr(_depth, "own", False), True
+    try:
+        yield
+    finally:
+        _depth.own = before
+
+
+@contextlib.contextmanager
+def _with_global_figures(metric: Any) -> Iterator[None]:
+    """Within it a function of the script's own that the mean `metric` is taken of gives the whole batch's figures."""
+    function = vars(metric).get("_fn")
+    module = str(getattr(function, "__module__", ""))
+    if function is None or module.startswith(("keras.", "tf_keras.", metric_figures.__name__)):
+        yield
+        return
+    vars(metric)["_fn"] = metric_figures.of_all_rows(function)
+    try:
+        yield
+    finally:
+        vars(metric)["_fn"] = function
+
+
+def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:
+    """The keywords of the update of a mean by what a function gave: a single number weighs as this rank's rows do."""
+    value = args[0] if args else kwargs.get("values")
+    own = "_fn" in vars(metric) and metric_figures.is_single(value)
+    if not own or len(args) > 1 or kwargs.get("sample_weight") is not None:
+        return kwargs
+    import tensorflow as tf
+
+    return {**kwargs, "sample_weight": tf.cast(steps.numbers()[0], value.dtype)}
 
 
 def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
@@ -113,16 +165,33 @@ def _result(original: Any) -> Any:
     return result
 
 
+def _keras2_means(module: Any) -> None:
+    if hasattr(module, "Reduce"):
+        replace(module.Reduce, "update_state", _keras2_weighed)
+
+
+def _keras2_weighed(original: Any) -> Any:
+    def update_state(self, *args, **kwargs):
+        return original(self, *args, **_weighed(self, args, kwargs))
+
+    return update_state
+
+
 def _keras2_update(original: Any) -> Any:
     def update_state_wrapper(update_state_fn):
         wrapped = original(update_state_fn)
 
         def decorated(metric_obj, *args, **kwargs):
             with _Outermost("update") as outermost:
+                gathered = _of_own_code(metric_obj, type(metric_obj).update_state, args, kwargs)
+                if gathered is not None:
+                    with metrics.counted(metric_obj, steps.whole_values()[2]), _within_own_code():
+                        return wrapped(metric_obj, *gathered[0], **gathered[1])
                 if not outermost:
-                    return wrapped(metric_obj, *args, **kwargs)
+                    with _with_global_figures(metric_obj):
+                        return wrapped(metric_obj, *args, **kwargs)
                 args, kwargs, counts = _of_all_rows(metric_obj, args, kwargs)
-                with metrics.counted(metric_obj, counts):
+                with metrics.counted(metric_obj, counts), _with_global_figures(metric_obj):
                     return wrapped(metric_obj, *args, **kwargs)
 
         return functools.wraps(wrapped)(decorated)
