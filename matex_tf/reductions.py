@@ -38,6 +38,7 @@ _STEPS = 2000
 
 
 _MARK = "_matex_kind"
+_ASIDE = "_matex_aside"
 _DIVISOR = "_matex_divisor"
 
 
@@ -72,6 +73,12 @@ class Analysis:
 def mark(tensor: Any, kind_of: str) -> Any:
     """Note on `tensor` how it depends on the rows, for what cannot be read from its ops; returns it."""
     setattr(tensor, _MARK, kind_of)
+    return tensor
+
+
+def aside(tensor: Any) -> Any:
+    """Note that what `tensor`, the bound of a slice, is made of does not count in what the slice goes into."""
+    setattr(tensor.op, _ASIDE, True)
     return tensor
 
 
@@ -275,6 +282,8 @@ def _reaches(tensor: Any, wanted: set[str], stop: set[str]) -> bool:
         if op is None or id(op) in seen:
             continue
         seen.add(id(op))
+        if getattr(op, _ASIDE, False):
+            continue
         if op.type in wanted and current.dtype.name not in ("resource", "variant"):
             return True
         if op.type not in stop:

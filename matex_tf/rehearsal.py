@@ -28,6 +28,8 @@ MEET = (
 )
 # Primes that are hardly a dimension of anything else; rows that a step takes in pairs or halves do not come out even.
 ROWS = (107, 109)
+_EVEN_ROWS = 2520
+"""What can be parted into as many equal parts as one likes, up to ten."""
 _OF_THE_BATCH = {"Dice", "Tversky"}
 _REMEMBERED = "_matex_any_rows"
 
@@ -86,6 +88,46 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
     if meetings.knows_rows(graph):
         return NAMED
     return MEET if inexact or meetings.rows_meet(graph, given, graphs.accounts(graph)) else ""
+
+
+def why_body_whole(body: Callable[[Any], None], element: Any) -> str:
+    """Why `body`, that of a loop in a function, cannot do with a part of a batch; empty where it can, or is not known.
+
+    It is traced aside, in the graph that is the default one.
+
+    Args:
+        element: what the loop is to give to it first, tensors of a graph.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import func_graph
+
+    parts = tf.nest.flatten(element)
+    if any(map(_is_of_uneven_rows, parts)) or not any(_open_rows(part) for part in parts):
+        return ""
+
+    def traced(number: int) -> Any:
+        graph = func_graph.FuncGraph("matex_tf_rehearsal")
+        with graph.as_default():
+            for part in parts:
+                rows = [number, *part.shape[1:]] if _open_rows(part) else part.shape
+                graph.inputs.append(tf.compat.v1.placeholder(part.dtype, rows))
+            try:
+                body(tf.nest.pack_sequence_as(element, list(graph.inputs)))
+            except Exception:  # of the script's code, any; the trace that counts raises it, too
+                return None
+        return graph
+
+    with unnoticed(), losses.held() as inexact:
+        graph = traced(ROWS[0])
+        if graph is None:
+            return NAMED if traced(_EVEN_ROWS) is not None else ""
+    if meetings.knows_rows(graph):
+        return NAMED
+    return MEET if inexact or meetings.rows_meet(graph, ROWS[0], graphs.accounts(graph)) else ""
+
+
+def _open_rows(part: Any) -> bool:
+    return bool(part.shape.rank) and part.shape[0] is None
 
 
 def _is_of_uneven_rows(part: Any) -> bool:

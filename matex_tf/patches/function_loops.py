@@ -15,6 +15,8 @@ from matex_tf import (
     loops,
     output,
     pipeline,
+    reductions,
+    rehearsal,
     resuming,
     settings,
     sharding,
@@ -79,13 +81,18 @@ def _new_decision() -> Any:
     return found
 
 
-def _deciding(body: Any) -> tuple[Any, Any]:
+def _deciding(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
     """A decision of its own for a loop with `body`, and the body that takes and makes it."""
     decision = _new_decision()
 
     def body_on_slice(element):
         import tensorflow as tf
 
+        before = get_state()
+        why = rehearsal.why_body_whole(body, element)
+        set_state(before)
+        if why:
+            graphs.note_whole(why)
         body(_slice_if(decision, element))
         _decide(tf.compat.v1.get_default_graph(), decision)
 
@@ -104,6 +111,7 @@ def _decide(graph: Any, found: Any) -> None:
     import tensorflow as tf
 
     if graphs.why_whole(graph):
+        loops.shared_elsewhere()
         output.note(graphs.why_whole(graph))
     elif graphs.reduces(graph):
         with tf.init_scope():
@@ -134,7 +142,7 @@ def _over_dataset(original: Any) -> Any:
         import tensorflow as tf
 
         _say_weak()
-        decision, body_on_slice = _deciding(body)
+        decision, body_on_slice = _deciding(body, get_state, set_state)
         # Every run of the loop compares its first batch anew.
         with tf.control_dependencies([decision.assign(tf.minimum(decision.read_value(), BEGINNING))]):
             original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
@@ -152,7 +160,7 @@ def _over_iterator(original: Any) -> Any:
         if loop is None or loop.fixed:
             return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
         _say_weak()
-        _, body_on_slice = _deciding(body)
+        _, body_on_slice = _deciding(body, get_state, set_state)
         return original(iter_, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
 
     return _tf_iterator_for_stmt
@@ -192,6 +200,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
     numbers = tf.where(
         slicing, steps.slice_tensor(has_rows, start, stop, count), tf.constant(steps.whole_values(), tf.float64)
     )
-    start, stop = tf.where(slicing, start, tf.zeros_like(start)), tf.where(slicing, stop, most)
+    start = reductions.aside(tf.where(slicing, start, tf.zeros_like(start)))
+    stop = reductions.aside(tf.where(slicing, stop, most))
     with tf.control_dependencies([ready]), tf.control_dependencies([steps.variable().assign(numbers)]):
         return pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
