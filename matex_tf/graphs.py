@@ -52,6 +52,31 @@ def accounts(graph: Any) -> set[int]:
     return getattr(graph, "_matex_accounts", set())
 
 
+def note_targets(tensors: Iterable[Any]) -> None:
+    """The gradients of `tensors` are taken in the graph being built, one of `tf.compat.v1`."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    graph._matex_targets = [*targets(graph), *tensors]
+
+
+def targets(graph: Any) -> list[Any]:
+    """The tensors of `note_targets`."""
+    return getattr(graph, "_matex_targets", [])
+
+
+def note_inexact(why: str) -> None:
+    """Of slices, what the graph being built trains by is not that of the whole batch."""
+    import tensorflow as tf
+
+    tf.compat.v1.get_default_graph()._matex_inexact = why
+
+
+def is_inexact(graph: Any) -> bool:
+    """Whether `note_inexact` was called for it."""
+    return hasattr(graph, "_matex_inexact")
+
+
 def reductions(operations: Iterable[Any]) -> list[Any]:
     """Those of `operations` that reduce gradients or call a function that does."""
     return [op for op in operations if op.type in REDUCTIONS or _calls_reduction(op)]

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, output, reductions, steps
+from matex_tf import graphs, ops, output, reductions, steps
 
 _ATTRIBUTE = "_matex_global"
 _inexact = 0
@@ -35,6 +35,8 @@ def weight(target: Any) -> Any:
     import tensorflow as tf
 
     parts = [part for part in tf.nest.flatten(target) if isinstance(part, tf.Tensor)]
+    if steps.in_session_graph():
+        graphs.note_targets(parts)
     if len(parts) == 1:
         own = reductions.divisor(parts[0])
         if own is not None:
@@ -62,6 +64,9 @@ def inexact(text: str) -> None:
     _inexact += 1
     run = fitting.current()
     if run is not None and run.training is not None and run.training.whole:
+        return
+    if steps.in_session_graph():
+        graphs.note_inexact(text)  # what is fed to a training run of this graph is not known yet
         return
     if _held is None:
         output.note(text)

@@ -186,7 +186,7 @@ def _removals(tensor: Any, result: Analysis, seen: set[int]) -> set[str]:
 def _is_of_chosen_rows(tensor: Any) -> bool:
     """Whether it depends on the data how many rows `tensor` has: those that a condition is true of."""
     shape = tensor.shape
-    return bool(shape.rank) and shape[0] is None and _reaches(tensor, {"Where"}, _VARIABLE | GLOBAL)
+    return bool(shape.rank) and shape.as_list()[0] is None and _reaches(tensor, {"Where"}, _VARIABLE | GLOBAL)
 
 
 def _is_of_data(tensor: Any) -> bool:

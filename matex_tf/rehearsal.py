@@ -127,7 +127,7 @@ def why_body_whole(body: Callable[[Any], None], element: Any) -> str:
 
 
 def _open_rows(part: Any) -> bool:
-    return bool(part.shape.rank) and part.shape[0] is None
+    return bool(part.shape.rank) and part.shape.as_list()[0] is None
 
 
 def _is_of_uneven_rows(part: Any) -> bool:

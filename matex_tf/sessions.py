@@ -142,7 +142,7 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
         trainable = {id(variable) for variable in tf.compat.v1.trainable_variables()}
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
     trained = [variable for variable in used if id(variable) in trainable]
-    replaced = _global_fetches(graph, leaves, training_ops)
+    replaced = _global_fetches(graph, leaves, training_ops, [op for op in needed if op.type in ops.OP_TYPES])
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
     turns = sorted(op.get_attr("turn") for op in needed if op.type in ops.OP_TYPES)
     whole = whole_runs.reason(graph, needed)
@@ -180,8 +180,8 @@ def _batches(graph: Any, needed: list[Any]) -> list[Any]:
     return []
 
 
-def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> dict[int, Any]:
-    """What to fetch for each tensor that a slice gives a rank's own value of."""
+def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any], before: list[Any]) -> dict[int, Any]:
+    """What to fetch for each tensor that a slice gives a rank's own value of, in collectives after those `before`."""
     import tensorflow as tf
 
     needed = set(training_ops)
@@ -204,7 +204,7 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any]) -> d
         return replaced
     finalized = graph.finalized
     graph._unsafe_unfinalize()
-    with graph.as_default(), tf.control_dependencies([op.outputs[0] for op in training_ops if op.outputs]):
+    with graph.as_default(), tf.control_dependencies([*training_ops, *before]):
         numbers = steps.placeholder()
         if scalars:
             # Each as its own rows weigh: the mean of a slice by its rows, a sum over rows in full.
@@ -351,3 +351,5 @@ def _see_whether_it_fits(graph: Any, plan: Plan, rows_of: list[Any], count: int)
     bounds = [sharding.slice_bounds(count, rank, me.size) for rank in range(me.size)]
     if whole_runs.names_its_size(graph, plan.needed, rows_of, [stop - start for start, stop, _ in bounds], count):
         plan.whole = whole_runs.NAMES_ITS_SIZE
+    elif whole_runs.rows_meet(graph, plan.needed, rows_of):
+        plan.whole = whole_runs.ROWS_MEET

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from matex_tf import reductions
+from matex_tf import graphs, meetings, reductions, rehearsal
 
 _NORMALISES = "_matex_normalises"
 _ASSIGNS = ("Assign", "Scatter", "ResourceScatter")
@@ -79,6 +79,55 @@ def names_its_size(graph: Any, needed: Sequence[Any], fed: Sequence[Any], sizes:
         sizes.append(2 * rows)  # a single row would be repeated instead of refused
     definition = _definition(graph, needed)
     return _fits(definition, fed, rows) and not all(_fits(definition, fed, size) for size in sizes)
+
+
+ROWS_MEET = (
+    "a training run has a loss in which the rows of a batch meet: they are compared with each other, or a figure of "
+    "the whole batch goes into it otherwise than as a mean or a sum"
+)
+
+
+def rows_meet(graph: Any, needed: Sequence[Any], fed: Sequence[Any]) -> bool:
+    """Whether rows meet in a loss of a training run of the ops `needed`, whose tensors `fed` hold them."""
+    import tensorflow as tf
+    from tensorflow.python.framework import func_graph
+
+    wanted = {op.name for op in needed}
+    targets = [target for target in graphs.targets(graph) if target.op.name in wanted]
+    if not targets:
+        return False
+    if graphs.is_inexact(graph):
+        return True
+    definition = _definition(graph, _before(targets))
+    rows = rehearsal.ROWS[0]
+    aside = func_graph.FuncGraph("matex_tf_probe")
+    with aside.as_default():
+        feeds = {}
+        for tensor in fed:
+            if tensor.shape.rank:
+                feeds[tensor.name] = tf.compat.v1.placeholder(tensor.dtype, [rows, *tensor.shape.as_list()[1:]])
+        aside.inputs.extend(feeds.values())
+        present = {node.name for node in definition.node}
+        feeds = {name: made for name, made in feeds.items() if name.split(":")[0] in present}
+        try:
+            names = [target.name for target in targets]
+            for made in tf.graph_util.import_graph_def(definition, input_map=feeds, return_elements=names, name=""):
+                tf.identity(made)  # it is used
+        except (ValueError, tf.errors.InvalidArgumentError):
+            return False  # whether it names its batch's size is asked by itself
+    return meetings.knows_rows(aside) or meetings.rows_meet(aside, rows, set())
+
+
+def _before(tensors: Iterable[Any]) -> list[Any]:
+    """The ops that `tensors` are made by."""
+    seen: dict[int, Any] = {}
+    pending = [tensor.op for tensor in tensors]
+    while pending:
+        op = pending.pop()
+        if id(op) not in seen:
+            seen[id(op)] = op
+            pending += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return list(seen.values())
 
 
 def _definition(graph: Any, needed: Sequence[Any]) -> Any:

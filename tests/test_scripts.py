@@ -41,7 +41,7 @@ def test_a_run_that_ends_badly_has_failed_whatever_it_counted(tmp_path):
     report.write_text('<testsuites><testsuite tests="3" failures="0" errors="0" skipped="0"/></testsuites>')
     assert run_tests.run(["false"], report, 10) == run_tests.Counts(passed=3, failed=1)
     assert run_tests.run(["true"], report, 10) == run_tests.Counts(passed=3)
-    assert run_tests.run(["sleep", "60"], report, 0.2) == run_tests.Counts(failed=1)
+    assert run_tests.run(["sleep", "5"], report, 0.2) == run_tests.Counts(failed=1)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ CLOSE = {
 WHOLE = {
     "actor_critic",
     "assigning_layer",
+    "batch_losses",
     "batches_with_meaning",
     "constant_batch_size",
     "deep_dream",
