@@ -223,10 +223,11 @@ class _Maker:
         if shape and shape[0] == self._rows and (tensor.dtype.is_floating or self._rows > 4):
             self._made[id(tensor)] = self.of_rows(tensor)  # noise, or a mask
             return self._made[id(tensor)]
+        if shape and tensor.dtype.is_floating:  # what was read of a variable, not always by an op of its own
+            handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape)
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
         if tensor.shape.num_elements() <= _SMALL:
             return tf.constant(np.array(tensor), tensor.dtype)
-        if tensor.dtype.is_floating:
-            return tf.raw_ops.RandomStandardNormal(shape=shape, dtype=tensor.dtype)  # any numbers will do
         return tf.zeros(shape, tensor.dtype)
 
     def _wanted(self, op: _Op, shape: np.ndarray) -> np.ndarray:
