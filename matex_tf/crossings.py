@@ -20,24 +20,30 @@ _COMBINES = {
     "Greater", "GreaterEqual", "Less", "LessEqual", "FloorDiv", "FloorMod", "Xdivy", "Xlogy", "BiasAdd", "SelectV2",
     "MatMul", "BatchMatMulV2", "Einsum",
 }  # fmt: skip
-_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+MADE_GLOBAL = "matex_tf_made_global"
+"""What the name of an op begins with that stands for a sum over ranks."""
 
 
-def any_in(operations: Iterable[Any], rows: int, local: Any) -> bool:
-    """Whether any of `operations`, in their order, is a crossing.
+def any_in(operations: Iterable[Any], rows: int, local: Any, backwards: set[int]) -> bool:
+    """Whether any of `operations`, in their order, is a crossing that something comes of.
 
     Args:
         local: the tensors that this rank's rows go into.
+        backwards: the ids of ops that are left out, those that work on gradients.
     """
     figures: set[int] = set()
     for op in operations:
-        inputs = [tensor for tensor in op.inputs if tensor in local]
-        if not inputs or op.type in _SHAPES or op.type.startswith("Matex"):
+        if id(op) in backwards:
             continue
-        if any(_rows_at(tensor, rows) for tensor in inputs) and _mixes(op, rows, local) and _is_used(op):
-            return True
+        inputs = [tensor for tensor in op.inputs if tensor in local]
+        if not inputs or op.type in SHAPES or op.type.startswith("Matex"):
+            continue
         known = [tensor for tensor in inputs if id(tensor) in figures]
-        if known and op.type in _COMBINES and any(_rows_at(tensor, rows) for tensor in op.inputs):
+        crosses = any(_rows_at(tensor, rows) for tensor in inputs) and _mixes(op, rows, local)
+        if known and op.type in _COMBINES:
+            crosses = crosses or any(_rows_at(tensor, rows) for tensor in op.inputs)
+        if crosses and _is_used(op) and _escapes(op, backwards):
             return True
         if known or _makes_figure(op, inputs, rows):
             figures.update(id(made) for made in op.outputs if not _rows_at(made, rows))
@@ -106,6 +112,37 @@ def _adds_dimension(op: Any) -> bool:
     return bool((op.get_attr("ellipsis_mask") | op.get_attr("new_axis_mask")) & 1)
 
 
+def made_of(op: Any, tensor: Any) -> list[Any]:
+    """The outputs of `op` that `tensor`, one of its inputs, goes into."""
+    if op.type != "IdentityN":
+        return list(op.outputs)
+    return [made for part, made in zip(op.inputs, op.outputs) if part is tensor]
+
+
+def is_global(op: Any) -> bool:
+    """Whether what comes of `op` is the same on all ranks, made of what all of them have."""
+    return op.type.startswith("Matex") or op.name.startswith(MADE_GLOBAL)
+
+
+def _escapes(op: Any, backwards: set[int]) -> bool:
+    """Whether what `op` makes goes anywhere but into sums over ranks, as the statistics of a normalisation do."""
+    seen: set[int] = set()
+    pending = list(op.outputs)
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        users = [user for user in tensor.consumers() if user.type not in SHAPES and id(user) not in backwards]
+        # `tf.custom_gradient` has copies of what it is given, of no use to anyone, beside what it gives.
+        if not users and tensor.op.type != "IdentityN":
+            return True
+        for user in users:
+            if not is_global(user):
+                pending.extend(made_of(user, tensor))
+    return False
+
+
 def _is_used(op: Any) -> bool:
     """Whether anything but the shape of what `op` gives is asked for."""
-    return any(user.type not in _SHAPES for tensor in op.outputs for user in tensor.consumers())
+    return any(user.type not in SHAPES for tensor in op.outputs for user in tensor.consumers())

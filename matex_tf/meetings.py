@@ -12,7 +12,6 @@ from typing import Any
 
 from matex_tf import crossings
 
-_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _SAME_ROWS = {"Identity", "Cast"}
 _LINEAR = {
     "Identity", "IdentityN", "Cast", "AddV2", "Add", "AddN", "Sub", "Neg", "Mean", "Sum", "Reshape", "Squeeze",
@@ -52,13 +51,19 @@ def rows_meet(graph: Any, rows: int, accounts: set[int]) -> bool:
         figures = [tensor for tensor in op.outputs if id(op) not in backwards and _is_figure(op, tensor, rows)]
         if any(_is_bent(figure, backwards) for figure in figures):
             return True
-    forwards = [op for op in graph.get_operations() if id(op) not in backwards]
-    return crossings.any_in(forwards, rows, local)
+    return crossings.any_in(graph.get_operations(), rows, local, backwards)
 
 
 def _batch(graph: Any) -> list[Any]:
     captured = {id(tensor) for tensor in graph.internal_captures}
     return [tensor for tensor in graph.inputs if id(tensor) not in captured]
+
+
+def made_global(tensor: Any) -> None:
+    """In the graph of `tensor`, note that it goes into a sum over ranks."""
+    import tensorflow as tf
+
+    tf.identity(tensor, name=crossings.MADE_GLOBAL)
 
 
 class _Tensors:
@@ -87,16 +92,9 @@ def _made_of_batch(graph: Any) -> _Tensors:
         tensor = pending.pop()
         if found.add(tensor):
             for op in tensor.consumers():
-                if op.type not in _SHAPES and not op.type.startswith("Matex"):
-                    pending.extend(_made_of(op, tensor))
+                if op.type not in crossings.SHAPES and not op.type.startswith("Matex"):
+                    pending.extend(crossings.made_of(op, tensor))
     return found
-
-
-def _made_of(op: Any, tensor: Any) -> list[Any]:
-    """The outputs of `op` that `tensor`, one of its inputs, goes into."""
-    if op.type != "IdentityN":
-        return list(op.outputs)
-    return [made for part, made in zip(op.inputs, op.outputs) if part is tensor]
 
 
 def _times(tensor: Any, rows: int, most: int | None = None) -> int:
@@ -126,7 +124,7 @@ def _backwards(graph: Any) -> set[int]:
 def _is_figure(op: Any, tensor: Any, rows: int) -> bool:
     """Whether `tensor`, more than one number, belongs to no row but is made of ones that do."""
     size = tensor.shape.num_elements()
-    if op.type in _SHAPES or not tensor.dtype.is_floating or size is None or size < 2 or _times(tensor, rows):
+    if op.type in crossings.SHAPES or not tensor.dtype.is_floating or size is None or size < 2 or _times(tensor, rows):
         return False
     return any(part.dtype.is_floating and _times(part, rows) for part in op.inputs)
 
@@ -140,16 +138,16 @@ def _is_bent(figure: Any, backwards: set[int]) -> bool:
         if (id(tensor), bent) in seen:
             continue
         seen.add((id(tensor), bent))
-        users = [op for op in tensor.consumers() if op.type not in _SHAPES and id(op) not in backwards]
+        users = [op for op in tensor.consumers() if op.type not in crossings.SHAPES and id(op) not in backwards]
         # `tf.custom_gradient` has copies of what it is given, of no use to anyone, beside what it gives.
         if bent and not users and tensor.op.type != "IdentityN":
             return True
         for op in users:
-            if op.type == "MatexAllreduce":
+            if op.type == "MatexAllreduce" or op.name.startswith(crossings.MADE_GLOBAL):
                 continue
             now_bent = bent or not _is_linear(op, tensor)
             if op.outputs and not op.type.startswith("Matex"):
-                pending.extend((made, now_bent) for made in _made_of(op, tensor))
+                pending.extend((made, now_bent) for made in crossings.made_of(op, tensor))
             elif now_bent:
                 return True
     return False
@@ -168,7 +166,7 @@ def _is_linear(op: Any, tensor: Any) -> bool:
 
 def _is_used(op: Any) -> bool:
     """Whether anything but the shape of what `op` gives is asked for, as `tf.zeros_like(x[:1])` does."""
-    return any(user.type not in _SHAPES for tensor in op.outputs for user in tensor.consumers())
+    return any(user.type not in crossings.SHAPES for tensor in op.outputs for user in tensor.consumers())
 
 
 def _picks_rows(op: Any, batch: Any) -> bool:

@@ -9,6 +9,7 @@ rows, as a shape that was computed in Python, leaves the question open.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,17 +19,31 @@ import numpy as np
 from matex_tf import meetings, reductions
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_SHAPED = {"Reshape": 1, "BroadcastTo": 1}  # which input is the shape that is wanted
+# Which input is the shape that is wanted, and which is what it is wanted of.
+_SHAPED = {"Reshape": (1, 0), "BroadcastTo": (1, 0), "Conv2DBackpropInput": (0, 2), "Conv3DBackpropInputV2": (0, 2)}
 _PARTS = {"Split": 0, "SplitV": 2, "Unpack": None}  # which input is the axis
 _MOST_OPS = 20_000
 _SMALL = 64
 
 
+class _Tensor(NamedTuple):
+    """What is kept of an eager tensor, which itself may be large: its value where that is small, or a variable."""
+
+    key: int
+    dtype: Any
+    shape: tuple
+    value: Any = None
+
+    @property
+    def is_handle(self) -> bool:
+        return self.dtype.name in ("resource", "variant")
+
+
 class _Op(NamedTuple):
     kind: str
-    inputs: tuple
+    inputs: tuple[_Tensor, ...]
     attrs: tuple
-    outputs: tuple
+    outputs: tuple[_Tensor, ...]
 
 
 class _CannotTellError(Exception):
@@ -43,10 +58,10 @@ class Recorder:
     """The eager ops of this thread that follow one another from a batch on."""
 
     def __init__(self) -> None:
-        self._batch: list[Any] = []
+        self._batch: list[_Tensor] = []
         self._rows = 0
         self._ops: list[_Op] = []
-        self._targets: list[Any] = []
+        self._targets: list[int] = []
         self._is_on = False
 
     def begin(self, batch: Sequence[Any], rows: int) -> None:
@@ -54,7 +69,7 @@ class Recorder:
         from tensorflow.python.framework import op_callbacks
 
         global _current
-        self._batch, self._rows, self._ops, self._targets = list(batch), rows, [], []
+        self._batch, self._rows, self._ops, self._targets = [_seen(tensor) for tensor in batch], rows, [], []
         if not self._is_on:
             self._is_on, _current = True, self
             op_callbacks.add_op_callback(self._note)
@@ -73,13 +88,14 @@ class Recorder:
     def _note(self, kind, inputs, attrs, outputs, op_name=None, graph=None):  # as TensorFlow calls it
         if graph is None and not getattr(_paused, "depth", 0) and len(self._ops) < _MOST_OPS:
             kind = kind.decode() if isinstance(kind, bytes) else kind
-            self._ops.append(_Op(kind, tuple(inputs), tuple(attrs or ()), tuple(outputs)))
+            seen = tuple(_seen(tensor, with_value=True) for tensor in inputs)
+            self._ops.append(_Op(kind, seen, tuple(attrs or ()), tuple(map(_seen, outputs))))
 
     def note_target(self, target: Any) -> None:
         """A tape is asked for the gradients of `target`."""
         import tensorflow as tf
 
-        self._targets += [part for part in tf.nest.flatten(target) if hasattr(part, "numpy")]
+        self._targets += [_seen(part).key for part in tf.nest.flatten(target) if hasattr(part, "_numpy_internal")]
 
     def rows_meet(self, rows: int) -> bool:
         """Whether rows meet in what was recorded, made once more for `rows` rows; False where that cannot be told."""
@@ -91,10 +107,10 @@ class Recorder:
             return True
         if meetings.knows_rows(graph) or meetings.rows_meet(graph, rows, set()):
             return True
-        return any(_is_beyond_eager(reductions.analyse(made[id(one)])) for one in self._targets if id(one) in made)
+        return any(_is_beyond_eager(reductions.analyse(made[target])) for target in self._targets if target in made)
 
     def _as_graph(self, rows: int) -> tuple[Any, dict[int, Any]]:
-        """The graph, and what in it stands for eager tensors, by their ids."""
+        """The graph, and what in it stands for eager tensors, by their keys."""
         import tensorflow as tf
         from tensorflow.python.framework import func_graph
 
@@ -104,17 +120,41 @@ class Recorder:
         with graph.as_default():
             maker = _Maker(graph, made, self._rows, rows)
             for tensor in self._batch:
-                made[id(tensor)] = maker.of_rows(tensor)
+                made[tensor.key] = maker.of_rows(tensor)
             for op in self._ops:
-                if any(id(tensor) in made for tensor in op.inputs) or op.kind == _READS[0]:
+                if maker.is_to_be_made(op):
                     try:
                         maker.make(op)
-                    except (ValueError, TypeError, KeyError, AttributeError, tf.errors.OpError) as error:
+                    except (
+                        ArithmeticError,
+                        AttributeError,
+                        LookupError,
+                        TypeError,
+                        ValueError,
+                        tf.errors.OpError,
+                    ) as error:
                         raise _CannotTellError from error
             for target in self._targets:
-                if id(target) in made:
-                    tf.identity(made[id(target)])  # it is used
+                if target in made:
+                    tf.identity(made[target])  # it is used
         return graph, made
+
+
+_KEY = "_matex_key"
+_keys = itertools.count(1)
+
+
+def _seen(tensor: Any, with_value: bool = False) -> _Tensor:
+    key = getattr(tensor, _KEY, None)
+    if key is None:
+        key = next(_keys)
+        setattr(tensor, _KEY, key)
+    found = _Tensor(key, tensor.dtype, tuple(tensor.shape))
+    if found.is_handle:
+        return found._replace(value=tensor)
+    if with_value and (not found.shape or not tensor.dtype.is_floating) and tensor.shape.num_elements() <= _SMALL:
+        return found._replace(value=np.array(tensor._numpy_internal()))  # as it is on this rank
+    return found
 
 
 _current: Recorder | None = None
@@ -145,6 +185,16 @@ class _Maker:
 
     def __init__(self, graph: Any, made: dict[int, Any], rows: int, given: int):
         self._graph, self._made, self._rows, self._given = graph, made, rows, given
+        self._of_batch: set[int] = set()
+
+    def is_to_be_made(self, op: _Op) -> bool:
+        """Whether `op` is of the batch or of variables; but for random numbers of a shape that is of neither."""
+        if self._is_of_batch(op) or op.kind == _READS[0]:
+            return True
+        return "Random" not in op.kind and any(tensor.key in self._made for tensor in op.inputs)
+
+    def _is_of_batch(self, op: _Op) -> bool:
+        return any(tensor.key in self._of_batch for tensor in op.inputs)
 
     def of_rows(self, tensor: Any) -> Any:
         """A tensor of the graph that stands for an eager one of the batch."""
@@ -152,18 +202,21 @@ class _Maker:
 
         inner = tf.compat.v1.placeholder(tensor.dtype, [self._given, *tensor.shape[1:]])
         self._graph.inputs.append(inner)
+        self._of_batch.add(tensor.key)
         return inner
 
     def make(self, op: _Op) -> None:
         from tensorflow.python.framework import op_def_library, op_def_registry
 
         if op.kind.startswith("Matex"):
+            for tensor in op.inputs:
+                if tensor.key in self._made:
+                    meetings.made_global(self._made[tensor.key])
             return  # what comes of it is the same on all ranks
         if op.kind in _PARTS and self._parts_rows(op):
             raise _RowsPartError
-        resources = any(tensor.dtype.name in ("resource", "variant") for tensor in (*op.inputs, *op.outputs))
-        if resources and op.kind not in _READS:
-            if any(tensor.dtype.name not in ("resource", "variant") for tensor in op.outputs):
+        if any(tensor.is_handle for tensor in (*op.inputs, *op.outputs)) and op.kind not in _READS:
+            if not all(tensor.is_handle for tensor in op.outputs):
                 raise _CannotTellError
             return  # a variable is given a value
         definition = op_def_registry.get(op.kind)
@@ -192,20 +245,22 @@ class _Maker:
         if len(parts) != len(op.outputs):
             raise _CannotTellError
         for eager, inner in zip(op.outputs, parts):
-            if inner.shape.rank is None and eager.shape.rank != 0:
+            if inner.shape.rank is None and eager.shape:
                 raise _CannotTellError
-            self._made[id(eager)] = inner
+            self._made[eager.key] = inner
+            if self._is_of_batch(op):
+                self._of_batch.add(eager.key)
 
     def _parts_rows(self, op: _Op) -> bool:
         """Whether `op` parts a tensor so that its parts are not whole batches."""
         attributes = dict(zip(op.attrs[::2], op.attrs[1::2]))
         which = _PARTS[op.kind]
         tensor = op.inputs[1 if op.kind == "Split" else 0]
-        axis = attributes["axis"] if which is None else int(np.array(op.inputs[which]))
-        if id(tensor) not in self._made or axis % tensor.shape.rank != 0:
+        axis = attributes["axis"] if which is None else int(op.inputs[which].value)
+        if tensor.key not in self._made or axis % len(tensor.shape) != 0:
             return False
-        return self._made[id(tensor)].shape[0] % self._given == 0 and any(
-            not part.shape.rank or part.shape[0] % self._rows for part in op.outputs
+        return self._made[tensor.key].shape[0] % self._given == 0 and any(
+            not part.shape or part.shape[0] % self._rows for part in op.outputs
         )
 
     def _input(self, op: _Op, index: int) -> Any:
@@ -213,33 +268,32 @@ class _Maker:
         import tensorflow as tf
 
         tensor = op.inputs[index]
-        if id(tensor) in self._made:
-            return self._made[id(tensor)]
-        if tensor.dtype.name in ("resource", "variant"):
-            return self._graph.capture(tensor)
-        shape = tuple(tensor.shape)
-        if _SHAPED.get(op.kind) == index:
-            return tf.constant(self._wanted(op, np.array(tensor)), tensor.dtype)
+        if tensor.key in self._made:
+            return self._made[tensor.key]
+        if tensor.is_handle:
+            return self._graph.capture(tensor.value)
+        shape = tensor.shape
+        wanted, of = _SHAPED.get(op.kind, (None, None))
+        if wanted == index and op.inputs[of].key in self._made:
+            return tf.constant(self._wanted(op.kind, tensor.value, op.inputs[of]), tensor.dtype)
         if shape and shape[0] == self._rows and (tensor.dtype.is_floating or self._rows > 4):
-            self._made[id(tensor)] = self.of_rows(tensor)  # noise, or a mask
-            return self._made[id(tensor)]
+            self._made[tensor.key] = self.of_rows(tensor)  # noise, or a mask
+            return self._made[tensor.key]
         if shape and tensor.dtype.is_floating:  # what was read of a variable, not always by an op of its own
             handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape)
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
-        if tensor.shape.num_elements() <= _SMALL:
-            return tf.constant(np.array(tensor), tensor.dtype)
-        return tf.zeros(shape, tensor.dtype)
+        return tf.zeros(shape, tensor.dtype) if tensor.value is None else tf.constant(tensor.value, tensor.dtype)
 
-    def _wanted(self, op: _Op, shape: np.ndarray) -> np.ndarray:
-        """The `shape` that Python named for a tensor of `rows` rows, for as many of `given`."""
-        old, new = op.inputs[0].shape, self._made[id(op.inputs[0])].shape
-        if not (old.rank and new.rank and old[0] and new[0] and old[0] % self._rows == 0) or old[0] == new[0]:
+    def _wanted(self, kind: str, shape: np.ndarray, of: _Tensor) -> np.ndarray:
+        """The `shape` that Python named for something of `rows` rows, for as many of `given`."""
+        old, new = of.shape, self._made[of.key].shape
+        if not (old and new.rank and old[0] and new[0] and old[0] % self._rows == 0) or old[0] == new[0]:
             return shape
         for index, size in enumerate(shape):
             if size > 0 and size % self._rows == 0:
                 changed = shape.copy()
                 changed[index] = size // self._rows * self._given
-                if op.kind != "Reshape" or -1 in shape or np.prod(changed) == new.num_elements():
+                if kind != "Reshape" or -1 in shape or np.prod(changed) == new.num_elements():
                     return changed
         return shape
 
