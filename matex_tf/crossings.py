@@ -46,7 +46,9 @@ def any_in(operations: Iterable[Any], rows: int, local: Any, backwards: set[int]
         if crosses and _is_used(op) and _escapes(op, backwards):
             return True
         if known or _makes_figure(op, inputs, rows):
-            figures.update(id(made) for made in op.outputs if not _rows_at(made, rows))
+            figures.update(
+                id(made) for made in op.outputs if made.shape.is_fully_defined() and not _rows_at(made, rows)
+            )
     return False
 
 

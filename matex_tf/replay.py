@@ -206,7 +206,7 @@ class _Maker:
         return inner
 
     def make(self, op: _Op) -> None:
-        from tensorflow.python.framework import op_def_library, op_def_registry
+        from tensorflow.python.framework import op_def_registry
 
         if op.kind.startswith("Matex"):
             for tensor in op.inputs:
@@ -215,15 +215,45 @@ class _Maker:
             return  # what comes of it is the same on all ranks
         if op.kind in _PARTS and self._parts_rows(op):
             raise _RowsPartError
-        if any(tensor.is_handle for tensor in (*op.inputs, *op.outputs)) and op.kind not in _READS:
+        definition = op_def_registry.get(op.kind)
+        handles = any(tensor.is_handle for tensor in (*op.inputs, *op.outputs))
+        if handles and definition is not None and op.kind not in _READS:
             if not all(tensor.is_handle for tensor in op.outputs):
                 raise _CannotTellError
             return  # a variable is given a value
-        definition = op_def_registry.get(op.kind)
-        if definition is None:
-            raise _CannotTellError  # a function
-        attributes = dict(zip(op.attrs[::2], op.attrs[1::2]))
         inputs = [self._input(op, index) for index in range(len(op.inputs))]
+        made = self._called(op.kind, inputs) if definition is None else self._applied(op, definition, inputs)
+        self._note_made(op, made)
+
+    def _note_made(self, op: _Op, parts: list[Any]) -> None:
+        if len(parts) != len(op.outputs):
+            raise _CannotTellError
+        for eager, inner in zip(op.outputs, parts):
+            if inner.shape.rank is None and eager.shape:
+                raise _CannotTellError
+            self._made[eager.key] = inner
+            if self._is_of_batch(op):
+                self._of_batch.add(eager.key)
+
+    def _called(self, name: str, inputs: list[Any]) -> list[Any]:
+        """What the function called `name` gives, its ops made one by one."""
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+        from tensorflow.python.framework import function_def_to_graph
+
+        definition = context.context().get_function_def(name)
+        if definition is None:
+            raise _CannotTellError
+        shapes = [tensor.shape for tensor in inputs]
+        inside = function_def_to_graph.function_def_to_graph(definition, input_shapes=shapes)
+        given = {inner.name: tensor for inner, tensor in zip(inside.inputs, inputs)}
+        wanted = [tensor.name for tensor in inside.outputs]
+        return tf.graph_util.import_graph_def(inside.as_graph_def(), given, wanted, name="matex_tf_called")
+
+    def _applied(self, op: _Op, definition: Any, inputs: list[Any]) -> list[Any]:
+        from tensorflow.python.framework import op_def_library
+
+        attributes = dict(zip(op.attrs[::2], op.attrs[1::2]))
         arguments: dict[str, Any] = {}
         inferred: set[str] = set()
         at = 0
@@ -240,16 +270,7 @@ class _Maker:
         for attribute in definition.attr:
             if attribute.name not in inferred and attribute.name in attributes:
                 arguments[attribute.name] = attributes[attribute.name]
-        result = op_def_library.apply_op(op.kind, **arguments)
-        parts = _flat(result)
-        if len(parts) != len(op.outputs):
-            raise _CannotTellError
-        for eager, inner in zip(op.outputs, parts):
-            if inner.shape.rank is None and eager.shape:
-                raise _CannotTellError
-            self._made[eager.key] = inner
-            if self._is_of_batch(op):
-                self._of_batch.add(eager.key)
+        return _flat(op_def_library.apply_op(op.kind, **arguments))
 
     def _parts_rows(self, op: _Op) -> bool:
         """Whether `op` parts a tensor so that its parts are not whole batches."""

@@ -174,6 +174,22 @@ def test_rows_that_are_apart_in_a_function_stay_so(name):
     assert found.kind == ("sum" if name == "a sum" else "mean")
 
 
+@tf.function
+def inside(x):
+    return model(x)
+
+
+def test_functions_that_eager_code_calls_are_looked_into():
+    def meets(x, y):
+        share, p = tf.reduce_mean(y), tf.sigmoid(inside(x))
+        return -tf.reduce_mean(y * (1 - share) * tf.math.log(p) + (1 - y) * share * tf.math.log(1 - p))
+
+    assert recorded(meets).rows_meet(GIVEN)
+    apart = recorded(lambda x, y: tf.reduce_mean(tf.square(inside(x) - y)))
+    apart._as_graph(GIVEN)  # it can be told
+    assert not apart.rows_meet(GIVEN)
+
+
 def test_a_shape_that_python_computed_leaves_it_open():
     recorder = recorded(lambda x, y: tf.reduce_mean(tf.slice(x, [0, 0], [12, 3])) * tf.reduce_mean(model(x)))
     recorder._ops = [op._replace(kind="NoSuchOp") if op.kind == "Slice" else op for op in recorder._ops]
