@@ -77,6 +77,20 @@ def is_inexact(graph: Any) -> bool:
     return hasattr(graph, "_matex_inexact")
 
 
+def behind(leaves: Iterable[Any]) -> list[Any]:
+    """The ops that `leaves`, ops or tensors of a graph, need to be run, those of the leaves among them."""
+    seen: dict[int, Any] = {}
+    pending = [getattr(leaf, "op", leaf) for leaf in leaves]
+    while pending:
+        op = pending.pop()
+        if id(op) in seen or not hasattr(op, "control_inputs"):
+            continue
+        seen[id(op)] = op
+        pending.extend(tensor.op for tensor in op.inputs)
+        pending.extend(op.control_inputs)
+    return list(seen.values())
+
+
 def reductions(operations: Iterable[Any]) -> list[Any]:
     """Those of `operations` that reduce gradients or call a function that does."""
     return [op for op in operations if op.type in REDUCTIONS or _calls_reduction(op)]

@@ -109,21 +109,8 @@ def _element(graph: Any, leaf: Any) -> Any:
         return leaf  # sparse tensors and the like; the session knows them
 
 
-def _closure(leaves: list[Any]) -> list[Any]:
-    seen: dict[int, Any] = {}
-    pending = [getattr(leaf, "op", leaf) for leaf in leaves]
-    while pending:
-        op = pending.pop()
-        if id(op) in seen or not hasattr(op, "control_inputs"):
-            continue
-        seen[id(op)] = op
-        pending.extend(tensor.op for tensor in op.inputs)
-        pending.extend(op.control_inputs)
-    return list(seen.values())
-
-
 def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
-    needed = _closure(leaves)
+    needed = graphs.behind(leaves)
     training_ops = sorted(graphs.reductions(needed), key=lambda op: op._id)
     if not training_ops:
         return None
@@ -233,7 +220,7 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any], befo
 
 
 def _depends_on_feeds(tensor: Any) -> bool:
-    return any(op.type in ("Placeholder", "IteratorGetNext") for op in _closure([tensor]))
+    return any(op.type in ("Placeholder", "IteratorGetNext") for op in graphs.behind([tensor]))
 
 
 @contextlib.contextmanager

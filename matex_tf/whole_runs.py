@@ -98,7 +98,7 @@ def rows_meet(graph: Any, needed: Sequence[Any], fed: Sequence[Any]) -> bool:
         return False
     if graphs.is_inexact(graph):
         return True
-    definition = _definition(graph, _before(targets))
+    definition = _definition(graph, graphs.behind(targets))
     rows = rehearsal.ROWS[0]
     aside = func_graph.FuncGraph("matex_tf_probe")
     with aside.as_default():
@@ -116,18 +116,6 @@ def rows_meet(graph: Any, needed: Sequence[Any], fed: Sequence[Any]) -> bool:
         except (ValueError, tf.errors.InvalidArgumentError):
             return False  # whether it names its batch's size is asked by itself
     return meetings.knows_rows(aside) or meetings.rows_meet(aside, rows, set())
-
-
-def _before(tensors: Iterable[Any]) -> list[Any]:
-    """The ops that `tensors` are made by."""
-    seen: dict[int, Any] = {}
-    pending = [tensor.op for tensor in tensors]
-    while pending:
-        op = pending.pop()
-        if id(op) not in seen:
-            seen[id(op)] = op
-            pending += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return list(seen.values())
 
 
 def _definition(graph: Any, needed: Sequence[Any]) -> Any:
