@@ -63,6 +63,7 @@ class Recorder:
         self._ops: list[_Op] = []
         self._targets: list[int] = []
         self._is_on = False
+        self._outer: Recorder | None = None
 
     def begin(self, batch: Sequence[Any], rows: int) -> None:
         """Record anew, from the eager tensors `batch` on, which have `rows` rows."""
@@ -71,7 +72,7 @@ class Recorder:
         global _current
         self._batch, self._rows, self._ops, self._targets = [_seen(tensor) for tensor in batch], rows, [], []
         if not self._is_on:
-            self._is_on, _current = True, self
+            self._is_on, self._outer, _current = True, _current, self
             op_callbacks.add_op_callback(self._note)
 
     def end(self) -> None:
@@ -79,7 +80,9 @@ class Recorder:
 
         global _current
         if self._is_on:
-            self._is_on, _current = False, None
+            self._is_on = False
+            if _current is self:
+                _current = self._outer
             op_callbacks.remove_op_callback(self._note)
 
     def forget(self) -> None:

@@ -196,6 +196,17 @@ def test_a_shape_that_python_computed_leaves_it_open():
     assert not recorder.rows_meet(GIVEN)
 
 
+def test_a_loop_within_a_loop_leaves_the_outer_one_its_targets():
+    outer, inner = replay.Recorder(), replay.Recorder()
+    outer.begin([X, Y], ROWS)
+    inner.begin([tf.identity(X)], ROWS)
+    assert replay.current() is inner
+    inner.end()
+    assert replay.current() is outer
+    outer.end()
+    assert replay.current() is None
+
+
 def test_nothing_is_recorded_after_the_end():
     recorder = recorded(MEETINGS["the worst"])
     before = len(recorder._ops)
