@@ -31,9 +31,9 @@ _ADVICE = (
     "tf.reduce_mean, and Keras metrics, are shared out"
 )
 READS = f"a loop of the script's own reads the rows of its batches in Python (NumPy, print){_ADVICE}"
+ASKS = f"a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen{_ADVICE}"
 _MOST_RECORDED = 8
 """Batches that a loop gives before it trains: more of them are looked at for something else."""
-ASKS = f"a loop of the script's own asks for the number of rows in a way whose purpose cannot be seen{_ADVICE}"
 
 
 class Watch:
@@ -57,7 +57,7 @@ class Watch:
 
     def why_whole(self) -> str:
         """Why the loop cannot be shared out, as any rank saw it; empty where it can. Collective."""
-        if not self.why and self.recorder.rows_meet(next(number for number in rehearsal.ROWS if number != self.rows)):
+        if not self.why and self.recorder.rows_meet(rehearsal.other_rows(self.rows)):
             self.why = rehearsal.MEET
         self.recorder.forget()
         seen = world.control.allgather(self.why, "what the script does with the rows of a batch")

@@ -37,7 +37,7 @@ def any_in(operations: Iterable[Any], rows: int, local: Any, backwards: set[int]
         if id(op) in backwards:
             continue
         inputs = [tensor for tensor in op.inputs if tensor in local]
-        if not inputs or op.type in SHAPES or op.type.startswith("Matex"):
+        if not inputs or op.type in SHAPES or is_global(op):
             continue
         known = [tensor for tensor in inputs if id(tensor) in figures]
         crosses = any(_rows_at(tensor, rows) for tensor in inputs) and _mixes(op, rows, local)

@@ -50,9 +50,9 @@ def rows_of_all(metric: Any, update: Callable, args: tuple, kwargs: dict) -> tup
     import tensorflow as tf
 
     parts = [*args, *kwargs.values()]
-    if not any(map(_has_rows, parts)) or any(map(_is_of_uneven_rows, parts)):
+    if not any(map(_has_rows, parts)) or any(map(rehearsal.is_of_uneven_rows, parts)):
         return None
-    key = repr([(part.dtype, tuple(part.shape[1:])) if _has_rows(part) else part for part in parts])
+    key = repr([(part.dtype, tuple(part.shape[1:])) if hasattr(part, "dtype") else part for part in parts])
     known = _known.setdefault(metric, {})
     if key not in known:
         known[key] = _SUM if _adds_up(metric, update, args, kwargs) else _OTHER
@@ -66,10 +66,6 @@ def _has_rows(part: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(part, (tf.Tensor, np.ndarray)) and len(part.shape) > 0
-
-
-def _is_of_uneven_rows(part: Any) -> bool:
-    return hasattr(part, "flat_values") or hasattr(part, "dense_shape")
 
 
 def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:

@@ -63,9 +63,9 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
     """
     import tensorflow as tf
 
-    given = next(number for number in ROWS if number != rows)
+    given = other_rows(rows)
     parts = tf.nest.flatten((args, kwargs))
-    if not any(_fixed_rows(part) == rows for part in parts) or any(map(_is_of_uneven_rows, parts)):
+    if not any(_fixed_rows(part) == rows for part in parts) or any(map(is_of_uneven_rows, parts)):
         return ""
 
     def fill(part: Any) -> Any:
@@ -85,9 +85,7 @@ def why_call_whole(function: Any, args: tuple, kwargs: dict, rows: int) -> str:
         graph = traced(other_args, other_kwargs)
         if graph is None:
             return NAMED if traced(args, kwargs) is not None else ""
-    if meetings.knows_rows(graph):
-        return NAMED
-    return MEET if inexact or meetings.rows_meet(graph, given, graphs.accounts(graph)) else ""
+    return _why(graph, given, graphs.accounts(graph), inexact)
 
 
 def why_body_whole(body: Callable[[Any], None], element: Any) -> str:
@@ -102,7 +100,7 @@ def why_body_whole(body: Callable[[Any], None], element: Any) -> str:
     from tensorflow.python.framework import func_graph
 
     parts = tf.nest.flatten(element)
-    if any(map(_is_of_uneven_rows, parts)) or not any(_open_rows(part) for part in parts):
+    if any(map(is_of_uneven_rows, parts)) or not any(_open_rows(part) for part in parts):
         return ""
 
     def traced(number: int) -> Any:
@@ -121,16 +119,25 @@ def why_body_whole(body: Callable[[Any], None], element: Any) -> str:
         graph = traced(ROWS[0])
         if graph is None:
             return NAMED if traced(_EVEN_ROWS) is not None else ""
+    return _why(graph, ROWS[0], graphs.accounts(graph), inexact)
+
+
+def other_rows(rows: int | None) -> int:
+    """A number of rows to trace for that is not `rows`."""
+    return next(number for number in ROWS if number != rows)
+
+
+def _why(graph: Any, rows: int, accounts: set[int], inexact: Any) -> str:
     if meetings.knows_rows(graph):
         return NAMED
-    return MEET if inexact or meetings.rows_meet(graph, ROWS[0], graphs.accounts(graph)) else ""
+    return MEET if inexact or meetings.rows_meet(graph, rows, accounts) else ""
 
 
 def _open_rows(part: Any) -> bool:
     return bool(part.shape.rank) and part.shape.as_list()[0] is None
 
 
-def _is_of_uneven_rows(part: Any) -> bool:
+def is_of_uneven_rows(part: Any) -> bool:
     return hasattr(part, "flat_values") or hasattr(part, "dense_shape")
 
 
@@ -144,7 +151,7 @@ def spec_of(batch: dict[str, Any]) -> Any:
 
 def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int | None) -> str:
     size = next((rows for rows in map(_fixed_rows, _flat(spec)) if rows is not None), batch_size)
-    rows = next(rows for rows in ROWS if rows != size)
+    rows = other_rows(size)
     if not _is_built(model):
         # With the shapes of the real batches, which a layer may keep, and the numbers that its weights are drawn with.
         with unnoticed(restores=False):
@@ -154,10 +161,7 @@ def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int
         graph = _trace(model, step, _with_rows(spec, rows))
         if graph is None:
             return NAMED if _trace(model, step, _with_rows(spec, size)) is not None else ""
-    if meetings.knows_rows(graph):
-        return NAMED
-    inexact = losses.times_inexact() > before
-    return MEET if inexact or meetings.rows_meet(graph, rows, _own_accounts(model)) else ""
+    return _why(graph, rows, _own_accounts(model), losses.times_inexact() > before)
 
 
 def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:

@@ -68,7 +68,6 @@ def _target(given: Mapping[str, Any]) -> tuple[str, str]:
 @contextlib.contextmanager
 def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
     """Within it no other rank on this file system downloads the file `name` to `folder`."""
-    os.makedirs(folder, exist_ok=True)
     locks = build.cache_folder() / "downloads"
     locks.mkdir(parents=True, exist_ok=True)
     target = os.path.join(os.path.realpath(folder), name)

@@ -293,7 +293,9 @@ def _pass_on(does: str, left: Any, right: Any, result: Any) -> None:
         return
     if does == "truediv" and _divided(left, right, result):
         return
-    if does == "mul" and (_divided(left, _inverse(right), result) or _divided(right, _inverse(left), result)):
+    # Only of sums: the factor is read, and of a figure that is a meeting of all ranks.
+    pairs = [(part, factor) for part, factor in ((left, right), (right, left)) if _is_sum(part)]
+    if does == "mul" and any(_divided(part, _inverse(factor), result) for part, factor in pairs):
         return
     kinds = {reductions.marked(part) for part in (left, right)} - {None}
     if len(kinds) == 1 and (does in ("add", "sub") or _is_factor(right if _has_kind(left) else left, kinds)):
@@ -317,6 +319,11 @@ def _is_factor(value: Any, kinds: set) -> bool:
     return len(value.shape) == 0 and kinds == {"sum"} and figures.is_the_same(value)
 
 
+def _is_sum(value: Any) -> bool:
+    part = figures.part_of(value)
+    return part is not None and part.kind == "sum"
+
+
 def _inverse(factor: Any) -> int | None:
     """The whole number, such as one of rows, of which `factor` is the inverse; None if it is of none."""
     if (
@@ -332,15 +339,9 @@ def _inverse(factor: Any) -> int | None:
 
 def _divided(left: Any, right: Any, result: Any) -> bool:
     """Note what a sum over rows is once it is divided by a number; whether that was so."""
-    part = figures.part_of(left)
-    if (
-        right is None
-        or part is None
-        or part.kind != "sum"
-        or len(getattr(right, "shape", ())) != 0
-        or hasattr(right, "assign")
-    ):
+    if not _is_sum(left) or right is None or len(getattr(right, "shape", ())) != 0 or hasattr(right, "assign"):
         return False
+    part = figures.part_of(left)
     by_rows = figures.is_mean_by(part, right)
     if by_rows is not None:
         kind = "mean" if by_rows else "sum"

@@ -73,19 +73,24 @@ class _Outermost:
 
 def _update_state(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
-        with _Outermost("update") as outermost:
-            gathered = _of_own_code(self, original, args, kwargs)
-            if gathered is not None:
-                with metrics.counted(self, steps.whole_values()[2]), _within_own_code():
-                    return original(self, *gathered[0], **gathered[1])
-            if not outermost:
-                with _with_global_figures(self):
-                    return original(self, *args, **_weighed(self, args, kwargs))
-            args, kwargs, counts = _of_all_rows(self, args, kwargs)
-            with metrics.counted(self, counts), _with_global_figures(self):
-                return original(self, *args, **kwargs)
+        return _update(self, original, functools.partial(original, self), args, kwargs)
 
     return update_state
+
+
+def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
+    """An update of `metric`, whose method is `code`, by `call`."""
+    with _Outermost("update") as outermost:
+        gathered = _of_own_code(metric, code, args, kwargs)
+        if gathered is not None:
+            with metrics.counted(metric, steps.whole_values()[2]), _within_own_code():
+                return call(*gathered[0], **gathered[1])
+        if not outermost:
+            with _with_global_figures(metric):
+                return call(*args, **_weighed(metric, args, kwargs))
+        args, kwargs, counts = _of_all_rows(metric, args, kwargs)
+        with metrics.counted(metric, counts), _with_global_figures(metric):
+            return call(*args, **kwargs)
 
 
 def _of_own_code(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -182,17 +187,8 @@ def _keras2_update(original: Any) -> Any:
         wrapped = original(update_state_fn)
 
         def decorated(metric_obj, *args, **kwargs):
-            with _Outermost("update") as outermost:
-                gathered = _of_own_code(metric_obj, type(metric_obj).update_state, args, kwargs)
-                if gathered is not None:
-                    with metrics.counted(metric_obj, steps.whole_values()[2]), _within_own_code():
-                        return wrapped(metric_obj, *gathered[0], **gathered[1])
-                if not outermost:
-                    with _with_global_figures(metric_obj):
-                        return wrapped(metric_obj, *args, **kwargs)
-                args, kwargs, counts = _of_all_rows(metric_obj, args, kwargs)
-                with metrics.counted(metric_obj, counts), _with_global_figures(metric_obj):
-                    return wrapped(metric_obj, *args, **kwargs)
+            call = functools.partial(wrapped, metric_obj)
+            return _update(metric_obj, type(metric_obj).update_state, call, args, kwargs)
 
         return functools.wraps(wrapped)(decorated)
 

@@ -21,8 +21,8 @@ def alone(tmp_path_factory):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ranks, settings",
-    [(1, {}), (2, {}), (3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"}), (4, {})],
-    ids=["1", "2", "3-overlapped", "4"],
+    [(1, {}), (2, {}), (3, {}), (4, {}), (3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"})],
+    ids=["1", "2", "3", "4", "3-overlapped"],
 )
 def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
     launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800).check()
