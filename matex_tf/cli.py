@@ -22,6 +22,8 @@ usage: matex COMMAND ...
       the same, and a table at the end: compute, waiting, communication, bandwidth, and which rank the others wait for
   matex run --restarts TIMES -n RANKS [mpirun options] SCRIPT.py [arguments]
       keep the run's state, and after a loss start it again from there, at most TIMES times, on the hosts that are left
+  matex run --elastic [--restarts TIMES] -n RANKS [mpirun options] SCRIPT.py [arguments]
+      where a rank is lost, the others go on without it within fit; where they cannot, restart, at most 3 or TIMES times
   matex run --check [-n RANKS] [--steps STEPS] [mpirun options] SCRIPT.py [arguments]
       run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
   matex info
@@ -33,6 +35,7 @@ usage: matex COMMAND ...
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 ASKED_WRONGLY = 2
+RESTARTS = 3  # where ranks that are left cannot go on by themselves
 MOST = 2**31 - 1  # of what MPI counts
 
 
@@ -52,13 +55,14 @@ class Run:
     steps: int = trial.STEPS
     profile: bool = False
     restarts: int = 0
+    elastic: bool = False
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
     ranks, dry_run, comparing, profile, steps, options = None, False, False, False, None, []
-    again = 0
+    again, elastic = 0, False
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -70,6 +74,8 @@ def parse_run(words: Sequence[str]) -> Run:
             comparing = True
         elif word == "--profile":
             profile = True
+        elif word == "--elastic":
+            elastic = True
         elif name == "--restarts":
             again = whole_number("--restarts", value if equals else next(rest, ""), "restarts")
         elif name == "--steps":
@@ -92,9 +98,15 @@ def parse_run(words: Sequence[str]) -> Run:
         raise UsageError("--restarts and --check do not go together: what is checked is a few first steps")
     if again and ranks == 1:
         raise UsageError("--restarts keeps the state of ranks that train together: -n expects 2 or more")
+    if elastic and comparing:
+        raise UsageError("--elastic and --check do not go together: what is checked is a few first steps")
+    if elastic and ranks == 1:
+        raise UsageError("--elastic goes on without a rank that is lost: -n expects 2 or more")
+    if elastic and not again:
+        again = RESTARTS
     if profile and ranks == 1:
         raise UsageError("--profile tells what ranks do together: -n expects 2 or more")
-    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile, again)
+    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile, again, elastic)
 
 
 def whole_number(option: str, text: str, of: str) -> int:
@@ -125,6 +137,13 @@ def command_line(run: Run) -> list[str]:
     settings = {"MATEX_PROFILE": "1"} if run.profile else {}
     if run.restarts:
         settings["MATEX_STATE"] = restarts.state_folder(run.target)
+    if run.elastic:
+        if mpirun.family != launch.OPENMPI or mpirun.major < 5:
+            raise UsageError(
+                "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
+                f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
+            )
+        settings["MATEX_ELASTIC"] = "1"
     options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, settings)
     return launch.command(mpirun, options, sys.executable, run.target)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import filecmp
 import os
 import shutil
@@ -60,6 +61,7 @@ class View:
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
+        self.is_left = False  # every file is the real one: the first rank was lost, and this is the first now
         self._kept = {*_SYSTEM, os.path.realpath(news.path), os.path.realpath(build.cache_folder())}
         if settings.current().log_dir:
             self._kept.add(os.path.realpath(settings.current().log_dir))
@@ -75,7 +77,7 @@ class View:
             text = os.path.realpath(text)
         else:
             text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        return None if self._is_kept(text) else text
+        return None if self.is_left or self._is_kept(text) else text
 
     def keep(self, path: str) -> None:
         """Leave `path` and what is in it alone: it is this rank's own already."""
@@ -124,7 +126,7 @@ class View:
         for key in filter(os.path.lexists, self.hidden.copy()):
             self.hidden.discard(key)
             self._shown.add(key)
-        is_open = set(_open_files())
+        is_open = {path for _, path in _open_descriptors()}
         for key in own:
             place = self.upper(key)
             if not os.path.lexists(key):
@@ -311,10 +313,10 @@ class View:
             self.hidden.add(source_key)
 
 
-def _open_files() -> Iterator[str]:
+def _open_descriptors() -> Iterator[tuple[int, str]]:
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that lists them is closed by now
-            yield os.readlink(f"/proc/self/fd/{descriptor}")
+            yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def _error(number: int, path: str) -> OSError:
@@ -348,6 +350,51 @@ def start() -> None:
         leftovers.hold(root)
         _view = View(root, _news)
         atexit.register(_drop, root, me.process)
+
+
+def after_loss(became_first: bool) -> None:
+    """Where rank 0 was lost: what this rank has written is what stays from here on.
+
+    It wrote what rank 0 did, up to where that one was. Files that are open here go on in the real ones.
+    """
+    view = _view
+    if not became_first or view is None:
+        return
+    with plainly():
+        view.come_home()
+        view.is_left = True
+        _news.take_over()
+        for folder, _, names in os.walk(view.root):
+            key = folder[len(view.root) :] or os.sep
+            if os.path.isdir(os.path.dirname(key)):
+                os.makedirs(key, exist_ok=True)
+            for name in names:
+                _install(os.path.join(folder, name), os.path.join(key, name))
+        for descriptor, path in list(_open_descriptors()):
+            if path.startswith(view.root + os.sep):
+                _reopen(descriptor, path[len(view.root) :])
+
+
+def _install(place: str, key: str) -> None:
+    """Have the file `key` hold what `place` does."""
+    if os.path.islink(place):
+        if not os.path.lexists(key):
+            os.symlink(os.readlink(place), key)
+        return
+    if os.path.isfile(key) and filecmp.cmp(place, key, shallow=False):
+        return
+    temporary = f"{key}.{os.getpid()}.part"
+    shutil.copy2(place, temporary)
+    os.replace(temporary, key)
+
+
+def _reopen(descriptor: int, key: str) -> None:
+    """Let `descriptor`, of a file in the upper layer, be one of the real file `key`, at the same place in it."""
+    keep = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+    other = os.open(key, keep)
+    os.lseek(other, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+    os.dup2(other, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(other)
 
 
 def _drop(root: str, owner: int) -> None:

@@ -13,6 +13,8 @@ from matex_tf import (
     answers,
     comparison,
     early_rows,
+    elastic,
+    elastic_fit,
     gradients,
     loops,
     metrics,
@@ -65,8 +67,10 @@ def run(kind: str, model: Any) -> Iterator[Run]:
         stack.pop()
         if this.kept is not None:
             this.kept.close()
+        if this.elastic is not None:
+            this.elastic.close()
         if not stack:
-            steps.set_values(before)
+            steps.go_back_to(before)
 
 
 def _has_fixed_batch(model: Any) -> bool:
@@ -101,6 +105,7 @@ class Stage:
         self.dealt = sharding.Dealt()
         self.numbered: Any = None
         self.whole = False
+        self.gives_whole_batches = False  # of which the step takes its slice
         self.rows_of_batch: int | None = None  # of arrays
         self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
 
@@ -194,8 +199,13 @@ class Stage:
         if self.own_batches is not None:
             return pipeline.own_batches(dataset, self._most_batches())
         dataset = getattr(dataset, "_matex_whole", dataset)
-        if not self._takes_any_rows(dataset):
-            self.whole = True
+        self.whole = not self._takes_any_rows(dataset)
+        if self.trains and elastic.is_on():
+            import tensorflow as tf
+
+            self.gives_whole_batches = True
+            return pipeline.exempt(dataset.prefetch(tf.data.AUTOTUNE))
+        if self.whole:
             return pipeline.whole(dataset)
         dataset, self.whole_pipeline = early_rows.slices(dataset, are_arrays, self._keep_first)
         return dataset
@@ -244,6 +254,7 @@ class Run:
         self.pace: pace.Pace | None = None
         self.agreed = False
         self.kept: resumed_fit.Fit | None = None
+        self.elastic: elastic_fit.Training | None = None
         self.slices = kind != "predict"
         ops.records.between_steps()
         fixed = _has_fixed_batch(model)

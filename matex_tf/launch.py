@@ -41,6 +41,8 @@ HOST_OPTIONS = {
 }
 # By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
 KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
+# With it, mpirun and MPI leave the other ranks alone when one is lost, and MPI tells them.
+ELASTIC = ["--with-ft", "ulfm", "--mca", "mpi_ft_detector", "true"]
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 
@@ -184,6 +186,8 @@ def options(
             words += ["--bind-to", "none"]
         if here_only and "map-by" not in map(option_name, given):
             words += ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
+        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(option_name, given):
+            words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
             words += ["--mca", "mpi_yield_when_idle", "1"]
         for name, value in variables.items():

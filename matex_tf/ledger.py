@@ -49,6 +49,11 @@ class Ledger:
         self._noted: dict[str, int] = {}
         self._touched: set[str] = set()
 
+    def take_over(self) -> None:
+        """Write from here on: the rank that did was lost."""
+        leftovers.hold(self.path)
+        atexit.register(_drop, self.path, os.getpid())
+
     def made(self, key: str) -> None:
         """Rank 0 is about to make `key`; nothing is written where its new folder says so already."""
         number = meetings()

@@ -87,12 +87,13 @@ def _read(variable: Any) -> Any:
 def _add_up(variables: Sequence[Any]) -> list[Any]:
     """Put the sum over ranks in `variables`; returns what this rank had."""
     own = [_read(variable) for variable in variables]
-    for variable, total in zip(variables, _sum(own)):
+    for variable, total in zip(variables, sums(own)):
         variable.assign(total)
     return own
 
 
-def _sum(values: Sequence[Any]) -> list[Any]:
+def sums(values: Sequence[Any]) -> list[Any]:
+    """The sums over the ranks of tensors of the same shapes and dtypes; one reduction for each dtype. Collective."""
     import tensorflow as tf
 
     totals: list[Any] = [None] * len(values)

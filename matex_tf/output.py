@@ -19,6 +19,7 @@ from matex_tf import proof, settings, world
 _said: set[str] = set()
 _unsaid = False
 _terminal: TextIO | None = None
+_lines = 1  # the descriptor of standard output, as the launcher gave it
 
 
 def note(text: str) -> None:
@@ -51,8 +52,9 @@ def tell(text: str) -> None:
 
 def attach() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
-    global _terminal
+    global _terminal, _lines
     me = world.current()
+    _lines = os.dup(1)
     _terminal = os.fdopen(os.dup(2), "w", buffering=1)
     faulthandler.enable(file=_terminal)
     sys.excepthook = _report
@@ -61,6 +63,16 @@ def attach() -> None:
     _be_the_launchers_terminal()
     sys.exit = _exit
     os._exit = _exit_at_once  # type: ignore[assignment]
+
+
+def after_loss(became_first: bool) -> None:
+    """Speak for the run where the rank that did so was lost."""
+    if not became_first:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(_lines, 1)
+    os.dup2(_terminal.fileno(), 2)
 
 
 def _be_the_launchers_terminal() -> None:
@@ -137,23 +149,23 @@ def describe(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     me = world.current()
-    if os.getpid() != me.process or me.size == 1:
+    if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
     code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
-    if not _is_loss(error):
+    if not is_loss(error):
         proof.fail()
     _end_all(describe(kind, error, trace), code)
 
 
-def _is_loss(error: BaseException) -> bool:
+def is_loss(error: BaseException) -> bool:
     """Whether what failed is the place or another rank rather than the script, which started again may well succeed."""
     names = {base.__name__ for base in type(error).__mro__}
     return (
         isinstance(error, MemoryError)
         or "ResourceExhaustedError" in names
         or any(base.__module__.startswith("mpi4py") for base in type(error).__mro__)
-        or "another rank has ended or its host cannot be reached" in str(error)
+        or world.LOST in str(error)
     )
 
 

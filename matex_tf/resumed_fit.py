@@ -195,6 +195,9 @@ class Fit:
         return stride
 
     def _save(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
+        world.attempt("keeping the state of the run", lambda: self._keep(kind, epoch, step, ended, history))
+
+    def _keep(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
         with kept_variables.whole(self.model) as variables:
             if world.current().rank == 0:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import (
+    elastic,
     files,
     kept_files,
     kept_random,
@@ -67,7 +68,8 @@ def next_fit(model: Any) -> resumed_fit.Fit | None:
 
 
 def say_loop() -> None:
-    """A loop of the script's own trains: what it has done is not in the state."""
+    """A loop of the script's own trains: what it has done is not in the state, nor can it go on with fewer ranks."""
+    elastic.refuse("a loop of the script's own")
     if _run is not None:
         output.note(
             "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
@@ -102,6 +104,7 @@ class Run:
         for number in _SIGNALS:
             signal.signal(number, self._hear)
         world.at_end.append(self._end)
+        elastic.after_loss.append(self._after_loss)
 
     def _open(self) -> kept_files.Folder | None:
         """The folder, where this rank sees it. Rank 0 makes it and is alone in writing to it."""
@@ -132,6 +135,18 @@ class Run:
                 return True
             time.sleep(0.5)
         return False
+
+    def _after_loss(self, became_first: bool) -> None:
+        if not became_first:
+            return
+        with files.plainly():
+            self.folder = kept_files.Folder(self.path)
+            self.writer = state_writer.Writer(self.folder)
+            if not self._hold():
+                output.note(
+                    f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
+                )
+            self.number = max([self.number, *self.folder.numbers("state")])
 
     def _look(self) -> None:
         """Find the newest state on any rank, and go on drawing random numbers from where the run began."""

@@ -46,8 +46,9 @@ def attach() -> None:
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from matex_tf import links, ops, patches, profile, resuming, timeline, watchdog
+    from matex_tf import elastic, links, ops, patches, profile, resuming, timeline, watchdog
 
+    elastic.start()
     ops.library()
     _agree_on_settings()
     _say_what_changes_results()

@@ -230,6 +230,14 @@ TABLE = (
         "(`matex run --restarts` names one by itself); on a file system that all hosts share. Empty: none is kept.",
     ),
     Setting(
+        "elastic",
+        _boolean,
+        False,
+        "0, 1",
+        "1: where a rank is lost, the others go on without it within `fit`, from the last step that all had completed. "
+        "`matex run --elastic` sets it and starts an MPI that tells them; updates are not overlapped then.",
+    ),
+    Setting(
         "save_seconds",
         _seconds,
         60,

@@ -56,7 +56,7 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with _numbers_are_set():
             yield mine
     finally:
-        steps.set_values(before)
+        steps.go_back_to(before)
         loops.watch_drift()
 
 

@@ -138,6 +138,11 @@ def current_slice() -> Slice | None:
     return _slice
 
 
+def go_back_to(values: list[float]) -> None:
+    """Make what `current_values` gave those of the current step again."""
+    set_values(values if values[3] else whole_values())  # which rank is the first may have changed
+
+
 def current_values() -> list[float]:
     """The numbers of the current step, in eager code."""
     return [float(number) for number in variable().numpy()]
@@ -147,6 +152,12 @@ def set_whole() -> None:
     """From here on every rank computes whole batches."""
     if _variable is not None:
         set_values(whole_values())
+
+
+def after_loss(became_first: bool) -> None:
+    """What is computed whole counts on the first rank, which may be another now."""
+    if _variable is not None and not current_values()[3]:
+        set_whole()
 
 
 def look_at_whole_batch() -> None:

@@ -45,16 +45,18 @@ def busy(what: str) -> Iterator[None]:
 def start() -> None:
     """Watch this rank, under several."""
     global _watch
-    if settings.current().stall_seconds and world.is_active() and world.has_threads():
+    if _watch is None and settings.current().stall_seconds and world.is_active() and world.has_threads():
         _watch = _Watch()
         _watch.thread.start()
 
 
 def stop() -> None:
-    """Before MPI ends."""
+    """Before MPI ends, or the ranks are others."""
+    global _watch
     if _watch is not None and os.getpid() == _watch.process:
         _watch.ended.set()
         _watch.thread.join()
+        _watch = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,16 @@ class _Watch:
         self.stalled: _Stall | None = None
 
     def _run(self) -> None:
+        from mpi4py import MPI
+
+        try:
+            self._watch()
+        except MPI.Exception:
+            # A rank was lost: those that are left, if they can go on, begin to watch anew.
+            if not settings.current().elastic:
+                raise
+
+    def _watch(self) -> None:
         looked = time.monotonic()
         while not self.ended.wait(min(1.0, self.stall / 4)):
             before, looked = looked, time.monotonic()

@@ -70,6 +70,12 @@ class World:
     hosts: list[str] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     communicators: dict[str, Any] = field(default_factory=dict)
+    life: Any = None
+    """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
+    is_several: bool = False
+    """Whether the run began with several ranks; all but this one may have been lost."""
+    has_lost: bool = False
+    """Whether ranks were lost, and those that are left have gone on."""
     process: int = field(default_factory=os.getpid)
 
     @property
@@ -142,7 +148,7 @@ def current() -> World:
 
 def is_active() -> bool:
     """Whether this process is one of several ranks that train together."""
-    return current().size > 1
+    return current().is_several
 
 
 def communicator(name: str) -> Any:
@@ -203,26 +209,87 @@ def _join(MPI: Any, size: int) -> World:
             "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
+    world = _place_in(MPI, everyone, _of_life(everyone) if settings.current().elastic else None)
+    _keep_children_out()
+    atexit.register(leave)
+    MPI.Finalize = _ending_with_the_others(MPI)
+    return world
+
+
+def _place_in(MPI: Any, everyone: Any, life: Any) -> World:
+    """This process's world, of the ranks of the communicator `everyone`. Collective."""
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     host = socket.gethostname()
     rank, together = everyone.Get_rank(), settings.current().ranks_per_node
     first = node.bcast(rank)
     world = World(
         rank=rank,
-        size=size,
+        size=everyone.Get_size(),
         local_rank=node.Get_rank(),
         local_size=node.Get_size(),
         host=host,
         hosts=everyone.allgather(host),
         nodes=everyone.allgather(rank - rank % together if together else first),
+        life=life,
+        is_several=True,
     )
     node.Free()
     for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
         world.communicators[name] = everyone.Dup()
-    _keep_children_out()
-    atexit.register(leave)
-    MPI.Finalize = _ending_with_the_others(MPI)
     return world
+
+
+def _of_life(everyone: Any) -> Any:
+    try:
+        life = everyone.Dup()
+        life.Agree(1)
+    except NotImplementedError:
+        raise RankError(
+            "MATEX_ELASTIC=1 asks to go on without ranks that are lost, and this MPI cannot tell of them (it has no "
+            "user-level failure mitigation). Open MPI from 5.0 on can, with an mpi4py from 4.0 on that is built for "
+            "it; or leave --elastic out: `matex run --restarts` goes on with any MPI."
+        ) from None
+    return life
+
+
+def revoke() -> None:
+    """Have every rank that is in a collective, or comes to one, told that it cannot end."""
+    for communicator in current().communicators.values():
+        communicator.Revoke()
+
+
+def all_have(done: bool) -> bool:
+    """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective."""
+    from mpi4py import MPI
+
+    try:
+        return current().life.Agree(int(done)) == 1
+    except MPI.Exception:
+        return False
+
+
+def shrink() -> list[int]:
+    """Make the world that of the ranks which are left; gives those of before, by rank. Collective among them."""
+    from mpi4py import MPI
+
+    me = current()
+    left = me.life
+    while True:
+        left = left.Shrink()
+        left.Set_errhandler(MPI.ERRORS_RETURN)
+        made = None
+        try:
+            made = _place_in(MPI, left, left)
+        except MPI.Exception:
+            left.Revoke()  # one more was lost meanwhile
+        try:
+            if left.Agree(int(made is not None)) == 1:
+                break
+        except MPI.Exception:
+            continue
+    numbers = MPI.Group.Translate_ranks(left.group, list(range(left.size)), me.life.group)
+    vars(me).update(vars(made), has_lost=True)
+    return list(numbers)
 
 
 def _ending_with_the_others(MPI: Any) -> Callable[[], None]:
@@ -246,7 +313,10 @@ def _keep_children_out() -> None:
 
 
 class _Control:
-    """Collectives of Python objects. `what` says in a few words what they are for, the same on all ranks."""
+    """Collectives of Python objects. `what` says in a few words what they are for, the same on all ranks.
+
+    With MATEX_ELASTIC, one in which a rank is lost is made again by those that are left.
+    """
 
     def __init__(self) -> None:
         # From the meeting to the end of the exchange: else two threads might exchange in another order than they met.
@@ -256,22 +326,30 @@ class _Control:
         """The values of all ranks, by rank, on every rank."""
         if not is_active():
             return [value]
-        with self._one_at_a_time:
-            self._enter("allgather", what)
-            return communicator("control").allgather(value)
+
+        def exchange() -> list:
+            with self._one_at_a_time:
+                self._enter("allgather", what)
+                return communicator("control").allgather(value)
+
+        return attempt(what, exchange)
 
     def broadcast(self, value: Any, what: str, root: int = 0) -> Any:
         """The value of rank `root`, on every rank."""
         if not is_active():
             return value
-        with self._one_at_a_time:
-            self._enter(f"broadcast from {root}", what)
-            return communicator("control").bcast(value, root=root)
+
+        def send() -> Any:
+            with self._one_at_a_time:
+                self._enter(f"broadcast from {root}", what)
+                return communicator("control").bcast(value, root=root)
+
+        return attempt(what, send)
 
     def barrier(self, what: str) -> None:
         """Returns on each rank once all have called it."""
         if is_active():
-            self._enter("barrier", what)
+            attempt(what, lambda: self._enter("barrier", what))
 
     @staticmethod
     def _enter(operation: str, what: str) -> None:
@@ -282,9 +360,20 @@ class _Control:
         ops.rendezvous(KIND_CONTROL, int.from_bytes(key, "little"), what)
 
 
+def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+    """What `work` gives, a collective or several; see `elastic.attempt`."""
+    if not settings.current().elastic:
+        return work()
+    from matex_tf import elastic
+
+    return elastic.attempt(what, work, undo)
+
+
 KIND_CONTROL = 6
 KIND_EXIT = 7
 LEFT_WITH = "with exit code"
+LOST = "another rank has ended or its host cannot be reached"
+"""What the text of an error says that is not the script's (see `MpiError` in world.cc)."""
 control = _Control()
 
 at_end: list[Callable[[], None]] = []
@@ -341,7 +430,7 @@ def leave() -> None:
 
     ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
     try:
-        ops.rendezvous(KIND_EXIT, 0, ended)
+        attempt(ended, lambda: ops.rendezvous(KIND_EXIT, 0, ended))
     except ops.MismatchError as error:
         # The ranks that are still at work raise this error where they are. They print it and end the job; this
         # rank, which has nothing wrong to show, does so only if none of them does.
@@ -352,4 +441,5 @@ def leave() -> None:
         work()
     proof.give()
     watchdog.stop()
-    MPI.Finalize.plain()
+    if not current().has_lost:
+        MPI.Finalize.plain()  # else it may wait for those that were lost

@@ -15,7 +15,18 @@ from .collectives import (
     let_go,
     reduce_gradients,
 )
-from .library import MismatchError, Waiting, content_hash, count, expect, library, rendezvous, seconds, waiting
+from .library import (
+    MismatchError,
+    Waiting,
+    content_hash,
+    count,
+    expect,
+    library,
+    rendezvous,
+    seconds,
+    start_again,
+    waiting,
+)
 
 __all__ = [
     "BuildError",
@@ -37,5 +48,6 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "seconds",
+    "start_again",
     "waiting",
 ]

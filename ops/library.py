@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from . import build, interface
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
+_COMMUNICATORS = ("sequence", "gradients", "overlapped")
+_KINDS = 8  # of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 """By the engine's numbers of them."""
@@ -73,6 +75,17 @@ def _load(path: Path) -> Library:
     return Library(path, ops, c)
 
 
+def start_again(agree: Callable[[list[int]], list[int]]) -> None:
+    """Go on with the ranks that are left, of which the world knows already; `agree` gives the largest of all ranks."""
+    c = library().c
+    number, *counts = agree([waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
+    here = world.current()
+    communicators = [world.communicator(name).py2f() for name in _COMMUNICATORS]
+    counted = (ctypes.c_int64 * _KINDS)(*counts)
+    if c.matex_start_again(*communicators, here.rank, here.size, here.node, number, counted):
+        raise world.RankError(f"the engine cannot go on: {interface.last_error(c)}.")
+
+
 def _start(c: ctypes.CDLL) -> None:
     here = world.current()
     chosen = settings.current()
@@ -82,7 +95,7 @@ def _start(c: ctypes.CDLL) -> None:
     communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
-        communicators = [world.communicator(name).py2f() for name in ("sequence", "gradients", "overlapped")]
+        communicators = [world.communicator(name).py2f() for name in _COMMUNICATORS]
     failed = c.matex_start(
         *communicators,
         here.rank,

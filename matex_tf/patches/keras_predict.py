@@ -18,6 +18,9 @@ def _predict(original: Any) -> Any:
     def predict(self, *args, **kwargs):
         if not world.is_active():
             return original(self, *args, **kwargs)
+        return world.attempt("predict", lambda: shared(self, args, kwargs))
+
+    def shared(self, args, kwargs):
         import tensorflow as tf
 
         with fitting.run("predict", self) as call:

@@ -108,7 +108,7 @@ def first_step(kept: resumed_fit.Fit, function: Any, iterator: Any) -> Any:
 
     Variables that are made in a step are there after one, whose other effects are undone.
     """
-    batches = _take(iterator, _steps_per_execution(kept.model))
+    batches = take(iterator, steps_per_execution(kept.model))
 
     def again() -> Any:
         dataset = _one_batch(batches[0], iterator.element_spec)
@@ -134,7 +134,7 @@ def _one_batch(batch: Any, spec: Any) -> Any:
     return tf.data.Dataset.from_tensors(batch).map(as_open_as_before)
 
 
-def _steps_per_execution(model: Any) -> int:
+def steps_per_execution(model: Any) -> int:
     return int(getattr(model, "_steps_per_execution", None) or getattr(model, "steps_per_execution", None) or 1)
 
 
@@ -241,7 +241,7 @@ def _has_python(graph: Any) -> bool:
     return any(node.op in _CALLS_PYTHON for node in nodes)
 
 
-def _take(iterator: Any, count: int) -> list[Any]:
+def take(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
     import tensorflow as tf
 
@@ -270,7 +270,7 @@ def _pass_epoch(source: Any, steps: Iterator[Any], iterator_of: Callable[[Any], 
     with source.catch_stop_iteration():
         for step in steps:
             if takes:
-                _take(*iterator_of(step))
+                take(*iterator_of(step))
 
 
 def _steps_of_epoch(original: Any) -> Any:
@@ -282,7 +282,7 @@ def _steps_of_epoch(original: Any) -> Any:
         _pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
         for begin, end, iterator in original(self):
             if not kept.is_over and begin < kept.step:
-                _take(iterator, self.steps_per_execution)
+                take(iterator, self.steps_per_execution)
                 continue
             _data_are_back(kept)
             yield begin, end, iterator
@@ -338,7 +338,7 @@ def _steps_of_handler(original: Any) -> Any:
         iterator, passed = vars(self).pop("_matex_passed", (None, None))
         for step in original(self):
             if passed is not None and step < passed:
-                _take(iterator, self.step_increment + 1)
+                take(iterator, self.step_increment + 1)
                 continue
             if passed is not None:
                 _data_are_back(_kept())

@@ -7,13 +7,15 @@ step unpacks them. Keras' own training step leaves its gradients to the optimize
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Any
 
-from matex_tf import fitting, losses, metrics, pipeline, single_batches, steps, world
+from matex_tf import comparison, elastic, elastic_fit, fitting, losses, metrics, pipeline, single_batches, steps, world
 from matex_tf.patches import keras_losses, keras_predict, keras_resuming, replace, when_imported
 
 
 def install() -> None:
+    elastic.after_loss.append(_forget_functions)
     when_imported("keras.src.backend.tensorflow.trainer", _keras3)
     when_imported(
         "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
@@ -62,6 +64,13 @@ def _run(kind: str) -> Any:
         def method(self, *args, **kwargs):
             if not world.is_active():
                 return original(self, *args, **kwargs)
+            if kind == "evaluate" and elastic.is_on():
+                # What was made for the ranks of before would give a part of the batches.
+                kwargs.pop("_use_cached_eval_dataset", None)
+                return elastic.attempt(kind, lambda: _call(self, args, kwargs))
+            return _call(self, args, kwargs)
+
+        def _call(self, args, kwargs):
             with fitting.run(kind, self) as call:
                 if call.kept is not None:
                     return keras_resuming.fit(original, self, call.kept, args, kwargs)
@@ -227,6 +236,9 @@ def _class_weights(original: Any) -> Any:
     return make_class_weight_map_fn
 
 
+_models: weakref.WeakSet = weakref.WeakSet()
+
+
 def _make_function(which: str) -> Any:
     def make(original: Any) -> Any:
         def make_function(self, *args, **kwargs):
@@ -238,6 +250,7 @@ def _make_function(which: str) -> Any:
                 vars(self)[step] = _unpack(getattr(self, step))
             before = getattr(self, f"{which}_function", None)
             result = original(self, *args, **kwargs)
+            _models.add(self)
             made = getattr(self, f"{which}_function")
             if which == "train" and made is not before:
                 self.train_function = _train_step(self, made)
@@ -267,12 +280,42 @@ def _train_step(model: Any, function: Any) -> Any:
             return function(iterator)
         if run.kept is not None and run.kept.needs_step():
             iterator = keras_resuming.first_step(run.kept, function, iterator)
+        if run.training is not None and run.training.gives_whole_batches:
+            return _step_of_fewer(run, train_function, iterator)
+        elastic.refuse("this call of fit")
         run.before_step()
         logs = function(iterator)
         run.after_step()
         return logs
 
+    train_function.plain, train_function.generation = function, elastic.generation()
     return train_function
+
+
+def _step_of_fewer(run: fitting.Run, function: Any, iterator: Any) -> Any:
+    """A step that fewer ranks can make again."""
+    most = keras_resuming.steps_per_execution(run.model)
+    batches = keras_resuming.take(iterator, most)
+    if run.elastic is None:
+        run.elastic = elastic_fit.Training(run.model, run.training, lambda: _make_anew(run.model))
+    run.before_step()
+    if run.step == 0:
+        run.training.first = comparison.batch_digest(batches[0])
+        run.elastic.begins_epoch()
+    logs = run.elastic.step(function, batches, iterator.element_spec, most)
+    run.after_step()
+    return logs
+
+
+def _make_anew(model: Any) -> None:
+    model.train_function = None
+    model.make_train_function()
+
+
+def _forget_functions(became_first: bool) -> None:
+    """They know the ranks that there were. Keras makes those anew that are None; a step that of training."""
+    for model in _models:
+        model.test_function = model.predict_function = None
 
 
 def _build(original: Any) -> Any:
@@ -297,7 +340,12 @@ def _metrics_result(original: Any) -> Any:
     def get_metrics_result(self):
         if not world.is_active() or metrics.inside_whole_state():
             return original(self)
-        with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
-            return metrics.detached(original(self))
+        import tensorflow as tf
+
+        def whole_result() -> Any:
+            with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
+                return metrics.detached(original(self))
+
+        return world.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
 
     return get_metrics_result

@@ -115,9 +115,13 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own,
     and in a hook that looks at the clock, nobody waits: each rank has its own time.
     """
-    first = world.current().rank == 0
     if not _all_come():
-        return write() if first else path
+        return write() if world.current().rank == 0 else path
+    return world.attempt(f"saving ({what})", lambda: _save_together(write, path, what))
+
+
+def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
+    first = world.current().rank == 0
     result = error = None
     ops.records.between_steps()
     world.control.barrier(f"saving ({what})")

@@ -63,6 +63,13 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
                                      static_cast<matex::Algorithm>(algorithm), chosen}));
 }
 
+// After ranks were lost: goes on with those that are left, at the collective `number`, with `counts` of each kind done.
+MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
+                                   int64_t number, const int64_t* counts) {
+  matex::GoOnAt(number, counts);
+  return matex::Result(matex::StartAgain(sequence, gradients, overlapped, rank, size, node));
+}
+
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   if (kind <= 0 || kind >= matex::kKinds) {
     return matex::Result(matex::Error("there is no kind " + std::to_string(kind) + " of collective."));

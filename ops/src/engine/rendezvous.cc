@@ -122,6 +122,15 @@ Error Finish(const Call& call, Error error) {
   return error;
 }
 
+void GoOnAt(int64_t number, const int64_t* counts) {
+  Sequence& sequence = TheSequence();
+  std::lock_guard<std::mutex> lock(TheWorld().mutex);
+  GoOn(Waiter::kSequence);
+  sequence.poison = Error();
+  sequence.number = number;
+  for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];
+}
+
 int64_t NumberInSequence() { return TheSequence().number; }
 
 double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }

@@ -31,6 +31,10 @@ Error Meet(const Call& call);
 // makes its error the one that later meetings give. Returns `error`.
 Error Finish(const Call& call, Error error);
 
+// After ranks were lost: the sequence goes on at `number`, whatever made the last collective fail. `counts` are those of
+// each kind that are taken for completed.
+void GoOnAt(int64_t number, const int64_t* counts);
+
 // The number of the collective that this process comes to next, or is at.
 int64_t NumberInSequence();
 

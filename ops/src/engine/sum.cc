@@ -139,16 +139,31 @@ int Adder::Choose() {
   return MPI_SUCCESS;
 }
 
-Adder& InlineAdder() {
+namespace {
+
+// Never destroyed: threads of TensorFlow may still be in a sum when the process ends.
+Adder*& TheAdder(bool overlapped) {
+  static Adder* adders[2] = {nullptr, nullptr};
+  return adders[overlapped];
+}
+
+Adder& Made(Adder*& adder, MPI_Comm communicator, bool asleep) {
   const World& world = TheWorld();
-  static Adder* const adder = new Adder(world.gradients, world.algorithm, world.node, false);
+  if (adder == nullptr) adder = new Adder(communicator, world.algorithm, world.node, asleep);
   return *adder;
 }
 
-Adder& OverlappedAdder() {
-  const World& world = TheWorld();
-  static Adder* const adder = new Adder(world.overlapped, world.algorithm, world.node, true);
-  return *adder;
+}  // namespace
+
+Adder& InlineAdder() { return Made(TheAdder(false), TheWorld().gradients, false); }
+
+Adder& OverlappedAdder() { return Made(TheAdder(true), TheWorld().overlapped, true); }
+
+void ForgetAdders() {
+  for (const bool overlapped : {false, true}) {
+    delete TheAdder(overlapped);
+    TheAdder(overlapped) = nullptr;
+  }
 }
 
 }  // namespace matex

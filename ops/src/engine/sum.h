@@ -51,4 +51,7 @@ class Adder {
 Adder& InlineAdder();
 Adder& OverlappedAdder();
 
+// After ranks were lost: they are made anew, for the communicators of those that are left. No sum is under way.
+void ForgetAdders();
+
 }  // namespace matex

@@ -2,7 +2,25 @@
 
 #include <algorithm>
 
+#include "sum.h"
+
 namespace matex {
+namespace {
+
+Error TakeCommunicators(World& world, int sequence, int gradients, int overlapped) {
+  world.sequence = MPI_Comm_f2c(sequence);
+  world.gradients = MPI_Comm_f2c(gradients);
+  world.overlapped = MPI_Comm_f2c(overlapped);
+  for (MPI_Comm communicator : {world.sequence, world.gradients, world.overlapped}) {
+    if (Error error = MpiError(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler",
+                               "the start of the engine")) {
+      return error;
+    }
+  }
+  return Error();
+}
+
+}  // namespace
 
 World& TheWorld() {
   // Never destroyed: threads of TensorFlow may still be in a collective when the process ends.
@@ -27,16 +45,17 @@ Error Start(const Beginning& beginning) {
   int ready = 0;
   MPI_Initialized(&ready);
   if (!ready) return Error("MPI has not been initialised in this process");
-  world.sequence = MPI_Comm_f2c(beginning.sequence);
-  world.gradients = MPI_Comm_f2c(beginning.gradients);
-  world.overlapped = MPI_Comm_f2c(beginning.overlapped);
-  for (MPI_Comm communicator : {world.sequence, world.gradients, world.overlapped}) {
-    if (Error error = MpiError(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler",
-                               "the start of the engine")) {
-      return error;
-    }
-  }
-  return Error();
+  return TakeCommunicators(world, beginning.sequence, beginning.gradients, beginning.overlapped);
+}
+
+Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  world.rank = rank;
+  world.size = size;
+  world.node = node;
+  ForgetAdders();
+  return TakeCommunicators(world, sequence, gradients, overlapped);
 }
 
 std::string Place() {

@@ -61,6 +61,9 @@ struct Beginning {
 // Called once.
 Error Start(const Beginning& beginning);
 
+// After ranks were lost: this process's place among those that are left, and communicators of theirs.
+Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node);
+
 // "rank 1 of 4 on node7", with which errors begin once they leave the engine.
 std::string Place();
 

@@ -1,0 +1,119 @@
+"""Going on without a lost rank, in the same processes: what was tried together is undone and made again by those left.
+
+The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, so that
+what is lost with a rank is its part of one step. Work that ranks do together is cut into attempts: a training step of
+`fit`, a call of `evaluate` or `predict`, saving, a message. At the end of each the ranks agree whether all that are
+left have completed it and nobody was lost (by MPI's user-level failure mitigation, in which the agreement holds whoever
+is lost in it). If not, they revoke their communicators, so that nobody waits in one, shrink the world to those that are
+left, undo the attempt and make it again. So all ranks are in the same attempt at any time, and nothing of one that was
+not completed by all stays.
+
+What is not part of an attempt, such as a loop of the script's own, ends the run when a rank is lost; `matex run` then
+starts it again from its kept state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import files, ops, output, settings, steps, world
+
+after_loss: list[Callable[[bool], None]] = []
+"""Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
+
+_inside = False
+_generation = 0
+
+
+def is_on() -> bool:
+    return settings.current().elastic and world.is_active()
+
+
+def generation() -> int:
+    """How often ranks were lost. What knows this rank's number or how many there are is to be made anew after that."""
+    return _generation
+
+
+def start() -> None:
+    """See to what does not go together. Before anything is made of the settings."""
+    if not is_on():
+        return
+    chosen = settings.current()
+    if chosen.overlap == "on":
+        raise settings.SettingError(
+            "MATEX_OVERLAP=on and MATEX_ELASTIC=1 do not go together: leave one of them out. Updates that are under "
+            "way in a thread cannot be undone when a rank is lost."
+        )
+    chosen.overlap = "off"
+    after_loss.extend([output.after_loss, files.after_loss, steps.after_loss])
+
+
+def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+    """What `work` gives, when all ranks that are left have completed it. Collective.
+
+    Where a rank is lost meanwhile, `undo` is called and then `work` again, with the smaller world. Within another
+    attempt, and in other threads, `work` is only called: its errors are the other attempt's.
+
+    Args:
+        what: for people, what is tried.
+        work: collectives, and what may be done again once `undo` was called.
+        undo: makes everything as it was before `work`; None where there is nothing to undo.
+    """
+    global _inside
+    if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
+        return work()
+    while True:
+        result, done = None, True
+        _inside = True
+        try:
+            result = work()
+        except Exception as error:
+            if not output.is_loss(error):
+                raise
+            done = False
+            world.revoke()
+        finally:
+            _inside = False
+        if world.all_have(done):
+            return result
+        _go_on(what)
+        if undo is not None:
+            undo()
+
+
+def refuse(what: str) -> None:
+    """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
+    if _generation:
+        raise world.RankError(
+            f"{what} cannot begin in a run that goes on without a rank: {world.LOST}. Only calls of fit, evaluate and "
+            "predict go on with fewer ranks in the same processes; `matex run --elastic` starts the others again."
+        )
+
+
+def _go_on(what: str) -> None:
+    """Make the world that of the ranks which are left, and all that hangs on it. Collective among them."""
+    global _generation
+    from matex_tf import watchdog
+
+    me = world.current()
+    before, hosts = me.rank, me.hosts
+    watchdog.stop()
+    left = world.shrink()
+    if len(left) == len(hosts):
+        raise world.RankError(f"MPI failed in {what}, though no rank was lost")
+    ops.start_again(lambda numbers: _largest(me, numbers))
+    watchdog.start()
+    _generation += 1
+    for work in after_loss:
+        work(before > 0 and me.rank == 0)
+    if me.rank == 0 and not settings.current().quiet:
+        gone = [f"rank {rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
+        ranks = "1 rank" if len(left) == 1 else f"{len(left)} ranks"
+        output.tell(f"matex_tf: {', '.join(gone)} was lost during {what}; it is done again, on {ranks}\n")
+
+
+def _largest(me: world.World, numbers: list[int]) -> list[int]:
+    everyone = me.life.allgather(numbers)
+    return [max(column) for column in zip(*everyone)]

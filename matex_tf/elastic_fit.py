@@ -1,0 +1,198 @@
+"""A call of `fit` of which each step can be made again by fewer ranks (see `elastic`).
+
+Every rank reads whole batches and computes its slice of each, cut when the step is made, so that a slice that is lost
+can be dealt anew. Before a step each rank keeps the values that variables have, which costs no copy by itself: what the
+step then changes TensorFlow writes to new memory. Metrics are sums over the rows that a rank has computed; after each
+step all ranks know the sums of all, so that those of a lost rank go on with the first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import elastic, gradients, kept_random, kept_variables, metrics, pipeline, steps, world
+
+
+class Feed:
+    """An iterator that gives a training function the batches that are put into it."""
+
+    def __init__(self, spec: Any, most: int):
+        """
+        Args:
+            spec: of the elements of the dataset whose batches are put in, or parts of them.
+            most: how many batches are put in at once.
+        """
+        import tensorflow as tf
+
+        self._spec = tf.nest.map_structure(_of_open_rows, spec)
+        self._most = most
+        kinds = tf.nest.flatten(self._spec, expand_composites=True)
+        self._nothing = [tf.zeros([], kind.dtype) if kind.dtype != tf.string else tf.constant("") for kind in kinds]
+        self._queue = tf.queue.FIFOQueue(most + 1, [tf.bool, tf.float64, *(kind.dtype for kind in kinds)])
+
+        def take(_: Any) -> Any:
+            is_there, numbers, *parts = self._queue.dequeue()
+            return tf.ensure_shape(is_there, []), tf.ensure_shape(numbers, [4]), tuple(parts)
+
+        def batch(_: Any, numbers: Any, parts: Any) -> pipeline.Batch:
+            parts = [tf.ensure_shape(part, kind.shape) for part, kind in zip(parts, kinds)]
+            return pipeline.Batch(tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True), numbers)
+
+        # One after another, as the function asks for them: nothing is to be taken ahead.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        dataset = tf.data.Dataset.range(1).repeat().map(take).take_while(lambda is_there, *_: is_there).map(batch)
+        self._dataset = pipeline.exempt(dataset.with_options(options))
+        self._iterator = iter(self._dataset)
+
+    def put(self, batches: Sequence[pipeline.Batch]) -> Any:
+        """The iterator, which gives `batches` next and, where they are some but fewer than a function takes, ends."""
+        import tensorflow as tf
+
+        while int(self._queue.size()):
+            self._queue.dequeue()  # of a step that failed
+        for batch in batches:
+            parts = tf.nest.flatten(batch.data, expand_composites=True)
+            self._queue.enqueue([True, batch.numbers, *parts])
+        iterator = self._iterator
+        if 0 < len(batches) < self._most:
+            self._queue.enqueue([False, tf.zeros([4], tf.float64), *self._nothing])
+            self._iterator = iter(self._dataset)
+        return iterator
+
+
+def _of_open_rows(kind: Any) -> Any:
+    """The spec of some rows of a component: of a dense one with any number of rows."""
+    import tensorflow as tf
+
+    if isinstance(kind, tf.TensorSpec) and kind.shape.rank:
+        return tf.TensorSpec([None, *kind.shape[1:]], kind.dtype)
+    return kind
+
+
+class Training:
+    """The steps of one call of fit on `model`, whose batches are those of `stage`."""
+
+    def __init__(self, model: Any, stage: Any, make: Callable[[], None]):
+        """
+        Args:
+            make: makes the model's training function anew.
+        """
+        self._model = model
+        self._stage = stage
+        self._make = make
+        self._feed: Feed | None = None
+        self._reader: Any = None
+        self._read: list[Any] = []
+        self._totals: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        self._is_in_step = False
+        elastic.after_loss.append(self.after_loss)
+
+    def close(self) -> None:
+        elastic.after_loss.remove(self.after_loss)
+
+    def step(self, function: Any, batches: list[Any], spec: Any, most: int) -> Any:
+        """What the training function gives for `batches`, whole ones, of the element spec `spec`, at most `most`.
+
+        A training function has the attributes `plain`, what is called, and `generation` (`elastic.generation`), that of
+        the world that it was made for.
+        """
+        if self._feed is None:
+            self._feed = Feed(spec, most)
+        function = self._up_to_date(function)
+        if self._reader is None:
+            # Variables that the step makes are there, with their first values, once it is traced.
+            elastic.attempt("tracing the step of fit", lambda: self._trace(function))
+        before = self._keep()
+        draws = kept_random.states() if getattr(self._model, "run_eagerly", False) else None
+
+        def compute() -> tuple[Any, list]:
+            return self._compute(self._up_to_date(function), batches)
+
+        def undo() -> None:
+            if len(self._variables()) > len(before):
+                raise world.RankError(f"{world.LOST}, in a step that makes variables, which cannot be undone")
+            for variable, value in zip(self._read, before):
+                variable.assign(value)
+            if draws is not None:
+                kept_random.put_back(draws)
+            self._share_metrics()
+
+        self._is_in_step = True
+        try:
+            logs, self._totals = elastic.attempt("a step of fit", compute, undo)
+        finally:
+            self._is_in_step = False
+        return logs
+
+    def after_loss(self, became_first: bool) -> None:
+        """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
+        if not self._is_in_step:
+            self._share_metrics()
+
+    def _share_metrics(self) -> None:
+        """What all ranks had counted up to their last step goes on with the first, where nothing changed it since."""
+        for at, (variable, own, total) in enumerate(self._totals):
+            if np.array_equal(variable.numpy(), own):
+                mine = total if world.current().rank == 0 else np.zeros_like(total)
+                variable.assign(mine)
+                self._totals[at] = (variable, mine, total)
+
+    def begins_epoch(self) -> None:
+        """Variables may have been made since."""
+        self._reader = None
+
+    def _up_to_date(self, function: Any) -> Any:
+        """The training function `function`, made anew where it was made for a world that is no more."""
+        if function.generation == elastic.generation():
+            return function
+        if self._model.train_function.generation != elastic.generation():
+            self._make()
+        return self._model.train_function
+
+    def _trace(self, function: Any) -> None:
+        plain = self._up_to_date(function).plain
+        # A function of TensorFlow, or in some versions of Keras one of Python around it.
+        inside = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
+        for one in [plain, *inside]:
+            if (
+                hasattr(one, "get_concrete_function")
+                and "iterator" in inspect.signature(one.python_function).parameters
+            ):
+                one.get_concrete_function(self._feed.put([]))
+
+    def _compute(self, function: Any, batches: list[Any]) -> tuple[Any, list]:
+        """The logs, and of each variable of metrics what this rank and what all ranks have counted."""
+        sliced = [self._slice(batch) for batch in batches]
+        logs = function.plain(self._feed.put(sliced))
+        counted = list(map(gradients.underlying, metrics.variables_of(self._model)))
+        own = [variable.read_value() for variable in counted]
+        totals = metrics.sums(own)
+        return logs, [(one, mine.numpy(), total.numpy()) for one, mine, total in zip(counted, own, totals)]
+
+    def _slice(self, batch: Any) -> pipeline.Batch:
+        import tensorflow as tf
+
+        if self._stage.whole:
+            return pipeline.Batch(batch, tf.constant(steps.whole_values(), tf.float64))
+        return pipeline.slice_of(batch)
+
+    def _variables(self) -> list[Any]:
+        groups = kept_variables.groups(self._model)
+        return [gradients.underlying(variable) for group in groups.values() for variable in group]
+
+    def _keep(self) -> list[Any]:
+        """The values of the model's variables."""
+        import tensorflow as tf
+
+        if self._reader is None:
+            self._read = self._variables()
+            read = tf.function(lambda: [variable.read_value() for variable in self._read], autograph=False)
+            self._reader = read.get_concrete_function()
+        return self._reader()
