@@ -1,11 +1,14 @@
 """Kills ranks at random moments of `matex run --restarts` and sees whether the result is that of an undisturbed run.
 
     python benchmarks/restarts.py --runs 20 --kills 2 --ranks 3
+    python benchmarks/restarts.py --elastic --runs 50 --kills 2 --ranks 4
+
+With `--elastic` it is `matex run --elastic`, and the ranks that are left go on in their processes where they can.
 
 Each run has its ranks killed, one at a time and any of them, by SIGKILL or SIGSEGV, at moments drawn at random from the
-beginning of the script on. The table has, for each run, when which rank was killed, from which states it went on, its
-exit code, and the largest difference of losses, metrics and weights from a run alone, relative to the larger of the
-value and 1e-3.
+beginning of the script on. The table has, for each run, when which rank was killed, at what those that were left went
+on, how often and from which states the run was started again, its exit code, and the largest difference of losses,
+metrics and weights from a run alone, relative to the larger of the value and 1e-3.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def difference(want: list[float], found: list[float]) -> float:
     return max(abs(one - other) / max(abs(one), 1e-3) for one, other in zip(want, found))
 
 
-def disturbed(ranks: int, kills: int, mean: float, draw: random.Random) -> tuple[list[str], int, str, float]:
+def disturbed(
+    ranks: int, kills: int, mean: float, draw: random.Random, how: list[str]
+) -> tuple[list[str], int, str, float]:
     """The kills of one run, its exit code, what it printed, and its seconds."""
     with tempfile.TemporaryDirectory(prefix="restarts-") as temporary:
         notes = Path(temporary, "notes")
@@ -59,7 +64,7 @@ def disturbed(ranks: int, kills: int, mean: float, draw: random.Random) -> tuple
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "MATEX_SAVE_SECONDS": "0.2", "MATEX_STATE": f"{temporary}/state",
         }  # fmt: skip
-        command = [sys.executable, "-m", "matex_tf.cli", "run", "--restarts", str(kills), "-n", str(ranks)]
+        command = [sys.executable, "-m", "matex_tf.cli", "run", *how, "--restarts", str(kills), "-n", str(ranks)]
         began = time.monotonic()
         with open(Path(temporary, "printed"), "w+b") as printed:
             child = subprocess.Popen(
@@ -68,17 +73,18 @@ def disturbed(ranks: int, kills: int, mean: float, draw: random.Random) -> tuple
             )  # fmt: skip
             done = []
             while len(done) < kills and child.poll() is None:
-                victim, how = draw.randrange(ranks), draw.choice(["SIGKILL", "SIGKILL", "SIGSEGV"])
-                while not (notes / str(victim)).exists() and child.poll() is None:
-                    time.sleep(0.1)  # it has not come to its script
+                by = draw.choice(["SIGKILL", "SIGKILL", "SIGSEGV"])
+                while len(list(notes.iterdir())) < (ranks - len(done) if how else ranks) and child.poll() is None:
+                    time.sleep(0.1)  # they have not come to their script
                 time.sleep(draw.expovariate(1 / mean))
                 if child.poll() is None:
+                    victim = draw.choice(sorted(note.name for note in notes.iterdir()))
                     pid = int((notes / str(victim)).read_text())
-                    for note in notes.iterdir():
+                    for note in [notes / str(victim)] if how else list(notes.iterdir()):
                         note.unlink()
                     with contextlib.suppress(ProcessLookupError):  # it went with the one that was killed before
-                        os.kill(pid, getattr(signal, how))
-                        done.append(f"{how} of {victim} at {time.monotonic() - began:.0f} s")
+                        os.kill(pid, getattr(signal, by))
+                        done.append(f"{by} of {victim} at {time.monotonic() - began:.0f} s")
             try:
                 code = child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
@@ -95,6 +101,7 @@ def main() -> None:
     asked.add_argument("--kills", type=int, default=2, help="of each run")
     asked.add_argument("--ranks", type=int, default=2)
     asked.add_argument("--mean", type=float, default=8.0, help="seconds to a kill, on average")
+    asked.add_argument("--elastic", action="store_true", help="go on in the same processes")
     asked.add_argument("--seed", type=int, default=1)
     options = asked.parse_args()
     draw = random.Random(options.seed)
@@ -102,16 +109,21 @@ def main() -> None:
         alone = subprocess.run([sys.executable, str(WORKER), notes], capture_output=True, text=True, check=True)
     want = curve(alone.stdout)
     print(
-        "| run | killed | went on from | exit code | seconds | largest difference |\n|---|---|---|---|---|---|",
+        "| run | killed | went on at | started again | from | exit code | seconds | largest difference |\n"
+        "|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     bad = 0
     for number in range(1, options.runs + 1):
-        kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw)
+        how = ["--elastic"] if options.elastic else []
+        kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw, how)
+        moments = re.findall(r"on without [a-z]+, at: (.*)", text)
+        again = len(re.findall(r"; restart \d+ of", text))
         states = re.findall(r"state kept at (epoch \d+, step \d+ of call \d+)", text)
         found = difference(want, curve(text))
         print(
-            f"| {number} | {'; '.join(kills)} | {'; '.join(states)} | {code} | {seconds:.0f} | {found:.1e} |",
+            f"| {number} | {'; '.join(kills)} | {'; '.join(moments)} | {again} | {'; '.join(states)} | {code} | "
+            f"{seconds:.0f} | {found:.1e} |",
             flush=True,
         )
         if code != 0 or found > 1e-8:

@@ -109,9 +109,14 @@ def _go_on(what: str) -> None:
     for work in after_loss:
         work(before > 0 and me.rank == 0)
     if me.rank == 0 and not settings.current().quiet:
-        gone = [f"rank {rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
-        ranks = "1 rank" if len(left) == 1 else f"{len(left)} ranks"
-        output.tell(f"matex_tf: {', '.join(gone)} was lost during {what}; it is done again, on {ranks}\n")
+        output.tell(f"matex_tf: {_told(hosts, left)}, at: {what}\n")
+
+
+def _told(hosts: list[str], left: list[int]) -> str:
+    gone = [f"{rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
+    lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
+    them = "it" if len(gone) == 1 else "them"
+    return f"{lost}; " + (f"1 rank goes on without {them}" if len(left) == 1 else f"{len(left)} go on without {them}")
 
 
 def _largest(me: world.World, numbers: list[int]) -> list[int]:

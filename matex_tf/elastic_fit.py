@@ -152,8 +152,7 @@ class Training:
         """The training function `function`, made anew where it was made for a world that is no more."""
         if function.generation == elastic.generation():
             return function
-        if self._model.train_function.generation != elastic.generation():
-            self._make()
+        self._make()
         return self._model.train_function
 
     def _trace(self, function: Any) -> None:

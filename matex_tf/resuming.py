@@ -67,9 +67,13 @@ def next_fit(model: Any) -> resumed_fit.Fit | None:
     return resumed_fit.Fit(_run, model)
 
 
-def say_loop() -> None:
-    """A loop of the script's own trains: what it has done is not in the state, nor can it go on with fewer ranks."""
-    elastic.refuse("a loop of the script's own")
+def say_loop(goes_on: bool = False) -> None:
+    """A loop of the script's own trains: what it has done is not in the state.
+
+    It cannot begin with fewer ranks either, whose functions were made for more, but for those that Keras makes anew.
+    """
+    if not goes_on:
+        elastic.refuse("a loop of the script's own")
     if _run is not None:
         output.note(
             "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "

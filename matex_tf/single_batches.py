@@ -37,7 +37,7 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     Collective. The arrays are compared each time, because nothing else says that all ranks were given the same.
     """
     loops.shared_elsewhere()
-    resuming.say_loop()
+    resuming.say_loop(goes_on=True)
     before = steps.current_values()
     if before[3]:
         # Within a loop over a dataset that trains: what it gave is a slice already.

@@ -275,6 +275,9 @@ def _unpack(step: Any) -> Any:
 
 def _train_step(model: Any, function: Any) -> Any:
     def train_function(iterator):
+        if train_function.generation != elastic.generation():
+            _make_anew(model)
+            return model.train_function(iterator)
         run = fitting.current()
         if run is None or run.model is not model:
             return function(iterator)
