@@ -37,17 +37,9 @@ def generation() -> int:
 
 
 def start() -> None:
-    """See to what does not go together. Before anything is made of the settings."""
-    if not is_on():
-        return
-    chosen = settings.current()
-    if chosen.overlap == "on":
-        raise settings.SettingError(
-            "MATEX_OVERLAP=on and MATEX_ELASTIC=1 do not go together: leave one of them out. Updates that are under "
-            "way in a thread cannot be undone when a rank is lost."
-        )
-    chosen.overlap = "off"
-    after_loss.extend([output.after_loss, files.after_loss, steps.after_loss])
+    """Before anything that can be lost is made."""
+    if is_on():
+        after_loss.extend([output.after_loss, files.after_loss, steps.after_loss])
 
 
 def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:

@@ -41,8 +41,9 @@ HOST_OPTIONS = {
 }
 # By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
 KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
-# With it, mpirun and MPI leave the other ranks alone when one is lost, and MPI tells them.
-ELASTIC = ["--with-ft", "ulfm", "--mca", "mpi_ft_detector", "true"]
+# With it, mpirun and MPI leave the other ranks alone when one is lost, and mpirun tells them. MPI's own detector stays
+# off: it takes ranks for lost that compute for ten seconds without a call of MPI.
+ELASTIC = ["--with-ft", "ulfm"]
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 

@@ -351,6 +351,13 @@ class Settings:
                 except ValueError as expected:
                     raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
+        if self.elastic:
+            if self.overlap == "on":
+                raise SettingError(
+                    "MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together: what is under way in a thread cannot be "
+                    "undone when a rank is lost."
+                )
+            self.overlap = "off"
 
 
 _current: Settings | None = None

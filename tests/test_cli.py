@@ -32,6 +32,8 @@ def matex(*words, env=None, timeout=60, cwd=None):
         ("-n 4 train.py", cli.Run(4, ["train.py"])),
         ("-np 4 train.py -n 3 --dry-run", cli.Run(4, ["train.py", "-n", "3", "--dry-run"])),
         ("--profile -n 2 a.py --profile", cli.Run(2, ["a.py", "--profile"], profile=True)),
+        ("--elastic -n 3 a.py", cli.Run(3, ["a.py"], restarts=3, elastic=True)),
+        ("--elastic --restarts 1 -n 3 a.py", cli.Run(3, ["a.py"], restarts=1, elastic=True)),
         ("--np=2 --dry-run -m a.b x", cli.Run(2, ["-m", "a.b", "x"], [], True)),
         ("--host a:1,b:1 -n 2 --mca pml ob1 t.py", cli.Run(2, ["t.py"], ["--host", "a:1,b:1", "--mca", "pml", "ob1"])),
     ],
@@ -50,6 +52,8 @@ def test_what_run_was_asked(words, expected):
         ("-n two train.py", "'two' was given"),
         ("--profile -n 1 train.py", "-n expects 2 or more"),
         ("--profile --check train.py", "do not go together"),
+        ("--elastic --check train.py", "do not go together"),
+        ("--elastic -n 1 train.py", "-n expects 2 or more"),
     ],
 )
 def test_what_run_cannot_do(words, message):
@@ -300,3 +304,15 @@ def test_what_is_wrong_is_said_with_how_to_mend_it(changes, wrong, mend):
 def test_build_prints_where_the_ops_are():
     result = matex("build", timeout=300).check()
     assert os.path.isfile(result.stdout.strip().splitlines()[-1])
+
+
+def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
+    asked = cli.Run(2, ["a.py"], restarts=3, elastic=True)
+    monkeypatch.setattr(cli, "find_mpirun", lambda: Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.3"))
+    line = shlex.join(cli.command_line(asked))
+    assert "--with-ft ulfm" in line and "-x MATEX_ELASTIC=1" in line and "-x MATEX_STATE=" in line
+    for family, version in ((OPENMPI, "4.1.6"), (MPICH, "4.2")):
+        other = Mpirun("/opt/bin/mpirun", family, version)
+        monkeypatch.setattr(cli, "find_mpirun", lambda other=other: other)
+        with pytest.raises(cli.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"):
+            cli.command_line(asked)

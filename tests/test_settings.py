@@ -86,3 +86,9 @@ def test_a_wrong_compression_is_answered_with_the_right_ones():
 def test_a_misspelt_setting_is_answered_with_the_right_ones():
     with pytest.raises(settings.SettingError, match="MATEX_SCALE is set, but there is no such setting.*MATEX_SCALING"):
         settings.Settings({"MATEX_SCALE": "weak"})
+
+
+def test_elastic_runs_overlap_nothing():
+    assert settings.Settings({"MATEX_ELASTIC": "1"}).overlap == "off"
+    with pytest.raises(settings.SettingError, match="MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together"):
+        settings.Settings({"MATEX_ELASTIC": "1", "MATEX_OVERLAP": "on"})
