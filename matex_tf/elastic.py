@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import files, ops, output, settings, steps, world
+from matex_tf import files, ops, output, proof, settings, steps, world
 
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
 
 _inside = False
 _generation = 0
+_survivors: list[int] = []
 
 
 def is_on() -> bool:
@@ -57,36 +58,66 @@ def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None 
     if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
         return work()
     while True:
-        result, done = None, True
+        result, failed = None, None
         _inside = True
         try:
             result = work()
         except Exception as error:
-            if not output.is_loss(error):
+            if not output.is_loss_of_another(error):
                 raise
-            done = False
+            failed = error
             world.revoke()
         finally:
             _inside = False
-        if world.all_have(done):
+        if _all_have(failed is None):
             return result
-        _go_on(what)
+        _go_on(what, failed)
         if undo is not None:
             undo()
+
+
+def _all_have(done: bool) -> bool:
+    """Whether all ranks have completed what they tried, the same answer on all that are left."""
+    limit = settings.current().abort_seconds
+    if done or not limit:
+        return world.all_have(done)
+    # Who watches the ranks as a rule has gone with the communicators that were revoked.
+    patience = threading.Timer(limit, _give_up, [limit])
+    patience.daemon = True
+    patience.start()
+    try:
+        return world.all_have(done)
+    finally:
+        patience.cancel()
+
+
+def _give_up(seconds: int) -> None:
+    output.tell(
+        f"matex_tf: {world.current().place}: a rank is lost, and for {seconds} s the others have not come to agree on "
+        f"going on; ending the job (exit code {proof.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
+    )
+    world.abort(proof.EXIT_STALLED)
 
 
 def refuse(what: str) -> None:
     """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
     if _generation:
-        raise world.RankError(
-            f"{what} cannot begin in a run that goes on without a rank: {world.LOST}. Only calls of fit, evaluate and "
-            "predict go on with fewer ranks in the same processes; `matex run --elastic` starts the others again."
-        )
+        raise cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
 
 
-def _go_on(what: str) -> None:
+def cannot_go_on(why: str) -> world.RankError:
+    """The error by which the run ends after a loss, to be started again."""
+    return world.RankError(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
+
+
+def survivors() -> list[int]:
+    """The numbers that the ranks had before the last loss, by the numbers that they have now."""
+    return _survivors
+
+
+def _go_on(what: str, failed: Exception | None) -> None:
     """Make the world that of the ranks which are left, and all that hangs on it. Collective among them."""
-    global _generation
+    global _generation, _survivors
     from matex_tf import watchdog
 
     me = world.current()
@@ -94,10 +125,10 @@ def _go_on(what: str) -> None:
     watchdog.stop()
     left = world.shrink()
     if len(left) == len(hosts):
-        raise world.RankError(f"MPI failed in {what}, though no rank was lost")
+        raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.start_again(lambda numbers: _largest(me, numbers))
     watchdog.start()
-    _generation += 1
+    _generation, _survivors = _generation + 1, left
     for work in after_loss:
         work(before > 0 and me.rank == 0)
     if me.rank == 0 and not settings.current().quiet:

@@ -23,15 +23,15 @@ class Feed:
     def __init__(self, spec: Any, most: int):
         """
         Args:
-            spec: of the elements of the dataset whose batches are put in, or parts of them.
+            spec: the element spec of the batches that are put in.
             most: how many batches are put in at once.
         """
         import tensorflow as tf
 
-        self._spec = tf.nest.map_structure(_of_open_rows, spec)
+        self._spec = spec
         self._most = most
+        self._parts: list[Any] = []
         kinds = tf.nest.flatten(self._spec, expand_composites=True)
-        self._nothing = [tf.zeros([], kind.dtype) if kind.dtype != tf.string else tf.constant("") for kind in kinds]
         self._queue = tf.queue.FIFOQueue(most + 1, [tf.bool, tf.float64, *(kind.dtype for kind in kinds)])
 
         def take(_: Any) -> Any:
@@ -58,22 +58,42 @@ class Feed:
         while int(self._queue.size()):
             self._queue.dequeue()  # of a step that failed
         for batch in batches:
-            parts = tf.nest.flatten(batch.data, expand_composites=True)
-            self._queue.enqueue([True, batch.numbers, *parts])
-        iterator = self._iterator
-        if 0 < len(batches) < self._most:
-            self._queue.enqueue([False, tf.zeros([4], tf.float64), *self._nothing])
-            self._iterator = iter(self._dataset)
+            self._parts = [batch.numbers, *tf.nest.flatten(batch.data, expand_composites=True)]
+            self._queue.enqueue([True, *self._parts])
+        return self.end() if 0 < len(batches) < self._most else self._iterator
+
+    def end(self) -> Any:
+        """The iterator, which ends when it has given what was put in."""
+        self._queue.enqueue([False, *self._parts])  # any parts will do
+        iterator, self._iterator = self._iterator, iter(self._dataset)
         return iterator
 
 
-def _of_open_rows(kind: Any) -> Any:
-    """The spec of some rows of a component: of a dense one with any number of rows."""
+def of_some_rows(kind: Any) -> Any:
+    """The spec of any number of rows of a component with the spec `kind`."""
     import tensorflow as tf
 
-    if isinstance(kind, tf.TensorSpec) and kind.shape.rank:
-        return tf.TensorSpec([None, *kind.shape[1:]], kind.dtype)
+    if getattr(getattr(kind, "shape", None), "rank", None):
+        shape = tf.TensorShape([None, *kind.shape[1:]])
+        if isinstance(kind, tf.TensorSpec):
+            return tf.TensorSpec(shape, kind.dtype)
+        if isinstance(kind, tf.RaggedTensorSpec):
+            return tf.RaggedTensorSpec(shape, kind.dtype, kind.ragged_rank, kind.row_splits_dtype)
+        if isinstance(kind, tf.SparseTensorSpec):
+            return tf.SparseTensorSpec(shape, kind.dtype)
     return kind
+
+
+def undo_of(source: Any) -> Callable[[], None]:
+    """What is to be done before a call that goes through the data `source` is made again."""
+    before = kept_random.states()
+
+    def undo() -> None:
+        if hasattr(source, "__next__"):
+            raise elastic.cannot_go_on("batches that a generator has given do not come again")
+        kept_random.put_back(before)
+
+    return undo
 
 
 class Training:
@@ -92,6 +112,7 @@ class Training:
         self._read: list[Any] = []
         self._totals: list[tuple[Any, np.ndarray, np.ndarray]] = []
         self._is_in_step = False
+        self._changed: list[Any] = []
         elastic.after_loss.append(self.after_loss)
 
     def close(self) -> None:
@@ -103,12 +124,15 @@ class Training:
         A training function has the attributes `plain`, what is called, and `generation` (`elastic.generation`), that of
         the world that it was made for.
         """
+        import tensorflow as tf
+
         if self._feed is None:
-            self._feed = Feed(spec, most)
+            self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(of_some_rows, spec), most)
         function = self._up_to_date(function)
         if self._reader is None:
             # Variables that the step makes are there, with their first values, once it is traced.
             elastic.attempt("tracing the step of fit", lambda: self._trace(function))
+            self._totals = elastic.attempt("what metrics have counted", self._count)
         before = self._keep()
         draws = kept_random.states() if getattr(self._model, "run_eagerly", False) else None
 
@@ -117,7 +141,7 @@ class Training:
 
         def undo() -> None:
             if len(self._variables()) > len(before):
-                raise world.RankError(f"{world.LOST}, in a step that makes variables, which cannot be undone")
+                raise elastic.cannot_go_on("the step makes variables, which cannot be undone")
             for variable, value in zip(self._read, before):
                 variable.assign(value)
             if draws is not None:
@@ -130,6 +154,10 @@ class Training:
         finally:
             self._is_in_step = False
         return logs
+
+    def end(self, function: Any) -> Any:
+        """What the function gives where the data are at their end: what it does without them it does."""
+        return self._up_to_date(function).plain(self._feed.end())
 
     def after_loss(self, became_first: bool) -> None:
         """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
@@ -148,6 +176,10 @@ class Training:
         """Variables may have been made since."""
         self._reader = None
 
+    def ends_epoch(self) -> None:
+        """What metrics have counted is told, and will not go on."""
+        self._totals = []
+
     def _up_to_date(self, function: Any) -> Any:
         """The training function `function`, made anew where it was made for a world that is no more."""
         if function.generation == elastic.generation():
@@ -164,16 +196,20 @@ class Training:
                 hasattr(one, "get_concrete_function")
                 and "iterator" in inspect.signature(one.python_function).parameters
             ):
-                one.get_concrete_function(self._feed.put([]))
+                concrete = one.get_concrete_function(self._feed.put([]))
+                self._changed = list(concrete.graph.variables)
 
     def _compute(self, function: Any, batches: list[Any]) -> tuple[Any, list]:
         """The logs, and of each variable of metrics what this rank and what all ranks have counted."""
         sliced = [self._slice(batch) for batch in batches]
-        logs = function.plain(self._feed.put(sliced))
-        counted = list(map(gradients.underlying, metrics.variables_of(self._model)))
+        return function.plain(self._feed.put(sliced)), self._count()
+
+    def _count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+        """What is not the same on all ranks but a sum over them: the variables, with this rank's part and the sum."""
+        counted = [*metrics.variables_of(self._model), *gradients.accumulators(getattr(self._model, "optimizer", None))]
+        counted = list(map(gradients.underlying, counted))
         own = [variable.read_value() for variable in counted]
-        totals = metrics.sums(own)
-        return logs, [(one, mine.numpy(), total.numpy()) for one, mine, total in zip(counted, own, totals)]
+        return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sums(own))]
 
     def _slice(self, batch: Any) -> pipeline.Batch:
         import tensorflow as tf
@@ -183,8 +219,12 @@ class Training:
         return pipeline.slice_of(batch)
 
     def _variables(self) -> list[Any]:
-        groups = kept_variables.groups(self._model)
-        return [gradients.underlying(variable) for group in groups.values() for variable in group]
+        groups = kept_variables.groups(self._model).values()
+        known = [gradients.underlying(variable) for group in groups for variable in group]
+        # Others that the step may change: of layers, of other optimizers, of the script's own.
+        seen = set(map(id, known))
+        others = [variable for variable in map(gradients.underlying, self._changed) if id(variable) not in seen]
+        return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 
     def _keep(self) -> list[Any]:
         """The values of the model's variables."""

@@ -334,7 +334,7 @@ def view() -> View | None:
 
 def news() -> ledger.Ledger | None:
     """The ledger in which rank 0 writes; None on the others."""
-    return _news if _view is None else None
+    return _news if _view is None or _view.is_left else None
 
 
 def start() -> None:
@@ -371,7 +371,7 @@ def after_loss(became_first: bool) -> None:
             for name in names:
                 _install(os.path.join(folder, name), os.path.join(key, name))
         for descriptor, path in list(_open_descriptors()):
-            if path.startswith(view.root + os.sep):
+            if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not one that was removed while open
                 _reopen(descriptor, path[len(view.root) :])
 
 

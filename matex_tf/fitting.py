@@ -130,6 +130,7 @@ class Stage:
         arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _leaves(inputs)]
         if not arrays or not comparison.are_shares(arrays, self.name):
             return
+        elastic.refuse(f"{self.name}, each rank's own share,")
         rows = {len(array) for array in arrays}
         if len(rows) != 1:
             raise world.RankError(f"{self.name}: this rank's arrays have different numbers of rows: {sorted(rows)}")
@@ -164,6 +165,7 @@ class Stage:
         """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
         if not hasattr(source, "element_spec") or not sharding.is_share(source) or hasattr(source, "_matex_whole"):
             return
+        elastic.refuse(f"{self.name}, each rank's own share,")
         self.numbered = getattr(source, "_matex_numbered", None)
         if self.numbered is not None:
             return
@@ -308,6 +310,8 @@ class Run:
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
         self.step = 0
+        if self.elastic is not None:
+            self.elastic.ends_epoch()
         ops.records.between_steps()
         if self.pace is not None:
             self.pace.rows = self.rows

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, settings, steps, world
+from matex_tf import ops, settings, steps
 
 KIND_GRADIENTS = 1
 
@@ -195,6 +195,12 @@ def reduce(
     return result, list(outputs[len(order) :][: len(scalars)])
 
 
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer of Keras 3 adds up gradients until it updates: each rank its own part."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "_accumulated_gradients", None) or [])
+
+
 def _zero_if_finite(values: Any) -> Any:
     """What stands in the update for a sparse gradient, which is gathered after it: 0, or NaN."""
     import tensorflow as tf
@@ -210,7 +216,6 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
     """
     import tensorflow as tf
 
-    size = world.current().size
     weight = tf.reshape(tf.convert_to_tensor(weight, tf.float64), [-1])[0]
     count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
     with tf.control_dependencies([before]):
@@ -219,7 +224,7 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
         values = ops.allgather(slices.values[:count] * tf.cast(weight, slices.values.dtype), name)
 
     def are_the_same() -> Any:
-        table = tf.reshape(indices, [size, -1])
+        table = tf.reshape(indices, [tf.size(counts), -1])
         ordered = tf.sort(table[0])
         return tf.reduce_all(table == table[:1]) & tf.reduce_all(ordered[1:] != ordered[:-1])
 

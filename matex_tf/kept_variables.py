@@ -14,7 +14,8 @@ import numpy as np
 
 from matex_tf import gradients, metrics, world
 
-METRICS = "metrics"
+METRICS, ACCUMULATED = "metrics", "accumulated"
+_SUMS = (METRICS, ACCUMULATED)  # of which each rank has a part
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
@@ -23,18 +24,21 @@ def groups(model: Any) -> dict[str, list[Any]]:
     layers = [layer for layer in metrics.layers_of(model) if layer is not model]
     seen: set[int] = set()
     counted = _new(metrics.variables_of(model), seen)
+    optimizers = _optimizers([model, *layers])
+    accumulated = _new([one for optimizer in optimizers for one in gradients.accumulators(optimizer)], seen)
     found = {
         "weights": _new(_weights(model), seen),
         "random": _new(_random_variables([model, *layers]), seen),
         "random of TensorFlow": _new(_global_generator(), seen),
         "random of Keras": _new(_keras_global_seed(), seen),
     }
-    for index, optimizer in enumerate(_optimizers([model, *layers])):
+    for index, optimizer in enumerate(optimizers):
         owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found[f"optimizer {index}"] = _new(owned, seen)
         # Of Keras 2 the learning rate is not among them.
         found[f"optimizer {index}, own"] = _new(_attributes(optimizer), seen)
     found["own"] = _new(_attributes(model), seen)
+    found[ACCUMULATED] = accumulated
     found[METRICS] = counted
     return found
 
@@ -114,7 +118,7 @@ def whole(model: Any) -> Iterator[Kept]:
     The values may change with the variables once it is left; copy them before.
     """
     chosen = groups(model)
-    with metrics.whole_state(chosen[METRICS]):
+    with metrics.whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
         yield _read(chosen) if world.current().rank == 0 else {}
 
 
@@ -159,7 +163,7 @@ def put_back(model: Any, kept: Kept, skip: dict[str, int] | None = None) -> dict
             if tuple(inner.shape) != value.shape or inner.dtype.as_numpy_dtype != value.dtype:
                 here = f"'{gradients.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
                 raise other_model(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
-            inner.assign(np.zeros_like(value) if group == METRICS and world.current().rank > 0 else value)
+            inner.assign(np.zeros_like(value) if group in _SUMS and world.current().rank > 0 else value)
     return present
 
 

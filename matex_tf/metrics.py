@@ -121,7 +121,7 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     before = {id(variable): _read(variable) for variable in metric.variables}
     with figures.left_alone():
         yield
-    counts = steps.numbers()[2] if counts is None else tf.constant(counts, tf.float64)
+    counts = steps.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
     for variable in metric.variables:
         value = tf.convert_to_tensor(variable)
         # A metric makes its variables at its first update, full of zeros.

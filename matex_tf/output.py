@@ -161,12 +161,12 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 def is_loss(error: BaseException) -> bool:
     """Whether what failed is the place or another rank rather than the script, which started again may well succeed."""
     names = {base.__name__ for base in type(error).__mro__}
-    return (
-        isinstance(error, MemoryError)
-        or "ResourceExhaustedError" in names
-        or any(base.__module__.startswith("mpi4py") for base in type(error).__mro__)
-        or world.LOST in str(error)
-    )
+    return isinstance(error, MemoryError) or "ResourceExhaustedError" in names or is_loss_of_another(error)
+
+
+def is_loss_of_another(error: BaseException) -> bool:
+    """Whether a collective failed, as it does where another rank was lost."""
+    return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or world.LOST in str(error)
 
 
 def _end_all(text: str, code: int) -> None:

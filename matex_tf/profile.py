@@ -105,6 +105,8 @@ def _imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], host
         columns = [sum(of) for of in zip(*map(_milliseconds, mine))]
         rows.append((columns[2], columns[1], columns[0], rank))
     rows.sort()
+    if len(rows) == 1:
+        return []
     waiting, _, step, slowest = rows[0]
     others = [row[0] - waiting for row in rows[1:]]
     behind = sum(others) / len(others)

@@ -141,6 +141,15 @@ class Run:
         return False
 
     def _after_loss(self, became_first: bool) -> None:
+        # Who has what was kept, if it is to be put back.
+        left = elastic.survivors()
+        if self.source is not None and self.source in left:
+            self.source = left.index(self.source)
+        elif self.source is not None:
+            self.source = 0
+            if became_first and self.fits <= self.fit:
+                with files.plainly():
+                    _, self.saved = kept_files.Folder(self.path).newest()
         if not became_first:
             return
         with files.plainly():

@@ -357,6 +357,12 @@ class Settings:
                     "MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together: what is under way in a thread cannot be "
                     "undone when a rank is lost."
                 )
+            if self.algorithm == "two_level" or self.compression != NO_COMPRESSION:
+                raise SettingError(
+                    "MATEX_ELASTIC=1 does not go together with MATEX_ALGORITHM=two_level, in which ranks may wait for "
+                    "others than the one that is lost, nor with MATEX_COMPRESSION, of which a lost rank's part would "
+                    "be lost with it."
+                )
             self.overlap = "off"
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf import world
+from matex_tf import settings, world
 
 _variable: Any = None
+_is_first: Any = None
 _GRAPH_KEY = "matex_tf/step"
 
 
@@ -45,6 +46,18 @@ def whole_values() -> list[float]:
     """The numbers of a step in which every rank computes the whole batch."""
     mine = 1.0 if world.current().rank == 0 else 0.0
     return [mine, mine, mine, 0.0]
+
+
+def whole_count() -> Any:
+    """Whether what every rank computes whole counts in metrics here: 1 or 0, or a tensor where that may change."""
+    global _is_first
+    if not settings.current().elastic or in_session_graph():
+        return whole_values()[2]
+    if _is_first is None:
+        import tensorflow as tf
+
+        _is_first = hidden_variable(whole_values()[2], tf.float64, "matex_tf_first")
+    return _is_first.read_value()
 
 
 def slice_values(rows: int, of_rows: int) -> list[float]:
@@ -156,6 +169,8 @@ def set_whole() -> None:
 
 def after_loss(became_first: bool) -> None:
     """What is computed whole counts on the first rank, which may be another now."""
+    if _is_first is not None:
+        _is_first.assign(whole_values()[2])
     if _variable is not None and not current_values()[3]:
         set_whole()
 

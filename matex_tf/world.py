@@ -344,7 +344,13 @@ class _Control:
                 self._enter(f"broadcast from {root}", what)
                 return communicator("control").bcast(value, root=root)
 
-        return attempt(what, send)
+        def undo() -> None:
+            from matex_tf import elastic
+
+            if elastic.survivors()[root : root + 1] != [root]:
+                raise elastic.cannot_go_on(f"rank {root} alone had {what}")
+
+        return attempt(what, send, undo)
 
     def barrier(self, what: str) -> None:
         """Returns on each rank once all have called it."""

@@ -92,6 +92,10 @@ def _start(c: ctypes.CDLL) -> None:
     between_nodes = chosen.compression_links == "hosts"
     # Within one node there are no links between hosts.
     compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
+    algorithm = chosen.algorithm
+    if chosen.elastic and algorithm == "auto":
+        # In sums in two levels ranks would wait for others than the one that is lost.
+        algorithm = "ring" if here.has_several_nodes else "mpi"
     communicators = [0, 0, 0]
     if world.is_active():
         _check_mpi(c)
@@ -104,7 +108,7 @@ def _start(c: ctypes.CDLL) -> None:
         here.node,
         chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes],
         chosen.fuse_bytes,
-        ALGORITHMS.index(chosen.algorithm),
+        ALGORITHMS.index(algorithm),
         COMPRESSIONS.index(compression.kind),
         compression.share,
         between_nodes,

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
-from matex_tf import files
+from matex_tf import elastic, files
 from matex_tf.patches import _undo, file_notes, replace
 
 _REPLACED = (
@@ -35,7 +35,13 @@ def install() -> None:
     files.start()
     if files.view() is not None:
         _install_view()
+        elastic.after_loss.append(_after_loss)
     elif files.news() is not None:
+        file_notes.install()
+
+
+def _after_loss(became_first: bool) -> None:
+    if became_first:
         file_notes.install()
 
 

@@ -83,7 +83,7 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
     with _Outermost("update") as outermost:
         gathered = _of_own_code(metric, code, args, kwargs)
         if gathered is not None:
-            with metrics.counted(metric, steps.whole_values()[2]), _within_own_code():
+            with metrics.counted(metric, steps.whole_count()), _within_own_code():
                 return call(*gathered[0], **gathered[1])
         if not outermost:
             with _with_global_figures(metric):
@@ -152,7 +152,7 @@ def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, A
         known = figures.total(value)
     if known is not None:
         args, kwargs = ((known, *args[1:]), kwargs) if args else (args, {**kwargs, "values": known})
-        return args, kwargs, steps.whole_values()[2]
+        return args, kwargs, steps.whole_count()
     unweighed = len(args) < 2 and kwargs.get("sample_weight") is None
     if type(metric).__name__ == "Mean" and unweighed and isinstance(value, tf.Tensor) and value.shape.rank == 0:
         kwargs = {**kwargs, "sample_weight": tf.cast(steps.numbers()[0], value.dtype)}

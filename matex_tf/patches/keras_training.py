@@ -65,9 +65,18 @@ def _run(kind: str) -> Any:
             if not world.is_active():
                 return original(self, *args, **kwargs)
             if kind == "evaluate" and elastic.is_on():
+                source = kwargs.get("x", args[0] if args else None)
+                return elastic.attempt(kind, lambda: _evaluate(self, args, kwargs), elastic_fit.undo_of(source))
+            return _call(self, args, kwargs)
+
+        def _evaluate(self, args, kwargs):
+            if fitting.current_fit() is not None and fitting.current_fit().elastic is not None:
+                fitting.current_fit().elastic.ends_epoch()
+            if elastic.generation():
+                if hasattr(kwargs.get("x", args[0] if args else None), "__next__"):
+                    raise elastic.cannot_go_on("what a generator had given to validate with does not come again")
                 # What was made for the ranks of before would give a part of the batches.
                 kwargs.pop("_use_cached_eval_dataset", None)
-                return elastic.attempt(kind, lambda: _call(self, args, kwargs))
             return _call(self, args, kwargs)
 
         def _call(self, args, kwargs):
@@ -297,8 +306,15 @@ def _train_step(model: Any, function: Any) -> Any:
 
 def _step_of_fewer(run: fitting.Run, function: Any, iterator: Any) -> Any:
     """A step that fewer ranks can make again."""
+    import tensorflow as tf
+
     most = keras_resuming.steps_per_execution(run.model)
-    batches = keras_resuming.take(iterator, most)
+    try:
+        batches = keras_resuming.take(iterator, most)
+    except tf.errors.OutOfRangeError:
+        if run.elastic is None:
+            raise
+        return run.elastic.end(function)
     if run.elastic is None:
         run.elastic = elastic_fit.Training(run.model, run.training, lambda: _make_anew(run.model))
     run.before_step()
@@ -316,9 +332,9 @@ def _make_anew(model: Any) -> None:
 
 
 def _forget_functions(became_first: bool) -> None:
-    """They know the ranks that there were. Keras makes those anew that are None; a step that of training."""
+    """They know the ranks that there were. Keras makes those anew that are None, and a step that of training."""
     for model in _models:
-        model.test_function = model.predict_function = None
+        model.test_function = None
 
 
 def _build(original: Any) -> Any:
