@@ -23,15 +23,19 @@ NAMED = (
     "computes whole batches: right, but not faster"
 )
 MEET = (
-    "in a step of the script's own the rows of a batch meet: they are compared with each other, or a figure of the "
-    "whole batch goes into the loss or into a variable. So every rank computes whole batches: right, but not faster"
+    "in the model, its loss or a step of the script's own the rows of a batch meet: they are compared with each other, "
+    "or a figure of the whole batch goes into the loss or a variable. So every rank computes whole batches: right, but "
+    "not faster"
 )
 # Primes that are hardly a dimension of anything else; rows that a step takes in pairs or halves do not come out even.
 ROWS = (107, 109)
 _EVEN_ROWS = 2520
 """What can be parted into as many equal parts as one likes, up to ten."""
+_OF_FUNCTIONS = {"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
+_SUMS_OVER_ROWS = {"L1", "L2", "L1L2"}
 _OF_THE_BATCH = {"Dice", "Tversky"}
 _REMEMBERED = "_matex_any_rows"
+_is_on = False
 
 
 def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
@@ -164,7 +168,21 @@ def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int
     return _why(graph, rows, _own_accounts(model), losses.times_inexact() > before)
 
 
+def is_on() -> bool:
+    """Whether a step is being traced only to see what becomes of the rows of a batch."""
+    return _is_on
+
+
 def _trace(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
+    global _is_on
+    before, _is_on = _is_on, True
+    try:
+        return _graph_of(model, step, spec)
+    finally:
+        _is_on = before
+
+
+def _graph_of(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
     """The graph of `step` for batches of `spec`; None where it cannot be traced."""
     import tensorflow as tf
 
@@ -185,13 +203,23 @@ def unnoticed(restores: bool = True) -> Iterator[None]:
     """What is traced within it prints nothing; with `restores`, no random numbers of Python and NumPy are used up."""
     states = random.getstate(), np.random.get_state()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), output.unsaid():
-            warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), output.unsaid():
             yield
     finally:
         if restores:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Within it nothing warns. `warnings.catch_warnings` would have all that was shown be shown once more later."""
+    before = warnings.warn
+    warnings.warn = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        warnings.warn = before
 
 
 def _flat(spec: Any) -> list[Any]:
@@ -230,10 +258,34 @@ def _has_own_code(model: Any, step: str) -> bool:
     """Whether a step may be something else than a mean over rows: by the script's own step, layers or losses."""
     if not all(_of_keras(getattr(type(model), name, None)) for name in (step, "compute_loss", "call")):
         return True
-    if any(not _of_keras(type(layer)) or type(layer).__name__ == "Lambda" for layer in metrics.layers_of(model)):
+    if any(map(_may_mix_rows, metrics.layers_of(model))):
+        return True
+    # Of a functional model of Keras 3: functions of keras.ops.
+    if any(not hasattr(one, "add_weight") for one in getattr(model, "operations", None) or ()):
         return True
     own = [loss for loss in _flat(getattr(model, "loss", None)) if callable(loss)]
     return any(not _of_keras(loss) or type(loss).__name__ in _OF_THE_BATCH for loss in own)
+
+
+def _may_mix_rows(layer: Any) -> bool:
+    """Whether a layer of a model may do something with rows of a batch that no layer of Keras does by itself."""
+    if not _of_keras(type(layer)) or type(layer).__name__ in _OF_FUNCTIONS:
+        return True
+    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
+    if any(axis == 0 for axis in _flat(axes) if isinstance(axis, int)):
+        return True
+    regularizer = getattr(layer, "activity_regularizer", None)
+    if regularizer is not None and type(regularizer).__name__ not in _SUMS_OVER_ROWS:
+        return True
+    return any(callable(value) and not _is_of_library(value) for value in vars(layer).values())
+
+
+def _is_of_library(thing: Any) -> bool:
+    """Whether a callable part of a layer is one of Keras' or TensorFlow's, or a wrapper of ours around such a one."""
+    while hasattr(thing, "__wrapped__"):
+        thing = thing.__wrapped__
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return str(module).startswith(("keras.", "tf_keras.", "tensorflow.", "matex_tf."))
 
 
 def _own_accounts(model: Any) -> set[int]:

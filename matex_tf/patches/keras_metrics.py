@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf import figures, losses, metric_figures, metrics, steps
+from matex_tf import figures, losses, metric_figures, metrics, rehearsal, steps
 from matex_tf.patches import replace, when_imported
 
 _depth = threading.local()
@@ -80,6 +80,8 @@ def _update_state(original: Any) -> Any:
 
 def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
     """An update of `metric`, whose method is `code`, by `call`."""
+    if rehearsal.is_on() and _is_own(code):
+        return None  # it is to be given all rows: what it does with them says nothing of the step
     with _Outermost("update") as outermost:
         gathered = _of_own_code(metric, code, args, kwargs)
         if gathered is not None:
@@ -95,11 +97,14 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
 
 def _of_own_code(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """What an update by the script's own code is to be given instead of this rank's rows, if anything."""
-    module = str(getattr(update, "__module__", ""))
-    if getattr(_depth, "own", False) or module.startswith(("keras.", "tf_keras.", "tensorflow.")):
+    if getattr(_depth, "own", False) or not _is_own(update):
         return None
     with _within_own_code():
         return metric_figures.rows_of_all(metric, update, args, kwargs)
+
+
+def _is_own(code: Any) -> bool:
+    return not str(getattr(code, "__module__", "")).startswith(("keras.", "tf_keras.", "tensorflow."))
 
 
 @contextlib.contextmanager
@@ -119,11 +124,18 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
     if function is None or module.startswith(("keras.", "tf_keras.", metric_figures.__name__)):
         yield
         return
-    vars(metric)["_fn"] = metric_figures.of_all_rows(function)
+    vars(metric)["_fn"] = _nothing if rehearsal.is_on() else metric_figures.of_all_rows(function)
     try:
         yield
     finally:
         vars(metric)["_fn"] = function
+
+
+def _nothing(*args: Any, **kwargs: Any) -> Any:
+    """In place of a metric's function that is given all rows."""
+    import tensorflow as tf
+
+    return tf.constant(0.0)
 
 
 def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:

@@ -83,9 +83,15 @@ def _gradient(original: Any) -> Any:
         recorder = replay.current()
         if recorder is not None and not caller.startswith(_INTERNAL):
             recorder.note_target(target)
-        with replay.paused():
-            result = original(self, target, sources, *args, **kwargs)
-        if caller.startswith(_INTERNAL):
+        outermost = not getattr(_active, "going_back", False)
+        _active.going_back = True
+        try:
+            with replay.paused():
+                result = original(self, target, sources, *args, **kwargs)
+        finally:
+            _active.going_back = not outermost
+        if caller.startswith(_INTERNAL) or not outermost:
+            # A part of a larger gradient, as in the gradient function of a `tf.custom_gradient`.
             return result
         if any(tape is not self for tape in _stack()):
             births.leave_to_optimizer(sources)

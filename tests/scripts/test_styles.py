@@ -49,6 +49,7 @@ WHOLE = {
     "in_batch_losses",
     "jacobians",
     "numpy_slices",
+    "own_parts",
     "persistent_tape",
     "relies_on_its_batch",
     "rows_read",
