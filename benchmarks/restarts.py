@@ -3,6 +3,11 @@
     python benchmarks/restarts.py --runs 20 --kills 2 --ranks 3
     python benchmarks/restarts.py --elastic --runs 50 --kills 2 --ranks 4
 
+    sudo python benchmarks/restarts.py --host cut --runs 3
+
+With `--host` nobody is killed: there is one rank on each of three hosts, network namespaces of this machine, and the
+last of them loses its cable, or all that is sent to it ("drop"), as where its power fails.
+
 With `--elastic` it is `matex run --elastic`, and the ranks that are left go on in their processes where they can.
 
 Each run has its ranks killed, one at a time and any of them, by SIGKILL or SIGSEGV, at moments drawn at random from the
@@ -25,6 +30,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from network import Hosts
 
 WORKER = Path(__file__).with_name("restarts_worker.py")
 PATIENCE = 900  # seconds for a run
@@ -95,6 +102,39 @@ def disturbed(
         return done, code, text, time.monotonic() - began
 
 
+def without_a_host(way: str, mean: float, draw: random.Random, how: list[str]) -> tuple[list[str], int, str, float]:
+    """The same of one run on three hosts, of which the last is lost."""
+    with tempfile.TemporaryDirectory(prefix="restarts-") as temporary, Hosts(3, "1gbit", temporary) as hosts:
+        notes = Path(temporary, "notes")
+        notes.mkdir()
+        environment = Hosts.environment(
+            {
+                "MATEX_SAVE_SECONDS": "0.2",
+                "MATEX_STATE": f"{temporary}/state",
+                "MATEX_CACHE_DIR": os.environ.get("MATEX_CACHE_DIR", f"{temporary}/cache"),
+            }
+        )
+        command = [sys.executable, "-m", "matex_tf.cli", "run", *how, "--restarts", "2", *hosts.options(), "-n", "3"]
+        began = time.monotonic()
+        with open(Path(temporary, "printed"), "w+b") as printed:
+            child = subprocess.Popen(
+                [*hosts.enter("h1"), *command, str(WORKER), str(notes)], env=environment, stdin=subprocess.DEVNULL,
+                stdout=printed, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            while len(list(notes.iterdir())) < 3 and child.poll() is None:
+                time.sleep(0.1)  # they have not come to their script
+            time.sleep(2 + draw.expovariate(1 / mean))
+            done = [f"{way} h3 at {time.monotonic() - began:.0f} s"]
+            {"cut": Hosts.cut, "drop": Hosts.drop}[way](hosts, "h3")
+            try:
+                code = child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGTERM)
+                code = child.wait()
+            printed.seek(0)
+            return done, code, printed.read().decode(errors="replace"), time.monotonic() - began
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--runs", type=int, default=5)
@@ -102,6 +142,7 @@ def main() -> None:
     asked.add_argument("--ranks", type=int, default=2)
     asked.add_argument("--mean", type=float, default=8.0, help="seconds to a kill, on average")
     asked.add_argument("--elastic", action="store_true", help="go on in the same processes")
+    asked.add_argument("--host", choices=("cut", "drop"), help="lose a host in this way, and kill no rank")
     asked.add_argument("--seed", type=int, default=1)
     options = asked.parse_args()
     draw = random.Random(options.seed)
@@ -116,7 +157,10 @@ def main() -> None:
     bad = 0
     for number in range(1, options.runs + 1):
         how = ["--elastic"] if options.elastic else []
-        kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw, how)
+        if options.host:
+            kills, code, text, seconds = without_a_host(options.host, options.mean, draw, how)
+        else:
+            kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw, how)
         moments = re.findall(r"on without [a-z]+, at: (.*)", text)
         again = len(re.findall(r"; restart \d+ of", text))
         states = re.findall(r"state kept at (epoch \d+, step \d+ of call \d+)", text)
