@@ -63,7 +63,7 @@ def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None 
         try:
             result = work()
         except Exception as error:
-            if not output.is_loss_of_another(error):
+            if isinstance(error, CannotGoOn) or not output.is_loss_of_another(error):
                 raise
             failed = error
             world.revoke()
@@ -105,9 +105,12 @@ def refuse(what: str) -> None:
         raise cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
 
 
-def cannot_go_on(why: str) -> world.RankError:
-    """The error by which the run ends after a loss, to be started again."""
-    return world.RankError(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
+class CannotGoOn(world.RankError):
+    """After a loss the run ends with this error, on all ranks that are left, and is to be started again."""
+
+
+def cannot_go_on(why: str) -> CannotGoOn:
+    return CannotGoOn(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
 
 
 def survivors() -> list[int]:

@@ -222,7 +222,7 @@ class Training:
         groups = kept_variables.groups(self._model).values()
         known = [gradients.underlying(variable) for group in groups for variable in group]
         # Others that the step may change: of layers, of other optimizers, of the script's own.
-        seen = set(map(id, known))
+        seen = {*map(id, known), *map(id, steps.own_variables())}
         others = [variable for variable in map(gradients.underlying, self._changed) if id(variable) not in seen]
         return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 

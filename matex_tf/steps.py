@@ -86,6 +86,11 @@ def variable() -> Any:
     return _variable
 
 
+def own_variables() -> list[Any]:
+    """The variables of this module, which are none of the script's."""
+    return [variable for variable in (_variable, _is_first) if variable is not None]
+
+
 def hidden_variable(value: Any, dtype: Any, name: str) -> Any:
     """A variable outside of any function that no creator of variables sees, `tf.function`'s own included."""
     import tensorflow as tf

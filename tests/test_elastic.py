@@ -9,7 +9,7 @@ from runtime.test_resuming import CASE, differences, shown
 
 import launch
 
-HERE = Path(__file__).parent
+KINDS = Path(__file__).with_name("elastic_case.py")
 
 
 def run(ranks, folder, keras, lose):
@@ -39,6 +39,21 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose):
     assert "restart" not in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
     assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", ["accumulated:9:0 own:10:0", "several:2:1 unknown:7:0", "sparse:8:2 own:7:1"])
+def test_what_a_step_has_besides_weights_is_not_lost(alone, kills, tmp_path):
+    full = launch.environment({"KILL": kills, "MATEX_STATE": str(tmp_path / "state"), "MATEX_SAVE_SECONDS": "0"})
+    command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", "3", "--elastic", KINDS, tmp_path]
+    found = launch.execute([*map(str, command)], full, 400).check()
+    assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output
+    assert not differences(alone, shown(found)), found.output
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return shown(launch.run_alone(KINDS, tmp_path_factory.mktemp("alone")).check())
 
 
 LOOP = """

@@ -1,0 +1,114 @@
+"""Kinds of training with more behind them than weights; KILL, a list of "case:step:rank", ends ranks within them.
+
+The folder named on the command line notes who was killed. What it prints is what a script can see of its training.
+"""
+
+import json
+import os
+import posix  # the ranks' own view of files leaves it alone
+import signal
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(5)
+keras.backend.set_floatx("float64")
+rng = np.random.default_rng(0)
+x = rng.normal(size=(96, 6))
+y = (x @ rng.normal(size=(6, 1)) > 0).astype("float64")
+words = rng.integers(0, 50, size=(96, 3))
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills its rank before the steps asked for, counted over all epochs, each once."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case = case
+        self.steps = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.steps += 1
+        rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else None
+        for name in os.environ.get("KILL", "").split():
+            case, step, victim = name.split(":")
+            mine = (case, int(step), int(victim)) == (self.case, self.steps, rank)
+            if mine and name not in posix.listdir(sys.argv[1]):
+                posix.close(posix.open(os.path.join(sys.argv[1], name), os.O_CREAT | os.O_WRONLY))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def network():
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def show(name, history, model, *more):
+    weights = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
+    print("SHOW" + json.dumps([name, [history.history, weights, *more]]), flush=True)
+
+
+# Gradients that are added up over three steps, and averages of weights.
+model = network()
+model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=3, use_ema=True), "mse", metrics=["mae"])
+history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill("accumulated")])
+show("accumulated", history, model)
+
+# Several steps in one call, and a metric of many numbers.
+model = network()
+model.compile("adam", "mse", steps_per_execution=4, metrics=[keras.metrics.AUC()])
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(16)
+show("several", model.fit(data, epochs=3, verbose=0, callbacks=[Kill("several")]), model)
+
+# Data of unknown length, to validate with as well.
+data = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda a, b: a[0] > -1).batch(16)
+model = network()
+model.compile("adam", "mse")
+history = model.fit(data, epochs=3, verbose=0, callbacks=[Kill("unknown")], validation_data=data)
+show("unknown", history, model)
+
+# Sparse gradients.
+model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten()])
+model.add(keras.layers.Dense(1))
+model.compile("adam", "mse")
+show("sparse", model.fit(words, y, batch_size=16, epochs=2, verbose=0, callbacks=[Kill("sparse")]), model)
+
+
+class Own(keras.Model):
+    """A step, a metric, an optimizer and a variable of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.optimizers = [keras.optimizers.Adam(0.05)]
+        self.average = tf.Variable(tf.zeros([6, 1], tf.float64), trainable=False)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    @tf.function
+    def train_step(self, batch):
+        inputs, targets = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(inputs) - targets) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizers[0].apply_gradients(zip(gradients, self.trainable_variables))
+        self.average.assign(0.9 * self.average + 0.1 * self.dense.kernel)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+model = Own()
+model.build((None, 6))
+model.compile()
+history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill("own")])
+show(
+    "own", history, model, float(np.abs(model.average.numpy()).sum()), float(np.abs(model.predict(x, verbose=0)).sum())
+)
