@@ -109,6 +109,5 @@ model = Own()
 model.build((None, 6))
 model.compile()
 history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill("own")])
-show(
-    "own", history, model, float(np.abs(model.average.numpy()).sum()), float(np.abs(model.predict(x, verbose=0)).sum())
-)
+answers = model.predict(x, verbose=0)
+show("own", history, model, float(np.abs(model.average.numpy()).sum()), float(np.abs(answers).sum()))
