@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from network import Hosts
 
@@ -59,6 +60,17 @@ def difference(want: list[float], found: list[float]) -> float:
     if len(want) != len(found):
         return float("inf")
     return max(abs(one - other) / max(abs(one), 1e-3) for one, other in zip(want, found))
+
+
+def end_of(child: subprocess.Popen, printed: BinaryIO) -> tuple[int, str]:
+    """The exit code of a run, and what it has printed."""
+    try:
+        code = child.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGTERM)
+        code = child.wait()
+    printed.seek(0)
+    return code, printed.read().decode(errors="replace")
 
 
 def disturbed(
@@ -92,13 +104,7 @@ def disturbed(
                     with contextlib.suppress(ProcessLookupError):  # it went with the one that was killed before
                         os.kill(pid, getattr(signal, by))
                         done.append(f"{by} of {victim} at {time.monotonic() - began:.0f} s")
-            try:
-                code = child.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGTERM)
-                code = child.wait()
-            printed.seek(0)
-            text = printed.read().decode(errors="replace")
+            code, text = end_of(child, printed)
         return done, code, text, time.monotonic() - began
 
 
@@ -126,13 +132,8 @@ def without_a_host(way: str, mean: float, draw: random.Random, how: list[str]) -
             time.sleep(2 + draw.expovariate(1 / mean))
             done = [f"{way} h3 at {time.monotonic() - began:.0f} s"]
             {"cut": Hosts.cut, "drop": Hosts.drop}[way](hosts, "h3")
-            try:
-                code = child.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGTERM)
-                code = child.wait()
-            printed.seek(0)
-            return done, code, printed.read().decode(errors="replace"), time.monotonic() - began
+            code, text = end_of(child, printed)
+        return done, code, text, time.monotonic() - began
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ starts it again from its kept state.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from matex_tf import files, ops, output, proof, settings, steps, world
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
 
+_forgotten: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _inside = False
 _generation = 0
 _survivors: list[int] = []
@@ -41,6 +43,11 @@ def start() -> None:
     """Before anything that can be lost is made."""
     if is_on():
         after_loss.extend([output.after_loss, files.after_loss, steps.after_loss])
+
+
+def forget_after_loss(holder: Any, attribute: str) -> None:
+    """Let `holder`'s `attribute`, which knows the ranks that there are, be None after a loss: it is then made anew."""
+    _forgotten.setdefault(holder, set()).add(attribute)
 
 
 def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
@@ -63,7 +70,7 @@ def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None 
         try:
             result = work()
         except Exception as error:
-            if isinstance(error, CannotGoOn) or not output.is_loss_of_another(error):
+            if isinstance(error, world.CannotGoOn) or not output.is_loss_of_another(error):
                 raise
             failed = error
             world.revoke()
@@ -105,12 +112,9 @@ def refuse(what: str) -> None:
         raise cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
 
 
-class CannotGoOn(world.RankError):
-    """After a loss the run ends with this error, on all ranks that are left, and is to be started again."""
-
-
-def cannot_go_on(why: str) -> CannotGoOn:
-    return CannotGoOn(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
+def cannot_go_on(why: str) -> world.CannotGoOn:
+    """The error by which the run ends after a loss."""
+    return world.CannotGoOn(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
 
 
 def survivors() -> list[int]:
@@ -132,6 +136,9 @@ def _go_on(what: str, failed: Exception | None) -> None:
     ops.start_again(lambda numbers: _largest(me, numbers))
     watchdog.start()
     _generation, _survivors = _generation + 1, left
+    for holder, attributes in _forgotten.items():
+        for attribute in attributes:
+            setattr(holder, attribute, None)
     for work in after_loss:
         work(before > 0 and me.rank == 0)
     if me.rank == 0 and not settings.current().quiet:

@@ -96,17 +96,20 @@ def undo_of(source: Any) -> Callable[[], None]:
     return undo
 
 
+def function_made_anew(model: Any) -> Any:
+    """The training function of a model whose function was made for a world that is no more."""
+    model.train_function = None
+    model.make_train_function()
+    return model.train_function
+
+
 class Training:
     """The steps of one call of fit on `model`, whose batches are those of `stage`."""
 
-    def __init__(self, model: Any, stage: Any, make: Callable[[], None]):
-        """
-        Args:
-            make: makes the model's training function anew.
-        """
+    def __init__(self, model: Any, stage: Any):
         self._model = model
         self._stage = stage
-        self._make = make
+        self._begins = True
         self._feed: Feed | None = None
         self._reader: Any = None
         self._read: list[Any] = []
@@ -118,26 +121,28 @@ class Training:
     def close(self) -> None:
         elastic.after_loss.remove(self.after_loss)
 
-    def step(self, function: Any, batches: list[Any], spec: Any, most: int) -> Any:
-        """What the training function gives for `batches`, whole ones, of the element spec `spec`, at most `most`.
+    def step(self, batches: list[Any], spec: Any, most: int) -> Any:
+        """What the model's training function gives for `batches`, `most` whole ones or fewer, of element spec `spec`.
 
-        A training function has the attributes `plain`, what is called, and `generation` (`elastic.generation`), that of
-        the world that it was made for.
+        That function has the attributes `plain`, what is called, and `generation` (`elastic.generation`), that of the
+        world that it was made for.
         """
         import tensorflow as tf
 
         if self._feed is None:
             self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(of_some_rows, spec), most)
-        function = self._up_to_date(function)
-        if self._reader is None:
+        if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
-            elastic.attempt("tracing the step of fit", lambda: self._trace(function))
+            elastic.attempt("tracing the step of fit", self._trace)
             self._totals = elastic.attempt("what metrics have counted", self._count)
-        before = self._keep()
+            self._begins = False
+            self._look_at_variables()
+        before = self._reader()
         draws = kept_random.states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list]:
-            return self._compute(self._up_to_date(function), batches)
+            sliced = [self._slice(batch) for batch in batches]
+            return self._function()(self._feed.put(sliced)), self._count()
 
         def undo() -> None:
             if len(self._variables()) > len(before):
@@ -155,9 +160,9 @@ class Training:
             self._is_in_step = False
         return logs
 
-    def end(self, function: Any) -> Any:
+    def end(self) -> Any:
         """What the function gives where the data are at their end: what it does without them it does."""
-        return self._up_to_date(function).plain(self._feed.end())
+        return self._function()(self._feed.end())
 
     def after_loss(self, became_first: bool) -> None:
         """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
@@ -174,21 +179,21 @@ class Training:
 
     def begins_epoch(self) -> None:
         """Variables may have been made since."""
-        self._reader = None
+        self._begins = True
 
     def ends_epoch(self) -> None:
         """What metrics have counted is told, and will not go on."""
         self._totals = []
 
-    def _up_to_date(self, function: Any) -> Any:
-        """The training function `function`, made anew where it was made for a world that is no more."""
-        if function.generation == elastic.generation():
-            return function
-        self._make()
-        return self._model.train_function
+    def _function(self) -> Any:
+        """What the training function calls, made anew where it was made for a world that is no more."""
+        function = self._model.train_function
+        if function.generation != elastic.generation():
+            function = function_made_anew(self._model)
+        return function.plain
 
-    def _trace(self, function: Any) -> None:
-        plain = self._up_to_date(function).plain
+    def _trace(self) -> None:
+        plain = self._function()
         # A function of TensorFlow, or in some versions of Keras one of Python around it.
         inside = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
         for one in [plain, *inside]:
@@ -198,11 +203,6 @@ class Training:
             ):
                 concrete = one.get_concrete_function(self._feed.put([]))
                 self._changed = list(concrete.graph.variables)
-
-    def _compute(self, function: Any, batches: list[Any]) -> tuple[Any, list]:
-        """The logs, and of each variable of metrics what this rank and what all ranks have counted."""
-        sliced = [self._slice(batch) for batch in batches]
-        return function.plain(self._feed.put(sliced)), self._count()
 
     def _count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """What is not the same on all ranks but a sum over them: the variables, with this rank's part and the sum."""
@@ -226,12 +226,12 @@ class Training:
         others = [variable for variable in map(gradients.underlying, self._changed) if id(variable) not in seen]
         return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 
-    def _keep(self) -> list[Any]:
-        """The values of the model's variables."""
+    def _look_at_variables(self) -> None:
+        """Have `_reader` give the values of all variables that there are now."""
         import tensorflow as tf
 
-        if self._reader is None:
-            self._read = self._variables()
-            read = tf.function(lambda: [variable.read_value() for variable in self._read], autograph=False)
+        found = self._variables()
+        if self._reader is None or list(map(id, found)) != list(map(id, self._read)):
+            self._read = found
+            read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
             self._reader = read.get_concrete_function()
-        return self._reader()

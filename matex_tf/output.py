@@ -137,7 +137,7 @@ def _exit_at_once(code: int) -> None:
 def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, without the frames of the launcher module, headed by rank and host."""
     me = world.current()
-    if kind.__name__ == "CannotGoOn":
+    if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
     inside = ("<frozen runpy>", os.path.join("matex_tf", "__main__.py"))
     while trace is not None and (

@@ -143,13 +143,9 @@ class Run:
     def _after_loss(self, became_first: bool) -> None:
         # Who has what was kept, if it is to be put back.
         left = elastic.survivors()
-        if self.source is not None and self.source in left:
-            self.source = left.index(self.source)
-        elif self.source is not None:
-            self.source = 0
-            if became_first and self.fits <= self.fit:
-                with files.plainly():
-                    _, self.saved = kept_files.Folder(self.path).newest()
+        source_is_lost = self.source is not None and self.source not in left
+        if self.source is not None:
+            self.source = 0 if source_is_lost else left.index(self.source)
         if not became_first:
             return
         with files.plainly():
@@ -160,6 +156,8 @@ class Run:
                     f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
                 )
             self.number = max([self.number, *self.folder.numbers("state")])
+            if source_is_lost and self.fits <= self.fit:
+                _, self.saved = self.folder.newest()
 
     def _look(self) -> None:
         """Find the newest state on any rank, and go on drawing random numbers from where the run began."""

@@ -104,6 +104,10 @@ class RankError(RuntimeError):
         super().__init__(f"rank {world.rank} of {world.size} on {world.host}: {message}")
 
 
+class CannotGoOn(RankError):
+    """After a loss the run ends with this error, on all ranks that are left, and is to be started again."""
+
+
 def find_task(environment: Mapping[str, str]) -> Task | None:
     """The launcher's word on this process, read from its own task variables; None where no launcher started it.
 

@@ -13,12 +13,11 @@ import launch
 KINDS = Path(__file__).with_name("elastic_case.py")
 
 
-def run(ranks, folder, keras, lose):
-    """The script of test_resuming, of which ranks are lost; nothing is saved that could be gone on from."""
-    folder.mkdir()
-    env = {"TF_USE_LEGACY_KERAS": keras, "MATEX_SAVE_SECONDS": "0", "LOSE": lose, "MATEX_STATE": str(folder / "state")}
-    command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), "--elastic", CASE, folder]
-    return launch.execute([*map(str, command)], launch.environment(env), 400)
+def run(ranks, script, argument, state, **env):
+    """A script of which ranks are lost; nothing is saved within a call of fit that could be gone on from."""
+    full = launch.environment({"MATEX_SAVE_SECONDS": "0", "MATEX_STATE": str(state), **env})
+    command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), "--elastic", script, argument]
+    return launch.execute([*map(str, command)], full, 400)
 
 
 @pytest.mark.timeout(900)
@@ -34,21 +33,21 @@ def run(ranks, folder, keras, lose):
 def test_those_that_are_left_go_on(tmp_path, keras, lose):
     (tmp_path / "alone").mkdir()
     want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
-    found = run(3, tmp_path / "lost", keras, lose).check()
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    found = run(3, CASE, folder, folder / "state", TF_USE_LEGACY_KERAS=keras, LOSE=lose).check()
     assert "is lost; 2 go on without it, at: " in found.stderr, found.output
     assert "is lost; 1 rank goes on without it, at: " in found.stderr, found.output
     assert "restart" not in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
-    assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*lose.split(), "log.csv"])
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(version("keras") < "3", reason="what is tried are things of Keras 3")
 @pytest.mark.parametrize("ranks, kills", [(4, "accumulated:9:0 unknown:7:1 own:10:0"), (3, "several:2:1 sparse:8:0")])
 def test_what_a_step_has_besides_weights_is_not_lost(alone, ranks, kills, tmp_path):
-    full = launch.environment({"KILL": kills, "MATEX_STATE": str(tmp_path / "state"), "MATEX_SAVE_SECONDS": "0"})
-    command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), "--elastic", KINDS, tmp_path]
-    found = launch.execute([*map(str, command)], full, 400).check()
+    found = run(ranks, KINDS, tmp_path, tmp_path / "state", KILL=kills).check()
     assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output
     assert not differences(alone, shown(found)), found.output
 
@@ -88,9 +87,7 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
     script.write_text(LOOP)
     mark = tmp_path / "lost"
     alone = launch.run_alone(script, mark).check()
-    env = launch.environment({"MATEX_STATE": str(tmp_path / "state")})
-    command = [launch.sys.executable, "-m", "matex_tf.cli", "run", "-n", "2", "--elastic", script, mark]
-    found = launch.execute([*map(str, command)], env, 300).check()
+    found = run(2, script, mark, tmp_path / "state").check()
     assert "restart 1 of 3" in found.stderr and mark.exists()
     want, got = (
         [float(one) for one in text.split("W [")[-1].strip(" ]\n").split(",")] for text in (alone.stdout, found.stdout)

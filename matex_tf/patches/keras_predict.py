@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from matex_tf import answers, elastic, elastic_fit, fitting, pipeline, world
 from matex_tf.patches import replace
 
-_models: weakref.WeakSet = weakref.WeakSet()
-
 
 def install(model: type) -> None:
     """Patch `model`, the class of Keras' models that has `predict`."""
-    if _forget_functions not in elastic.after_loss:
-        elastic.after_loss.append(_forget_functions)
     replace(model, "predict", _predict)
     replace(model, "make_predict_function", _make_predict_function)
-
-
-def _forget_functions(became_first: bool) -> None:
-    for model in _models:
-        model.predict_function = None
 
 
 def _predict(original: Any) -> Any:
@@ -62,7 +52,7 @@ def _make_predict_function(original: Any) -> Any:
         if "predict_step" not in vars(self):
             # On the instance, because subclasses have steps of their own.
             vars(self)["predict_step"] = _whole_answer(self.predict_step)
-        _models.add(self)
+        elastic.forget_after_loss(self, "predict_function")
         before = self.predict_function
         result = original(self, *args, **kwargs)
         made = self.predict_function

@@ -7,7 +7,6 @@ step unpacks them. Keras' own training step leaves its gradients to the optimize
 from __future__ import annotations
 
 import inspect
-import weakref
 from typing import Any
 
 from matex_tf import comparison, elastic, elastic_fit, fitting, losses, metrics, pipeline, single_batches, steps, world
@@ -15,7 +14,6 @@ from matex_tf.patches import keras_losses, keras_predict, keras_resuming, replac
 
 
 def install() -> None:
-    elastic.after_loss.append(_forget_functions)
     when_imported("keras.src.backend.tensorflow.trainer", _keras3)
     when_imported(
         "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
@@ -66,14 +64,15 @@ def _run(kind: str) -> Any:
                 return original(self, *args, **kwargs)
             if kind == "evaluate" and elastic.is_on():
                 source = kwargs.get("x", args[0] if args else None)
-                return elastic.attempt(kind, lambda: _evaluate(self, args, kwargs), elastic_fit.undo_of(source))
+                return elastic.attempt(kind, lambda: _evaluate(self, source, args, kwargs), elastic_fit.undo_of(source))
             return _call(self, args, kwargs)
 
-        def _evaluate(self, args, kwargs):
-            if fitting.current_fit() is not None and fitting.current_fit().elastic is not None:
-                fitting.current_fit().elastic.ends_epoch()
+        def _evaluate(self, source, args, kwargs):
+            fit = fitting.current_fit()
+            if fit is not None and fit.elastic is not None:
+                fit.elastic.ends_epoch()
             if elastic.generation():
-                if hasattr(kwargs.get("x", args[0] if args else None), "__next__"):
+                if hasattr(source, "__next__"):
                     raise elastic.cannot_go_on("what a generator had given to validate with does not come again")
                 # What was made for the ranks of before would give a part of the batches.
                 kwargs.pop("_use_cached_eval_dataset", None)
@@ -245,9 +244,6 @@ def _class_weights(original: Any) -> Any:
     return make_class_weight_map_fn
 
 
-_models: weakref.WeakSet = weakref.WeakSet()
-
-
 def _make_function(which: str) -> Any:
     def make(original: Any) -> Any:
         def make_function(self, *args, **kwargs):
@@ -259,7 +255,8 @@ def _make_function(which: str) -> Any:
                 vars(self)[step] = _unpack(getattr(self, step))
             before = getattr(self, f"{which}_function", None)
             result = original(self, *args, **kwargs)
-            _models.add(self)
+            if which == "test":
+                elastic.forget_after_loss(self, "test_function")
             made = getattr(self, f"{which}_function")
             if which == "train" and made is not before:
                 self.train_function = _train_step(self, made)
@@ -285,15 +282,14 @@ def _unpack(step: Any) -> Any:
 def _train_step(model: Any, function: Any) -> Any:
     def train_function(iterator):
         if train_function.generation != elastic.generation():
-            _make_anew(model)
-            return model.train_function(iterator)
+            return elastic_fit.function_made_anew(model)(iterator)
         run = fitting.current()
         if run is None or run.model is not model:
             return function(iterator)
         if run.kept is not None and run.kept.needs_step():
             iterator = keras_resuming.first_step(run.kept, function, iterator)
         if run.training is not None and run.training.gives_whole_batches:
-            return _step_of_fewer(run, train_function, iterator)
+            return _step_of_fewer(run, iterator)
         elastic.refuse("this call of fit")
         run.before_step()
         logs = function(iterator)
@@ -304,7 +300,7 @@ def _train_step(model: Any, function: Any) -> Any:
     return train_function
 
 
-def _step_of_fewer(run: fitting.Run, function: Any, iterator: Any) -> Any:
+def _step_of_fewer(run: fitting.Run, iterator: Any) -> Any:
     """A step that fewer ranks can make again."""
     import tensorflow as tf
 
@@ -314,27 +310,16 @@ def _step_of_fewer(run: fitting.Run, function: Any, iterator: Any) -> Any:
     except tf.errors.OutOfRangeError:
         if run.elastic is None:
             raise
-        return run.elastic.end(function)
+        return run.elastic.end()
     if run.elastic is None:
-        run.elastic = elastic_fit.Training(run.model, run.training, lambda: _make_anew(run.model))
+        run.elastic = elastic_fit.Training(run.model, run.training)
     run.before_step()
     if run.step == 0:
         run.training.first = comparison.batch_digest(batches[0])
         run.elastic.begins_epoch()
-    logs = run.elastic.step(function, batches, iterator.element_spec, most)
+    logs = run.elastic.step(batches, iterator.element_spec, most)
     run.after_step()
     return logs
-
-
-def _make_anew(model: Any) -> None:
-    model.train_function = None
-    model.make_train_function()
-
-
-def _forget_functions(became_first: bool) -> None:
-    """They know the ranks that there were. Keras makes those anew that are None, and a step that of training."""
-    for model in _models:
-        model.test_function = None
 
 
 def _build(original: Any) -> Any:
