@@ -41,6 +41,50 @@ def seconds(work, rounds):
     return took
 
 
+def works(sizes, world):
+    """What is timed for gradients of `sizes`: functions without arguments, which a `tf.function` would look at."""
+    flat = np.ones(sum(sizes), np.float32)
+    source, target = flat.copy(), flat.copy()
+    gradients = [tf.Variable(tf.ones([size])) for size in sizes]
+    results = [tf.Variable(tf.ones([size])) for size in sizes]
+    weight = tf.constant(1.0 / world.size, tf.float64)
+    factor = tf.Variable(1.0)
+    names = [str(index) for index in range(len(sizes))]
+
+    def whole():
+        world.Allreduce(MPI.IN_PLACE, flat)
+
+    def pieces():
+        for start in range(0, len(flat), CHUNK):
+            world.Allreduce(MPI.IN_PLACE, flat[start : start + CHUNK])
+
+    def copies():
+        flat[:] = source
+        pieces()
+        target[:] = flat
+
+    def between(middle):
+        for result, one in zip(results, middle([one * factor for one in gradients])):
+            result.assign(one)
+
+    @tf.function
+    def nothing():
+        between(lambda values: [tf.identity(one) for one in values])
+
+    @tf.function
+    def reduce():
+        between(lambda values: ops.reduce_gradients(values, names, weight, "benchmark"))
+
+    def together():
+        nothing()
+        copies()
+
+    def afresh():
+        flat[:] = 1.0
+
+    return (whole, pieces, copies, nothing, together, reduce), afresh
+
+
 def main():
     world = MPI.COMM_WORLD.Dup()
     columns = ("one call", "pieces", "+ copies", "identity", "and + copies", "our op")
@@ -51,51 +95,15 @@ def main():
             + f"{'op adds':>12}{'of + copies':>12}"
         )
     for name, sizes in CASES:
-        flat = np.ones(sum(sizes), np.float32)
-        source, target = flat.copy(), flat.copy()
-        gradients = [tf.Variable(tf.ones([size])) for size in sizes]
-        results = [tf.Variable(tf.ones([size])) for size in sizes]
-        weight = tf.constant(1.0 / world.size, tf.float64)
-        factor = tf.Variable(1.0)
-
-        def whole(flat=flat):
-            world.Allreduce(MPI.IN_PLACE, flat)
-
-        def pieces(flat=flat):
-            for start in range(0, len(flat), CHUNK):
-                world.Allreduce(MPI.IN_PLACE, flat[start : start + CHUNK])
-
-        def copies(flat=flat, source=source, target=target):
-            flat[:] = source
-            pieces(flat)
-            target[:] = flat
-
-        names = [str(index) for index in range(len(sizes))]
-
-        def between(middle, gradients=gradients, results=results, factor=factor):
-            for result, one in zip(results, middle([one * factor for one in gradients])):
-                result.assign(one)
-
-        @tf.function
-        def nothing(between=between):
-            between(lambda values: [tf.identity(one) for one in values])
-
-        @tf.function
-        def reduce(between=between, weight=weight, names=names):
-            between(lambda values: ops.reduce_gradients(values, names, weight, "benchmark"))
-
-        def together(nothing=nothing, copies=copies):
-            nothing()
-            copies()
-
-        took = {work: [] for work in (whole, pieces, copies, nothing, together, reduce)}
+        todo, afresh = works(sizes, world)
+        took = {work: [] for work in todo}
         for work in took:
             seconds(work, 20)
         # Turns are short, so that whatever else the machine does meets all alike.
         for _ in range(15):
             for work, found in took.items():
                 found += seconds(work, 2 if sum(sizes) > 1 << 24 else 20)
-                flat[:] = 1.0
+                afresh()
         medians = [statistics.median(found) * 1e3 for found in took.values()]
         *_, graph, both, ours = medians
         added = f"{(ours - both) * 1e3:+9.0f} us{(ours - graph) / (both - graph):12.2f}"

@@ -6,9 +6,11 @@ Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to t
 each process, and every process computes the same number of rows in each setting: the batch of the script on ranks is
 larger by their number. All processes of a model are alive at once and take turns, round by round, so that what the
 machine does besides falls on all; figures are medians. "copies/alone" is what sharing memory and caches costs without
-any library, "ranks/copies" is what the library costs. Ranks use the BatchNormalization of each rank's own rows, as the
-copies do; for a model that has it, a second line sets that of the global batch against it. --imported adds the library
-in a process of its own, which is not under mpirun.
+any library, "ranks/copies" is what ranks cost. In each step ranks wait for the slower of them: "slower/copies" is what
+that alone costs, the median of the longer of the copies' n-th steps over that of their steps. Ranks use the
+BatchNormalization of each rank's own rows, as the copies do; for a model that has it, a second line sets that of the
+global batch against it. --imported adds the library in a process of its own,
+which is not under mpirun.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from matex_tf import cli, placement
 
 SETTINGS = ("alone", "copies", "ranks")
 GLOBAL = "global"  # as "ranks", with BatchNormalization over the global batch
+SLOWER = "slower"  # of the copies
 IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
 PATIENCE = 300  # seconds for the start, and for each round
@@ -37,7 +40,7 @@ PATIENCE = 300  # seconds for the start, and for each round
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "MATEX_QUIET": "1"}
 HEADER = (
     f"{'model':26} {'params':>8} {'batch':>6} {'alone':>9} {'copies':>9} {'ranks':>9} {'copies/alone':>13}"
-    f" {'ranks/copies':>13}   least - most of a round"
+    f" {'slower/copies':>14} {'ranks/copies':>13}   least - most of a round"
 )
 
 
@@ -88,11 +91,14 @@ class Workers:
         for channel in self.channels[setting]:
             print(steps, file=channel, flush=True)
 
-    def round(self, setting: str, steps: int) -> float:
-        """The milliseconds of a step: the median over the steps of each process, the mean over the processes."""
+    def round(self, setting: str, steps: int) -> tuple[float, float]:
+        """The milliseconds of a step: the median over the steps of each process, the mean over the processes; and the
+        median of the longest of the n-th steps of all.
+        """
         self._tell(setting, steps)
-        medians = [1000 * median(answer) for answer in self._answers(setting)]
-        return sum(medians) / len(medians)
+        answers = self._answers(setting)
+        medians = [1000 * median(answer) for answer in answers]
+        return sum(medians) / len(medians), 1000 * median(map(max, zip(*answers)))
 
     def end(self) -> int:
         """Lets all processes end by themselves; gives the number of parameters of their model."""
@@ -119,16 +125,20 @@ def ratios(below: Sequence[float], above: Sequence[float]) -> str:
 def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[float]]) -> str:
     """The lines of the table of one model, from the milliseconds a step of each setting in each round."""
     alone, copies, ranks = (median(rounds[setting]) for setting in SETTINGS)
-    shared = median(b / a for a, b in zip(rounds["alone"], rounds["copies"]))
+    shared, late = (
+        median(b / a for a, b in zip(rounds[below], rounds[above]))
+        for below, above in (("alone", "copies"), ("copies", SLOWER))
+    )
     found = (
         f"{title:26} {parameters / 1e6:6.2f} M {batch:6} {alone:9.1f} {copies:9.1f} {ranks:9.1f} {shared:13.2f}"
-        f" {ratios(rounds['copies'], rounds['ranks'])}"
+        f" {late:14.2f} {ratios(rounds['copies'], rounds['ranks'])}"
     )
     extras = {GLOBAL: ("global normalisation", "ranks"), IMPORTED: ("library imported", "alone")}
     for setting in rounds.keys() & extras:
         title, below = extras[setting]
         found += (
-            f"\n{'  ' + title:26} {'':8} {'':6} {'':9} {'':9} {median(rounds[setting]):9.1f} {'over ' + below:>13}"
+            f"\n{'  ' + title:26} {'':8} {'':6} {'':9} {'':9} {median(rounds[setting]):9.1f} {'':13}"
+            f" {'over ' + below:>14}"
             f" {ratios(rounds[below], rounds[setting])}"
         )
     return found
@@ -140,10 +150,13 @@ def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Seq
     settings = [*SETTINGS, *[GLOBAL] * case.normalises, *[IMPORTED] * imported]
     workers = Workers(name, settings, cpus, folder, words)
     try:
-        milliseconds: dict[str, list[float]] = {setting: [] for setting in settings}
+        milliseconds: dict[str, list[float]] = {setting: [] for setting in [*settings, SLOWER]}
         for _ in range(rounds):
             for setting in settings:
-                milliseconds[setting].append(workers.round(setting, case.steps))
+                typical, longest = workers.round(setting, case.steps)
+                milliseconds[setting].append(typical)
+                if setting == "copies":
+                    milliseconds[SLOWER].append(longest)
         return row(case.title, workers.end(), case.batch, milliseconds)
     finally:
         workers.kill()

@@ -22,7 +22,7 @@ from matex_tf.ops import overlap
 KIND_GRADIENTS = 1
 
 IGNORED, TIMED = 3, 8
-"""Calls of a function with an update: the first trace, allocate and wake up threads."""
+"""Calls of a function with an update, once it has been traced: the first allocate and wake up threads."""
 SETTLING = 16
 """Overlapped calls that are not timed: after the 13th update its buckets are chosen."""
 LEAST_BYTES = 1 << 20
@@ -30,6 +30,8 @@ LEAST_SHARE = 0.1
 """Of smaller updates, and where summing them takes less of a step, nothing is to be gained by another trace."""
 GAIN = 0.95
 """At most so much of the time must an overlapped step take: the way that needs no thread is the one in doubt."""
+
+_CORES = os.cpu_count() or 1
 
 _trials: weakref.WeakKeyDictionary[Any, _Trial] = weakref.WeakKeyDictionary()
 _versions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -55,7 +57,7 @@ def _may_be_tried(function: Any) -> bool:
         return False
     here = world.current()
     # With fewer cores than ranks there is none for a further thread.
-    return not here.has_several_nodes and here.local_size <= (os.cpu_count() or 1) and world.has_threads()
+    return not here.has_several_nodes and here.local_size <= _CORES and world.has_threads()
 
 
 def _overlapped(function: Any) -> Any:
@@ -81,9 +83,12 @@ class _Trial:
 
     def _at_once(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
         with overlap.noticed() as seen:
-            result, has_update = self._timed(original, function, args, kwargs)
+            if self._bytes < LEAST_BYTES:
+                result, has_update = original(function, *args, **kwargs), False
+            else:
+                result, has_update = self._timed(original, function, args, kwargs)
         self._bytes = max(self._bytes, seen.bytes)
-        if not has_update or self._bytes < LEAST_BYTES or not self._is_timed(IGNORED):
+        if not has_update or not self._is_timed(IGNORED):
             return result
         everyone = world.control.allgather((median(self._steps), median(self._sums)), "steps with updates at once")
         self._step_at_once = max(step for step, _ in everyone)

@@ -52,10 +52,13 @@ def library() -> Library:
         world.RankError: the library is linked to another MPI than the one that mpi4py has loaded.
     """
     global _library
+    if _library is not None:
+        return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _library = _load(build.build())
-            _start(_library.c)
+            loaded = _load(build.build())
+            _start(loaded.c)
+            _library = loaded
         return _library
 
 

@@ -100,9 +100,12 @@ def _call(original: Any) -> Any:
 def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
     import tensorflow as tf
 
-    sources = (tf.data.Dataset, tf.data.Iterator)
-    compiled = overlap.for_xla() if getattr(function, "_jit_compile", None) else contextlib.nullcontext()
-    with compiled, pipeline.passed([part for part in (*args, *kwargs.values()) if isinstance(part, sources)]):
+    sources = [part for part in (*args, *kwargs.values()) if isinstance(part, (tf.data.Dataset, tf.data.Iterator))]
+    with contextlib.ExitStack() as around:
+        if getattr(function, "_jit_compile", None):
+            around.enter_context(overlap.for_xla())
+        if sources:
+            around.enter_context(pipeline.passed(sources))
         _running().append(function)
         try:
             return overlapping.call(original, function, args, kwargs)
