@@ -9,8 +9,8 @@ machine does besides falls on all; figures are medians. "copies/alone" is what s
 any library, "ranks/copies" is what ranks cost. In each step ranks wait for the slower of them: "slower/copies" is what
 that alone costs, the median of the longer of the copies' n-th steps over that of their steps. Ranks use the
 BatchNormalization of each rank's own rows, as the copies do; for a model that has it, a second line sets that of the
-global batch against it. --imported adds the library in a process of its own,
-which is not under mpirun.
+global batch against it. --imported adds the library in a process of its own, which is not
+under mpirun.
 """
 
 from __future__ import annotations

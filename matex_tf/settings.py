@@ -163,7 +163,8 @@ TABLE = (
         "auto, mpi, ring, two_level",
         "How large sums over ranks are computed: mpi: by MPI's own allreduce; ring: by a ring, which moves the least "
         "that is possible; two_level: within each host first, then each of its ranks carries a slice to the other "
-        "hosts. auto: mpi on one host, else whichever is fastest on the first of them.",
+        "hosts. auto: on one host in memory that its ranks have in common, else whichever is fastest on the first of "
+        "them.",
     ),
     Setting(
         "compression",

@@ -24,8 +24,13 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   Error error = Meet(call);
   if (error) return error;
   const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
+  SharedMemory* memory = nullptr;
+  if (world.size > 1 && !layout.checked()) error = InlineAdder().Shared(&memory, place);
+  if (error) return Finish(call, error);
   for (const Step& step : layout.steps()) {
-    if (layout.checked()) {
+    if (memory != nullptr && !step.compressed) {
+      RunStep(step, inputs, outputs, weight, memory);
+    } else if (layout.checked()) {
       error = RunStep(layout, step, inputs, outputs, weight, buffer, [&](const Step&, void* data, float* left) {
         return AddUpFinite(layout, step, world.gradients, update, data, left, add_up);
       });

@@ -96,6 +96,24 @@ void ScaleAs(const void* from, void* to, int64_t count, double weight) {
 }
 
 template <typename T>
+void AddAs(const void* one, const void* other, void* to, int64_t count) {
+  const T *a = static_cast<const T*>(one), *b = static_cast<const T*>(other);
+  T* const c = static_cast<T*>(to);
+  if constexpr (kIsHalf<T>) {
+    float left[kBlock], right[kBlock];
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(a + i, left, taken);
+      Load(b + i, right, taken);
+      for (int k = 0; k < taken; ++k) right[k] = left[k] + right[k];
+      Store(right, c + i, taken);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) c[i] = a[i] + b[i];
+  }
+}
+
+template <typename T>
 void DivideAs(void* data, int64_t count, int divisor) {
   T* const values = static_cast<T*>(data);
   InBlocks(static_cast<const T*>(values), values, count, [divisor](auto* a, auto* b, int64_t n) {
@@ -152,6 +170,26 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight) 
     ScaleAs<Float16>(from, to, count, weight);
   } else if (type == Type::kBfloat16) {
     ScaleAs<Bfloat16>(from, to, count, weight);
+  }
+}
+
+void Add(Type type, const void* one, const void* other, void* to, int64_t count) {
+  switch (type) {
+    case Type::kFloat32:
+      return AddAs<float>(one, other, to, count);
+    case Type::kFloat64:
+      return AddAs<double>(one, other, to, count);
+    case Type::kFloat16:
+      return AddAs<Float16>(one, other, to, count);
+    case Type::kBfloat16:
+      return AddAs<Bfloat16>(one, other, to, count);
+    case Type::kInt32:
+      return AddAs<int32_t>(one, other, to, count);
+    case Type::kInt64:
+      return AddAs<int64_t>(one, other, to, count);
+    case Type::kUint8:
+    case Type::kBool:
+      return AddAs<uint8_t>(one, other, to, count);
   }
 }
 

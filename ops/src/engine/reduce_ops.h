@@ -24,6 +24,9 @@ MPI_Op MpiOp(Type type, Reduction reduction);
 // to = weight * from, for float types; `from` may be `to`. A weight of 0 selects zeros: 0 x NaN would be NaN.
 void Scale(Type type, const void* from, void* to, int64_t count, double weight);
 
+// to = one + other; `to` may be one of them.
+void Add(Type type, const void* one, const void* other, void* to, int64_t count);
+
 // data = data / divisor: integers are cut towards zero, as in tf.reduce_mean.
 void Divide(Type type, void* data, int64_t count, int divisor);
 

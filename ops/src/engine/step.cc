@@ -36,6 +36,18 @@ void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
   }
 }
 
+// Does `work` with what of each piece is in [first, first + count) of the step, and where in the step that is.
+template <typename Work>
+void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
+  int64_t at = 0;
+  for (const Piece& piece : step.pieces) {
+    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
+    if (begin < end) work(Piece{piece.entry, piece.offset + begin - at, end - begin}, begin);
+    at += piece.count;
+    if (at >= first + count) break;
+  }
+}
+
 // Bytes that travel on all links, of so many before compression.
 int64_t Compressed(int64_t bytes) {
   const World& world = TheWorld();
@@ -83,6 +95,32 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
     at = At(at, piece.count, size);
   }
   return Error();
+}
+
+void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+  const size_t size = SizeOf(step.type);
+  const int64_t bytes = step.count * static_cast<int64_t>(size), part = SharedMemory::PartOf(step.type);
+  const Span bucket(Activity::kBucket, &step.name, bytes);
+  const Span span(Activity::kTransfer, bytes);
+  for (int64_t first = 0; first < step.count; first += part) {
+    const int64_t taken = std::min(part, step.count - first);
+    char* const mine = memory->Mine();
+    InPieces(step, first, taken, [&](const Piece& piece, int64_t at) {
+      const char* const from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
+      Scale(step.type, from, At(mine, at - first, size), piece.count, weight);
+    });
+    memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
+      InPieces(step, first + begin, count, [&](const Piece& piece, int64_t at) {
+        const int64_t offset = at - first - begin;
+        char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
+        if (other == nullptr) {
+          std::memcpy(to, At(one, offset, size), piece.count * size);
+        } else {
+          Add(step.type, At(one, offset, size), At(other, offset, size), to, piece.count);
+        }
+      });
+    });
+  }
 }
 
 }  // namespace matex

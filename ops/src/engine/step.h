@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "layout.h"
+#include "shared.h"
 
 namespace matex {
 
@@ -17,5 +18,8 @@ using AddUp = std::function<Error(const Step& step, void* data, float* left)>;
 // to what is sent, and become what is left.
 Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
               std::vector<char>* buffer, const AddUp& add_up);
+
+// The same of a step that is not compressed, through `memory`, without a buffer.
+void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
 
 }  // namespace matex

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "calls.h"
 #include "exchange.h"
+#include "reduce_ops.h"
 #include "ring.h"
 
 namespace matex {
@@ -41,6 +43,8 @@ const char* NameOf(Algorithm algorithm) {
       return "the ring";
     case Algorithm::kTwoLevel:
       return "the sum in two levels";
+    case Algorithm::kShared:
+      return "the sum in shared memory";
   }
   return "";
 }
@@ -59,8 +63,15 @@ Error Adder::Sum(const Step& step, void* data, float* left, const std::function<
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
 }
 
+Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& place) {
+  const int code = Prepare();
+  *memory = shared_.get();
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the start of sums", place());
+}
+
 int Adder::SumPlainly(void* data, int64_t count, Type type) {
   if (const int code = Prepare()) return code;
+  if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);
   const bool is_large = count * static_cast<int64_t>(SizeOf(type)) >= kLargeBytes;
   if (is_large && algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;
@@ -73,6 +84,11 @@ int Adder::Prepare() {
   if (prepared_) return MPI_SUCCESS;
   prepared_ = true;
   if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
+  // Who waits in it looks often: that is no waiting asleep.
+  if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
+    if (const int code = SharedMemory::Make(communicator_, &shared_)) return code;
+    if (shared_ != nullptr) algorithm_ = Algorithm::kShared;
+  }
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
     // To it each rank is a node of its own.
     const int node = Calls{levels_.across, asleep_}.rank();
@@ -90,9 +106,28 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
       return SumInTwoLevels(levels_, data, count, type, asleep_, &slice_, [&](void* slice, int64_t, int64_t length) {
         return across_->SumPlainly(slice, length, type);
       });
+    case Algorithm::kShared:
+      return SumShared(static_cast<char*>(data), count, type);
     default:
       return Calls{communicator_, asleep_}.Allreduce(data, count, type);
   }
+}
+
+int Adder::SumShared(char* data, int64_t count, Type type) {
+  const int64_t size = static_cast<int64_t>(SizeOf(type)), part = SharedMemory::PartOf(type);
+  for (int64_t first = 0; first < count; first += part) {
+    const int64_t taken = std::min(part, count - first);
+    char* const at = data + first * size;
+    std::memcpy(shared_->Mine(), at, taken * size);
+    shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
+      if (other == nullptr) {
+        std::memcpy(at + begin * size, one, length * size);
+      } else {
+        Add(type, one, other, at + begin * size, length);
+      }
+    });
+  }
+  return MPI_SUCCESS;
 }
 
 int Adder::RunCompressed(const Step& step, float* data, float* left) {

@@ -13,6 +13,7 @@
 #include "error.h"
 #include "layout.h"
 #include "levels.h"
+#include "shared.h"
 #include "types.h"
 #include "world.h"
 
@@ -30,11 +31,15 @@ class Adder {
   // The same of a step of a layout. Where it is to be compressed, `left` gets what this rank keeps for the next time.
   Error Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place);
 
+  // The memory that sums are to go through, where all ranks have one in common; else null. All ranks call it together.
+  Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
+
  private:
   int Prepare();
   int Choose();
   int SumPlainly(void* data, int64_t count, Type type);
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);
+  int SumShared(char* data, int64_t count, Type type);
   int RunCompressed(const Step& step, float* data, float* left);
 
   const MPI_Comm communicator_;
@@ -43,6 +48,7 @@ class Adder {
   const bool asleep_;
   bool prepared_ = false;
   Levels levels_;
+  std::unique_ptr<SharedMemory> shared_;
   std::unique_ptr<Adder> across_;  // from node to node
   std::vector<char> buffer_, slice_;
 };

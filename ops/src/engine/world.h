@@ -14,10 +14,11 @@ namespace matex {
 
 // How the sum over ranks of a buffer is computed (sum.h). The numbers are part of the C interface (abi.cc).
 enum class Algorithm : int {
-  kAuto = 0,  // the fastest on this network, tried out at the first large sum; within one node MPI's own
+  kAuto = 0,  // the fastest on this network, tried out at the first large sum; within one node its memory, if it can be
   kMpi = 1,   // MPI_Allreduce
   kRing = 2,  // ring.h, for all but small buffers
   kTwoLevel = 3,  // levels.h, for all but small buffers
+  kShared = 4,    // shared.h; only by the choice of kAuto
 };
 
 const char* NameOf(Algorithm algorithm);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -95,6 +96,33 @@ def test_two_levels(make_engine, algorithm, node_of):
         (output,), _ = engine.reduce([noise[RANK]], ["x"], 1.0)
         np.testing.assert_allclose(output, sum(noise), rtol=1e-12, atol=1e-12)
         assert_same_everywhere([output])
+
+
+def shared_memories() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:matex_tf")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+def test_shared_memory(make_engine, dtype):
+    """Sums in memory that all ranks have: fused and not, of parts that do not divide, of fewer numbers than ranks."""
+    engine = make_engine(3 << 20, 8 << 10, "auto")
+    before = shared_memories()
+    shapes = [[1], [3, 5], [], [0], [1000], [2], [(1 << 19) + 5], [4097], [700, 1000]]
+    names = [str(index) for index in range(len(shapes))]
+    everyone = [
+        [np.random.default_rng([rank, index]).integers(-8, 8, shape).astype(dtype) for index, shape in enumerate(shapes)]
+        for rank in range(SIZE)
+    ]
+    for weight in (1.0, 0.5, 1.0):
+        outputs, error = engine.reduce(everyone[RANK], names, weight)
+        assert error == ""
+        for output, parts in zip(outputs, zip(*everyone)):
+            wanted = weight * sum(part.astype(np.float64) for part in parts)
+            np.testing.assert_array_equal(output.astype(np.float64), wanted)
+    assert shared_memories() == before + (SIZE > 1)
+    noise = np.random.default_rng([RANK, 77]).standard_normal(300_001).astype(dtype)
+    outputs, _ = engine.reduce([noise, noise[:999]], ["x", "y"], 0.7)
+    assert_same_everywhere(outputs)
 
 
 def test_weight_of_zero_selects_zeros(engine):

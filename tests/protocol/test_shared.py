@@ -1,0 +1,99 @@
+"""Sums in shared memory, in all interleavings: what a rank reads is what it is meant to, for as long as it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+from protocol.explorer import Fault, Finding, explore
+
+PARTS = 4
+
+Op = tuple[str, int, int]  # what is done, with which share of the ranks, in which part
+
+
+class State(NamedTuple):
+    """`places` and `met` are those of each rank; `memory` has what lies where: of a rank, buffer and share."""
+
+    places: tuple[int, ...]
+    met: tuple[int, ...]
+    memory: tuple[tuple[int, str], ...]
+
+
+def program(ranks: int, rank: int, without: str) -> list[Op]:
+    """What `SharedMemory::Sum` does with each part: two ranks read all; more add up a share each, and read the sums."""
+    ops: list[Op] = []
+    for part in range(PARTS):
+        ops += [("write", share, part) for share in range(ranks)] + [("come", 0, part), ("meet", 0, part)]
+        if ranks == 2:
+            ops += [("read", other, part) for other in range(ranks)]
+            continue
+        ops += [("add", other, part) for other in range(ranks) if other != rank] + [("sum", rank, part)]
+        if without != "second meeting":
+            ops += [("come", 0, part), ("meet", 0, part)]
+        ops += [("fetch", other, part) for other in range(ranks)]
+    return [op for op in ops if without != "meeting" or op[0] not in ("come", "meet")]
+
+
+def explored(ranks: int, without: str = "") -> Finding:
+    """All that can happen; `without` one of the rules."""
+    buffers = 1 if without == "second buffer" else 2
+    programs = [program(ranks, rank, without) for rank in range(ranks)]
+
+    def cell(rank: int, part: int, share: int) -> int:
+        return (rank * buffers + part % buffers) * ranks + share
+
+    def transitions(state: State) -> Iterator[tuple[str, Callable[[], State]]]:
+        for rank, place in enumerate(state.places):
+            if place == len(programs[rank]):
+                continue
+            what, _, part = op = programs[rank][place]
+            if what != "meet" or min(state.met) >= state.met[rank]:
+                yield f"rank {rank}: {what} {op[1]} of part {part}", lambda rank=rank, op=op: after(state, rank, op)
+
+    def after(state: State, rank: int, op: Op) -> State:
+        what, share, part = op
+        memory, met = list(state.memory), list(state.met)
+        if what == "write":
+            memory[cell(rank, part, share)] = (part, "own")
+        elif what == "come":
+            met[rank] += 1
+        elif what == "read":
+            for one in range(ranks):
+                expect(memory, cell(share, part, one), (part, "own"), rank)
+        elif what == "add":
+            expect(memory, cell(share, part, rank), (part, "own"), rank)
+        elif what == "sum":
+            expect(memory, cell(rank, part, rank), (part, "own"), rank)
+            memory[cell(rank, part, rank)] = (part, "sum")
+        elif what == "fetch":
+            expect(memory, cell(share, part, share), (part, "sum"), rank)
+        places = (*state.places[:rank], state.places[rank] + 1, *state.places[rank + 1 :])
+        return State(places, tuple(met), tuple(memory))
+
+    def expect(memory: list, at: int, wanted: tuple[int, str], rank: int) -> None:
+        if memory[at] != wanted:
+            raise Fault(f"rank {rank} reads {memory[at]} for {wanted}")
+
+    def outcome(state: State) -> str:
+        if any(place < len(programs[rank]) for rank, place in enumerate(state.places)):
+            raise Fault(f"ranks wait for one another: {state.places}")
+        return "ok"
+
+    empty = ((-1, "nothing"),) * (ranks * buffers * ranks)
+    return explore(State((0,) * ranks, (0,) * ranks, empty), transitions, outcome)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_read_what_was_written_for_them(ranks):
+    finding = explored(ranks)
+    assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
+    assert finding.states > 100
+
+
+@pytest.mark.parametrize(
+    "ranks, without", [(2, "meeting"), (2, "second buffer"), (3, "second buffer"), (3, "second meeting")]
+)
+def test_each_rule_is_needed(ranks, without):
+    assert "reads" in explored(ranks, without).fault
