@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -56,8 +59,9 @@ def listed(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]
             for host, slots in _in_file(_value(group)):
                 found[host] = found.get(host, 0) + slots
     if not found and environment.get("SLURM_JOB_NODELIST"):
-        slots = int(environment.get("SLURM_CPUS_ON_NODE") or 1)
-        found = dict.fromkeys(_names_of_slurm(environment["SLURM_JOB_NODELIST"]), slots)
+        names = _names_of_slurm(environment["SLURM_JOB_NODELIST"])
+        slots = _slots_of_slurm(environment.get("SLURM_TASKS_PER_NODE", ""))
+        found = dict(zip(names, [*slots, *[1] * len(names)]))
     return [Host(name, slots) for name, slots in found.items() if name]
 
 
@@ -84,6 +88,12 @@ def _names_of_slurm(text: str) -> list[str]:
     return result.stdout.split() if result.returncode == 0 else []
 
 
+def _slots_of_slurm(text: str) -> list[int]:
+    """The tasks that each host takes, from Slurm's `2(x3),1`."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+
 def is_here(host: Host) -> bool:
     return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
 
@@ -100,9 +110,12 @@ def question(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
 
 def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
     """Those of `hosts` that can be reached, all asked at once."""
+    allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
+    environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     asked = {
         host.name: subprocess.Popen(
             question(mpirun, options, host),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -118,12 +131,15 @@ def _ends_well(child: subprocess.Popen) -> bool:
     try:
         return child.wait(_SECONDS) == 0
     except subprocess.TimeoutExpired:
-        child.terminate()
+        # What it has started, too: an srun that waits for cores would go on waiting.
+        os.killpg(child.pid, signal.SIGTERM)
         try:
             child.wait(5)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         return False
 
 

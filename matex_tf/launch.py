@@ -152,6 +152,11 @@ def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> boo
     return named or any(name in environment for name in ALLOCATIONS)
 
 
+def oversubscribing(mpirun: Mpirun) -> list[str]:
+    """The options by which Open MPI's mpirun starts more ranks than there are places for."""
+    return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
+
+
 def options(
     mpirun: Mpirun,
     ranks: int,
@@ -186,7 +191,7 @@ def options(
         if not own_binding:
             words += ["--bind-to", "none"]
         if here_only and "map-by" not in map(option_name, given):
-            words += ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
+            words += oversubscribing(mpirun)
         if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(option_name, given):
             words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import hosts, kept_files, proof, running
-from .launch import Mpirun
+from .launch import OPENMPI, Mpirun, option_name, oversubscribing
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 WELL, OWN, ASKED, LOST = "well", "own", "asked", "lost"
@@ -86,6 +86,9 @@ def run(
 ) -> int:
     """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
     attempt, known = first, hosts.listed(first.options, os.environ)
+    if "SLURM_JOB_ID" in os.environ:
+        # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
+        os.environ["SLURM_OVERLAP"] = "1"
     lost: list[str] = []
     while True:
         heard: set[int] = set()
@@ -122,9 +125,13 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
     if ranks < 2:
         # One rank alone would not know of the state.
         ranks, left = 2, [hosts.Host(left[0].name, 2)]
-    gone = ", ".join(host.name for host in known if host not in left)
-    _say(f"no answer from {gone}; going on with {ranks} ranks on " + ", ".join(host.name for host in left))
-    return Attempt(ranks, hosts.without(first.options, left, mpirun.family))
+    names = [host.name for host in left]
+    gone = ", ".join(host.name for host in known if host.name not in names)
+    _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
+    options = hosts.without(first.options, left, mpirun.family)
+    if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
+        options += [] if "map-by" in map(option_name, options) else oversubscribing(mpirun)
+    return Attempt(ranks, options)
 
 
 def _how(end: str, code: int) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_hosts_of_a_command_line(options, expected):
 def test_hosts_of_a_file(tmp_path):
     (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
     assert hosts.listed(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+
+
+def test_hosts_of_an_allocation(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-4]" ] && printf "n1\\nn2\\nn3\\nn4\\n"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    job = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CPUS_ON_NODE": "64"}
+    taken = [hosts.Host(name, slots) for name, slots in zip(("n1", "n2", "n3", "n4"), (16, 16, 2, 1))]
+    assert hosts.listed([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
+    assert hosts.listed([], job) == [hosts.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
+    assert hosts.listed(["--host", "a"], job) == [hosts.Host("a", 1)]
 
 
 def test_hosts_that_are_left():
@@ -146,6 +159,37 @@ def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
     assert code == 0 and starts == ["--host a:2,b:2 -n 4 train.py", "--host a:2 -n 2 train.py"]
     assert "no answer from b; going on with 2 ranks on a" in said
+
+
+def test_of_one_place_that_is_left_two_ranks_are_started(tmp_path, monkeypatch, capfd):
+    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a,b"])
+    assert code == 0 and starts[1] == "--host a:1 --map-by :OVERSUBSCRIBE -n 2 train.py"
+    assert "no answer from b; going on with 2 ranks on a" in said
+
+
+def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkeypatch, capfd):
+    """Slurm would have new steps wait for the cores of the one whose host is lost, until it believes that it is."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    ends = ["exit 1", '[ "$SLURM_OVERLAP" = 1 ] && touch "$MATEX_PROOF/ended"']
+    monkeypatch.setenv("SLURM_OVERLAP", "0")
+    code, _, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 0 and len(starts) == 2
+
+
+def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "_SECONDS", 0.5)
+    mpirun, note = tmp_path / "mpirun", tmp_path / "child"
+    mpirun.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {note}; echo $OMPI_ALLOW_RUN_AS_ROOT >> {note}; wait\n")
+    mpirun.chmod(0o755)
+    assert hosts.answering([hosts.Host("b", 1)], str(mpirun), []) == []
+    child, root = note.read_text().splitlines()
+    assert root == ("1" if os.geteuid() == 0 else os.environ.get("OMPI_ALLOW_RUN_AS_ROOT", ""))
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{child}") or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {child} is still there")
 
 
 def test_sigterm_reaches_the_ranks_as_a_warning_and_asks_for_requeue(tmp_path):

@@ -110,7 +110,10 @@ def test_shared_memory(make_engine, dtype):
     shapes = [[1], [3, 5], [], [0], [1000], [2], [(1 << 19) + 5], [4097], [700, 1000]]
     names = [str(index) for index in range(len(shapes))]
     everyone = [
-        [np.random.default_rng([rank, index]).integers(-8, 8, shape).astype(dtype) for index, shape in enumerate(shapes)]
+        [
+            np.random.default_rng([rank, index]).integers(-8, 8, shape).astype(dtype)
+            for index, shape in enumerate(shapes)
+        ]
         for rank in range(SIZE)
     ]
     for weight in (1.0, 0.5, 1.0):
