@@ -1,6 +1,6 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--fit] [--imported] [--models mlp cnn resnet20 alexnet] [--ranks 2] [--rounds 5]
+    python benchmarks/step.py [--fit [--elastic]] [--imported] [--models mlp cnn resnet20 alexnet] [--rounds 5]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
 each process, and every process computes the same number of rows in each setting: the batch of the script on ranks is
@@ -9,8 +9,8 @@ machine does besides falls on all; figures are medians. "copies/alone" is what s
 any library, "ranks/copies" is what ranks cost. In each step ranks wait for the slower of them: "slower/copies" is what
 that alone costs, the median of the longer of the copies' n-th steps over that of their steps. Ranks use the
 BatchNormalization of each rank's own rows, as the copies do; for a model that has it, a second line sets that of the
-global batch against it. --imported adds the library in a process of its own, which is not
-under mpirun.
+global batch against it. --elastic adds a line for `matex run --elastic`. --imported adds the library in a process of
+its own, which is not under mpirun.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from matex_tf import cli, placement
 
 SETTINGS = ("alone", "copies", "ranks")
 GLOBAL = "global"  # as "ranks", with BatchNormalization over the global batch
+ELASTIC = "elastic"  # as "global", by `matex run --elastic`
 SLOWER = "slower"  # of the copies
 IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
@@ -66,10 +67,11 @@ class Workers:
             if IMPORTED in settings:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
                 expected += 1
-            for setting in {"ranks", GLOBAL} & set(settings):
+            for setting in {"ranks", GLOBAL, ELASTIC} & set(settings):
                 words_of_ranks = [*worker(setting), "--ranks", str(len(cpus))]
-                normalisation = {"MATEX_SYNC_BATCHNORM": "on" if setting == GLOBAL else "off"}
-                self._start(cli.command_line(cli.Run(len(cpus), words_of_ranks)), cpus, normalisation)
+                normalisation = {"MATEX_SYNC_BATCHNORM": "off" if setting == "ranks" else "on"}
+                run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
+                self._start(cli.command_line(run), cpus, normalisation)
                 expected += len(cpus)
             for _ in range(expected):
                 connection, _ = listener.accept()
@@ -133,7 +135,11 @@ def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[f
         f"{title:26} {parameters / 1e6:6.2f} M {batch:6} {alone:9.1f} {copies:9.1f} {ranks:9.1f} {shared:13.2f}"
         f" {late:14.2f} {ratios(rounds['copies'], rounds['ranks'])}"
     )
-    extras = {GLOBAL: ("global normalisation", "ranks"), IMPORTED: ("library imported", "alone")}
+    extras = {
+        GLOBAL: ("global normalisation", "ranks"),
+        ELASTIC: ("elastic", GLOBAL if GLOBAL in rounds else "ranks"),
+        IMPORTED: ("library imported", "alone"),
+    }
     for setting in rounds.keys() & extras:
         title, below = extras[setting]
         found += (
@@ -144,10 +150,10 @@ def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[f
     return found
 
 
-def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Sequence[str], imported: bool) -> str:
+def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Sequence[str], more: Sequence[str]) -> str:
     """Times one model; gives its lines of the table."""
     case = CASES[name]
-    settings = [*SETTINGS, *[GLOBAL] * case.normalises, *[IMPORTED] * imported]
+    settings = [*SETTINGS, *[GLOBAL] * case.normalises, *more]
     workers = Workers(name, settings, cpus, folder, words)
     try:
         milliseconds: dict[str, list[float]] = {setting: [] for setting in [*settings, SLOWER]}
@@ -169,7 +175,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fit", action="store_const", const=["--fit"], default=[], help="time the steps of Keras' fit")
     parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
+    parser.add_argument("--elastic", action="store_const", const=[ELASTIC], default=[], help="time elastic ranks, too")
     arguments = parser.parse_args()
+    if arguments.elastic and not arguments.fit:
+        parser.error("--elastic is for --fit: a loop of one's own is not made again with fewer ranks")
+    more = [*arguments.elastic, *[IMPORTED] * arguments.imported]
     cores = placement.cores()
     if len(cores) < arguments.ranks:
         parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")
@@ -177,7 +187,7 @@ def main() -> int:
     print(f"milliseconds a step; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
     with tempfile.TemporaryDirectory(prefix="step") as folder:
         for name in arguments.models:
-            print(measure(name, arguments.rounds, cpus, folder, arguments.fit, arguments.imported), flush=True)
+            print(measure(name, arguments.rounds, cpus, folder, arguments.fit, more), flush=True)
     return 0
 
 
