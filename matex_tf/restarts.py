@@ -6,15 +6,17 @@ host is gone; not one whose script raised an error or chose its exit code, which
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import hosts, kept_files, proof, running
 from .launch import OPENMPI, Mpirun, option_name, oversubscribing
@@ -110,8 +112,35 @@ def run(
             return code or running.EXIT_UNPROVED
         wait = pause(len(lost))
         _say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
-        time.sleep(wait)
-        attempt = _on_what_is_left(attempt, first, known, mpirun)
+        try:
+            with _listening():
+                time.sleep(wait)
+                attempt = _on_what_is_left(attempt, first, known, mpirun)
+        except _AskedError as asked:
+            _say(f"{asked} before the restart; the same command goes on from {state} (exit code {proof.EXIT_REQUEUE})")
+            return proof.EXIT_REQUEUE
+
+
+class _AskedError(Exception):
+    """This process was asked to end, by the signal that is named."""
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    """Within it, where there is no run that would be told, a signal by which to end raises `_AskedError`."""
+
+    def heard(number: int, _frame: Any) -> None:
+        raise _AskedError(signal.Signals(number).name)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, heard)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun) -> Attempt:

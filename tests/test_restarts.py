@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -147,6 +148,17 @@ def test_restarts_come_to_an_end(tmp_path, monkeypatch, capfd):
     code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 5, restart=2)
     assert code == 137 and len(starts) == 3
     assert "given up after 2 restarts: 3 times a rank was killed by SIGKILL" in said and "goes on from" in said
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR1])
+def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back(tmp_path, monkeypatch, capfd, told):
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), told))
+    monkeypatch.setattr(restarts, "pause", lambda number: 20.0)
+    before = signal.getsignal(told)
+    timer.start()
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 2)
+    assert code == 75 and len(starts) == 1 and signal.getsignal(told) == before
+    assert f"{told.name} before the restart; the same command goes on from" in said
 
 
 def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
