@@ -3,14 +3,14 @@
     python benchmarks/step.py [--fit [--elastic]] [--imported] [--models mlp cnn resnet20 alexnet] [--rounds 5]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
-each process, and every process computes the same number of rows in each setting: the batch of the script on ranks is
-larger by their number. All processes of a model are alive at once and take turns, round by round, so that what the
-machine does besides falls on all; figures are medians. "copies/alone" is what sharing memory and caches costs without
-any library, "ranks/copies" is what ranks cost. In each step ranks wait for the slower of them: "slower/copies" is what
-that alone costs, the median of the longer of the copies' n-th steps over that of their steps. Ranks use the
-BatchNormalization of each rank's own rows, as the copies do; for a model that has it, a second line sets that of the
-global batch against it. --elastic adds a line for `matex run --elastic`. --imported adds the library in a process of
-its own, which is not under mpirun.
+each process, and every process computes the same number of rows in each setting: ranks take batches of their own
+(`MATEX_SCALING=weak`), or with `fit` parts of batches that are larger by their number. All processes of a model are
+alive at once and take turns, round by round, so that what the machine does besides falls on all; figures are medians.
+"copies/alone" is what sharing memory and caches costs without any library, "ranks/copies" is what ranks cost. In each
+step ranks wait for the slower of them: "slower/copies" is what that alone costs, the median of the longest of the
+copies' n-th steps over that of all. Ranks use the BatchNormalization of each rank's own rows, as the copies do; for a
+model that has it, a second line sets that of the global batch against it. --elastic adds a line for `matex run
+--elastic`. --imported adds the library in a process of its own, which is not under mpirun.
 """
 
 from __future__ import annotations
@@ -68,10 +68,15 @@ class Workers:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
                 expected += 1
             for setting in {"ranks", GLOBAL, ELASTIC} & set(settings):
-                words_of_ranks = [*worker(setting), "--ranks", str(len(cpus))]
-                normalisation = {"MATEX_SYNC_BATCHNORM": "off" if setting == "ranks" else "on"}
+                # Each rank takes batches of its own, or a part of those that are larger by the number of ranks.
+                is_weak = setting == "ranks" and "--fit" not in words
+                words_of_ranks = [*worker(setting), "--ranks", "1" if is_weak else str(len(cpus))]
+                told = {
+                    "MATEX_SCALING": "weak" if is_weak else "strong",
+                    "MATEX_SYNC_BATCHNORM": "off" if setting == "ranks" else "on",
+                }
                 run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
-                self._start(cli.command_line(run), cpus, normalisation)
+                self._start(cli.command_line(run), cpus, told)
                 expected += len(cpus)
             for _ in range(expected):
                 connection, _ = listener.accept()

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import ops, rehearsal, replay, settings, steps, whole_runs, world
+from matex_tf import ops, settings, steps, whole_runs, world
 
 
 def are_global() -> bool:
     """Whether layers made or run now are to use the statistics of the global batch."""
     chosen = settings.current().sync_batchnorm
     wanted = chosen == "on" or chosen == "auto" and settings.current().scaling == "strong"
-    # Where rows meet in these layers by choice, a step is looked through for other places where they do.
-    wanted = wanted or rehearsal.is_for_show() or replay.current() is not None
     if not world.is_active() or not wanted:
         return False
     if steps.in_session_graph():

@@ -124,23 +124,30 @@ def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> lis
         for host in hosts
         if not is_here(host)
     }
-    return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name])]
+    try:
+        return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name])]
+    finally:
+        for child in asked.values():
+            if child.poll() is None:
+                _end(child)
 
 
 def _ends_well(child: subprocess.Popen) -> bool:
     try:
         return child.wait(_SECONDS) == 0
     except subprocess.TimeoutExpired:
-        # What it has started, too: an srun that waits for cores would go on waiting.
-        os.killpg(child.pid, signal.SIGTERM)
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _end(child)
         return False
+
+
+def _end(child: subprocess.Popen) -> None:
+    """End what leads a session, and what it has started: an srun that waits for cores would go on waiting."""
+    os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def without(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:

@@ -260,7 +260,9 @@ def watch_drift() -> None:
     if every and done - _checked >= every:
         _checked = done
         agreed = variables.agreed()
-        variables.check_drift(agreed, agreed, f"after {done} updates")
+        # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
+        trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
+        variables.check_drift(trained, trained, f"after {done} updates")
 
 
 _updates_seen = 0

@@ -36,7 +36,6 @@ _SUMS_OVER_ROWS = {"L1", "L2", "L1L2"}
 _OF_THE_BATCH = {"Dice", "Tversky"}
 _REMEMBERED = "_matex_any_rows"
 _is_on = False
-_unnoticed = 0
 
 
 def why_whole(model: Any, kind: str, spec: Any, batch_size: int | None) -> str:
@@ -169,11 +168,6 @@ def _rehearse(model: Any, step: Callable[[Any], Any], spec: Any, batch_size: int
     return _why(graph, rows, _own_accounts(model), losses.times_inexact() > before)
 
 
-def is_for_show() -> bool:
-    """Whether what is traced now is looked at, and never run."""
-    return _unnoticed > 0
-
-
 def is_on() -> bool:
     """Whether a step is being traced only to see what becomes of the rows of a batch."""
     return _is_on
@@ -207,14 +201,11 @@ def _graph_of(model: Any, step: Callable[[Any], Any], spec: Any) -> Any:
 @contextlib.contextmanager
 def unnoticed(restores: bool = True) -> Iterator[None]:
     """What is traced within it prints nothing; with `restores`, no random numbers of Python and NumPy are used up."""
-    global _unnoticed
     states = random.getstate(), np.random.get_state()
-    _unnoticed += 1
     try:
         with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), output.unsaid():
             yield
     finally:
-        _unnoticed -= 1
         if restores:
             random.setstate(states[0])
             np.random.set_state(states[1])

@@ -88,9 +88,6 @@ def run(
 ) -> int:
     """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
     attempt, known = first, hosts.listed(first.options, os.environ)
-    if "SLURM_JOB_ID" in os.environ:
-        # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
-        os.environ["SLURM_OVERLAP"] = "1"
     lost: list[str] = []
     while True:
         heard: set[int] = set()
@@ -105,6 +102,9 @@ def run(
                 _say(f"{_how(end, code)} after {_times(len(lost))}: {_told(lost)}")
             return proof.EXIT_REQUEUE if end == ASKED else code
         lost.append(reason(code))
+        if "SLURM_JOB_ID" in os.environ:
+            # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
+            os.environ["SLURM_OVERLAP"] = "1"
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
             up = f"; given up after {_times(restarts)}: {_told(lost)}" if restarts else ""
@@ -159,7 +159,8 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
     _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
     options = hosts.without(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options += [] if "map-by" in map(option_name, options) else oversubscribing(mpirun)
+        kept = [group for group in hosts.groups(options) if option_name(group[0]) != "map-by"]
+        options = [*(word for group in kept for word in group), *oversubscribing(mpirun)]
     return Attempt(ranks, options)
 
 

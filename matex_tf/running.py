@@ -77,8 +77,9 @@ def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, h
                     child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
                 if found.si_signo == signal.SIGTSTP:
                     os.kill(os.getpid(), signal.SIGSTOP)
-        while signal.sigtimedwait(watched, 0) is not None:
-            pass  # it came when there was nobody left to pass it on to
+        while (late := signal.sigtimedwait(watched, 0)) is not None:
+            if heard is not None:
+                heard.add(late.si_signo)  # there is nobody left to pass it on to
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -41,6 +41,7 @@ class Library:
 
 
 _library: Library | None = None
+_loaded: Library | None = None
 _lock = threading.Lock()
 
 
@@ -51,14 +52,14 @@ def library() -> Library:
         BuildError: there is no compiler or no MPI to build with, or the build failed.
         world.RankError: the library is linked to another MPI than the one that mpi4py has loaded.
     """
-    global _library
+    global _library, _loaded
     if _library is not None:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            loaded = _load(build.build())
-            _start(loaded.c)
-            _library = loaded
+            _loaded = _loaded or _load(build.build())
+            _start(_loaded.c)
+            _library = _loaded
         return _library
 
 

@@ -25,6 +25,7 @@ def program(tmp_path_factory):
         (2, 100, ["mpi"]),
         (2, 100, ["auto"]),
         (5, 50, ["auto"]),
+        (9, 20, ["auto"]),
         (3, 100, ["ring", "bf16"]),
         (3, 100, ["two_level", "topk", "hosts", 2]),
         (16, 10, ["two_level", "bf16", "hosts", 4]),

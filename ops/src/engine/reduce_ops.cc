@@ -114,6 +114,20 @@ void AddAs(const void* one, const void* other, void* to, int64_t count) {
 }
 
 template <typename T>
+void AddAllAs(const std::vector<const void*>& parts, void* to, int64_t count) {
+  float sum[kBlock], more[kBlock];
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+    Load(static_cast<const T*>(parts[0]) + i, sum, taken);
+    for (size_t part = 1; part < parts.size(); ++part) {
+      Load(static_cast<const T*>(parts[part]) + i, more, taken);
+      for (int k = 0; k < taken; ++k) sum[k] += more[k];
+    }
+    Store(sum, static_cast<T*>(to) + i, taken);
+  }
+}
+
+template <typename T>
 void DivideAs(void* data, int64_t count, int divisor) {
   T* const values = static_cast<T*>(data);
   InBlocks(static_cast<const T*>(values), values, count, [divisor](auto* a, auto* b, int64_t n) {
@@ -191,6 +205,13 @@ void Add(Type type, const void* one, const void* other, void* to, int64_t count)
     case Type::kBool:
       return AddAs<uint8_t>(one, other, to, count);
   }
+}
+
+void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count) {
+  if (type == Type::kFloat16) return AddAllAs<Float16>(parts, to, count);
+  if (type == Type::kBfloat16) return AddAllAs<Bfloat16>(parts, to, count);
+  Add(type, parts[0], parts[1], to, count);
+  for (size_t part = 2; part < parts.size(); ++part) Add(type, to, parts[part], to, count);
 }
 
 void Divide(Type type, void* data, int64_t count, int divisor) {

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "reduce_ops.h"
 
@@ -25,13 +26,17 @@ struct alignas(128) SharedMemory::Arrival {
 namespace {
 
 constexpr int kBuffers = 2;
+constexpr int64_t kPage = 64 << 10;  // of any processor
 constexpr int kLooks = 2'000;        // some ten microseconds
 constexpr int kYields = 200;
 constexpr long kNap = 20'000;      // nanoseconds
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
 
-int64_t BytesFor(int64_t arrivals, int size) { return arrivals + size * kBuffers * SharedMemory::kPart; }
+// Where what ranks write begins: in a page of its own, and so does each rank's, which is near its core then.
+int64_t FirstBuffer(int64_t arrivals) { return (arrivals + sizeof(int64_t) + kPage - 1) / kPage * kPage; }
+
+int64_t BytesFor(int64_t arrivals, int size) { return FirstBuffer(arrivals) + size * kBuffers * SharedMemory::kPart; }
 
 // Where the first rank has put the memory: an open file of a process, without a name, and a mark by which it is known.
 struct Address {
@@ -46,12 +51,11 @@ int64_t AnyMark(const void* some) {
   return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(some);
 }
 
-// A file in memory that no one else can open by name, with room that is really there; -1 if there is none.
-int Create(int64_t bytes) {
+// A file in memory that no one else can open by name, with room for what comes first; -1 if there is none.
+int Create(int64_t first, int64_t bytes) {
   const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
   if (file < 0) return -1;
-  // Memory that is only promised is a SIGBUS later.
-  if (posix_fallocate(file, 0, bytes) == 0) return file;
+  if (ftruncate(file, bytes) == 0 && posix_fallocate(file, 0, first) == 0) return file;
   close(file);
   return -1;
 }
@@ -60,12 +64,10 @@ int Open(const Address& address, int64_t bytes) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
                 static_cast<long long>(address.file));
-  const int file = open(path, O_RDWR | O_CLOEXEC);
-  if (file < 0) return -1;
+  // A process of that number elsewhere may have something else there, which is better not opened.
   struct stat found;
-  if (fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == bytes) return file;
-  close(file);
-  return -1;
+  if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != bytes) return -1;
+  return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 }
 
 void* Map(int file, int64_t bytes) {
@@ -84,30 +86,33 @@ int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* mad
   Address address;
   void* memory = nullptr;
   int file = -1;
-  if (rank == 0 && (file = Create(bytes)) >= 0 && (memory = Map(file, bytes)) != nullptr) {
+  if (rank == 0 && (file = Create(FirstBuffer(arrivals), bytes)) >= 0 && (memory = Map(file, bytes)) != nullptr) {
     address = {getpid(), file, AnyMark(memory)};
     for (int one = 0; one < size; ++one) new (static_cast<Arrival*>(memory) + one) Arrival;
     std::memcpy(static_cast<char*>(memory) + arrivals, &address.mark, sizeof address.mark);
   }
-  if (const int code = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator)) return code;
-  if (rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
+  const int told = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
+  if (told == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
     memory = Map(file, bytes);
-    // A process of the same number elsewhere may have a file of the same size.
+    // Nor need a file of the same size be the same.
     if (memory != nullptr && std::memcmp(static_cast<char*>(memory) + arrivals, &address.mark, sizeof address.mark)) {
       munmap(memory, bytes);
       memory = nullptr;
     }
   }
-  int everyone = memory != nullptr;
-  const int code = MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  // Memory that is only promised is a SIGBUS later. What a rank asks for first lies near it.
+  const int64_t own = kBuffers * kPart;
+  int everyone = memory != nullptr && posix_fallocate(file, FirstBuffer(arrivals) + rank * own, own) == 0;
+  const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
   if (file >= 0) close(file);
   if (memory != nullptr && (code != MPI_SUCCESS || !everyone)) munmap(memory, bytes);
-  if (code == MPI_SUCCESS && everyone) made->reset(new SharedMemory(memory, rank, size));
+  if (code == MPI_SUCCESS && everyone) made->reset(new SharedMemory(communicator, memory, rank, size));
   return code;
 }
 
-SharedMemory::SharedMemory(void* memory, int rank, int size)
-    : memory_(static_cast<char*>(memory)),
+SharedMemory::SharedMemory(MPI_Comm communicator, void* memory, int rank, int size)
+    : communicator_(communicator),
+      memory_(static_cast<char*>(memory)),
       rank_(rank),
       size_(size),
       looks_(size > sysconf(_SC_NPROCESSORS_ONLN) ? 0 : kLooks) {}
@@ -115,7 +120,7 @@ SharedMemory::SharedMemory(void* memory, int rank, int size)
 SharedMemory::~SharedMemory() { munmap(memory_, BytesFor(size_ * static_cast<int64_t>(sizeof(Arrival)), size_)); }
 
 char* SharedMemory::Of(int rank) const {
-  return memory_ + size_ * static_cast<int64_t>(sizeof(Arrival)) + (rank * kBuffers + parts_ % kBuffers) * kPart;
+  return memory_ + FirstBuffer(size_ * static_cast<int64_t>(sizeof(Arrival))) + (rank * kBuffers + parts_ % kBuffers) * kPart;
 }
 
 char* SharedMemory::Mine() const { return Of(rank_); }
@@ -136,6 +141,9 @@ void SharedMemory::Meet() {
       } else {
         const timespec pause{0, kNap};
         nanosleep(&pause, nullptr);
+        // What MPI has still to send, another rank may be waiting for.
+        int any = 0;
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
       }
     }
   }
@@ -152,9 +160,9 @@ void SharedMemory::Sum(Type type, int64_t count, const Take& take) {
     const auto begin = [&](int64_t rank) { return count * rank / size_; };
     const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
     char* const mine = Mine() + begin(rank_) * width;
-    for (int one = 1; one < size_; ++one) {
-      Add(type, mine, Of((rank_ + one) % size_) + begin(rank_) * width, mine, share(rank_));
-    }
+    std::vector<const void*> shares;
+    for (int one = 0; one < size_; ++one) shares.push_back(Of((rank_ + one) % size_) + begin(rank_) * width);
+    AddAll(type, shares, mine, share(rank_));
     Meet();
     for (int rank = 0; rank < size_; ++rank) {
       if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, begin(rank), share(rank));

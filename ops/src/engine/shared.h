@@ -41,10 +41,11 @@ class SharedMemory {
  private:
   struct Arrival;
 
-  SharedMemory(void* memory, int rank, int size);
+  SharedMemory(MPI_Comm communicator, void* memory, int rank, int size);
   char* Of(int rank) const;
   void Meet();
 
+  const MPI_Comm communicator_;
   char* const memory_;
   const int rank_;
   const int size_;

@@ -17,6 +17,8 @@ constexpr int64_t kLargeBytes = 64 << 10;
 // What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
 constexpr int64_t kTrialCount = 1 << 20;
 constexpr int kTrials = 2;
+// Up to so many ranks of a node their memory was always as fast as MPI or faster; with more it is tried.
+constexpr int kSurelyShared = 8;
 constexpr double kGain = 0.95;
 
 // Those of [first, first + count) that are of one gradient each, counted from `first`.
@@ -87,7 +89,12 @@ int Adder::Prepare() {
   // Who waits in it looks often: that is no waiting asleep.
   if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
     if (const int code = SharedMemory::Make(communicator_, &shared_)) return code;
-    if (shared_ != nullptr) algorithm_ = Algorithm::kShared;
+    if (shared_ != nullptr && Calls{communicator_, asleep_}.size() <= kSurelyShared) {
+      algorithm_ = Algorithm::kShared;
+    } else if (shared_ != nullptr) {
+      if (const int code = Choose()) return code;
+      if (algorithm_ != Algorithm::kShared) shared_.reset();
+    }
   }
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
     // To it each rank is a node of its own.
@@ -145,9 +152,10 @@ int Adder::RunCompressed(const Step& step, float* data, float* left) {
                         });
 }
 
-// Collective: all ranks come to their first large sum together.
+// Collective: all ranks come to it together.
 int Adder::Choose() {
   std::vector<Algorithm> tried{Algorithm::kMpi};
+  if (shared_ != nullptr) tried.push_back(Algorithm::kShared);
   if (levels_.nodes > 1) {
     if (Calls{communicator_, asleep_}.size() > 2) tried.push_back(Algorithm::kRing);
     if (levels_.carriers > 1) tried.push_back(Algorithm::kTwoLevel);
