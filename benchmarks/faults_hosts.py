@@ -54,7 +54,7 @@ def inject(count: int, way: str, host: str, launcher: str) -> tuple[str, str]:
         reader.start()
         wait_for(lambda: len(list(notes.glob("ready-*"))) == count or child.poll() is not None, START)
         processes = {path.name.partition("-")[2] for path in notes.glob("process-*")}
-        there = {pid for pid in processes if on_host(pid, hosts, host)}
+        there = {pid for pid in processes if hosts.has(host, pid)}
         lost = time.time()
         WAYS[way](hosts, host)
         ended = [
@@ -71,13 +71,6 @@ def inject(count: int, way: str, host: str, launcher: str) -> tuple[str, str]:
         message = f"{named[0] - lost:.0f}" if named else "none"
         line = f"| {way} | {host} of {count} | {launcher} | {code} | {message} | {' | '.join(seconds)} |"
         return line, "".join(line for _, line in printed)
-
-
-def on_host(process: str, hosts: Hosts, host: str) -> bool:
-    try:
-        return os.readlink(f"/proc/{process}/ns/net") == hosts.network_of(host)
-    except OSError:
-        return False
 
 
 def wait_for(condition, seconds: float) -> float | None:

@@ -94,16 +94,19 @@ class Hosts:
     def power_off(self, name: str) -> None:
         """End host `name` at once: no cable, and no process."""
         self.cut(name)
-        network, keeper = self.network_of(name), str(self._holders[name].pid)
+        keeper = str(self._holders[name].pid)
         for _ in range(3):  # what a process has started meanwhile ends with the next look
             for process in filter(str.isdigit, os.listdir("/proc")):
-                with contextlib.suppress(OSError):
-                    if process != keeper and os.readlink(f"/proc/{process}/ns/net") == network:
+                if process != keeper and self.has(name, process):
+                    with contextlib.suppress(ProcessLookupError):
                         os.kill(int(process), signal.SIGKILL)
 
-    def network_of(self, name: str) -> str:
-        """By which the processes of host `name` are told from others, as /proc/PID/ns/net of theirs."""
-        return os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
+    def has(self, name: str, process: str) -> bool:
+        """Whether the process of this number runs on host `name`."""
+        try:
+            return os.readlink(f"/proc/{process}/ns/net") == os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
+        except OSError:
+            return False  # it has ended
 
     def enter(self, name: str) -> list[str]:
         """The words that, before a command, run it on host `name`."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from faults_hosts import wait_for
 from network import Hosts
 from restarts import WORKER, curve, difference
 
@@ -95,7 +96,7 @@ class Slurm:
             self._start("h1", "slurmctld", "-D")
             for host in self._hosts.names:
                 self._start(host, "slurmd", "-D", "-N", host)
-            wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(COUNT), START)
+            expect(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(COUNT), START)
         except BaseException:
             self.__exit__()
             raise
@@ -119,7 +120,7 @@ class Slurm:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         )
 
     def ask(self, *words: str) -> str:
@@ -134,13 +135,10 @@ class Slurm:
         return found.group(1) if found else "gone"
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Looks now and then; ends this program if `condition` does not come true."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            raise SystemExit(f"after {seconds} s nothing had come of it")
-        time.sleep(0.2)
+def expect(condition: Callable[[], bool], seconds: float) -> None:
+    """Ends this program if `condition` does not come true."""
+    if wait_for(condition, seconds) is None:
+        raise SystemExit(f"after {seconds} s nothing had come of it")
 
 
 def power_off(hosts: Hosts, slurm: Slurm, job: str) -> str:
@@ -200,10 +198,10 @@ def one(title: str, want: list[float], after: float) -> tuple[str, str]:
                     raise SystemExit(f"the job has not come to train:\n{printed.read_text()}")
                 return len(list(notes.iterdir())) == TAKEN
 
-            wait_for(trains, START + PATIENCE)
+            expect(trains, START + PATIENCE)
             time.sleep(after)
             what = f"{happens(hosts, slurm, job)} at {time.monotonic() - began:.0f} s"
-            wait_for(lambda: note_state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "gone"), PATIENCE)
+            expect(lambda: note_state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "gone"), PATIENCE)
             text = printed.read_text(errors="replace")
             allocations = re.findall(r"JOB on (\S+)", text)
             again = len(re.findall(r"; restart \d+ of", text))

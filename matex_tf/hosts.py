@@ -150,14 +150,14 @@ def _end(child: subprocess.Popen) -> None:
     child.wait()
 
 
+def dropping(options: Sequence[str], names: Sequence[str]) -> list[str]:
+    """`options` of mpirun less those of these names."""
+    return [word for group in groups(options) if launch.option_name(group[0]) not in names for word in group]
+
+
 def without(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
     """`options` of mpirun for the hosts that are left."""
-    kept = [
-        word
-        for group in groups(options)
-        if launch.option_name(group[0]) not in (*_HOST_OPTIONS, *_FILE_OPTIONS)
-        for word in group
-    ]
+    kept = dropping(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
     if family == launch.OPENMPI:
         return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
     return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import hosts, kept_files, proof, running
-from .launch import OPENMPI, Mpirun, option_name, oversubscribing
+from .launch import OPENMPI, Mpirun, oversubscribing
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 WELL, OWN, ASKED, LOST = "well", "own", "asked", "lost"
@@ -159,8 +159,7 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
     _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
     options = hosts.without(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        kept = [group for group in hosts.groups(options) if option_name(group[0]) != "map-by"]
-        options = [*(word for group in kept for word in group), *oversubscribing(mpirun)]
+        options = [*hosts.dropping(options, ["map-by"]), *oversubscribing(mpirun)]
     return Attempt(ranks, options)
 
 
