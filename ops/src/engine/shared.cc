@@ -120,10 +120,16 @@ SharedMemory::SharedMemory(MPI_Comm communicator, void* memory, int rank, int si
 SharedMemory::~SharedMemory() { munmap(memory_, BytesFor(size_ * static_cast<int64_t>(sizeof(Arrival)), size_)); }
 
 char* SharedMemory::Of(int rank) const {
-  return memory_ + FirstBuffer(size_ * static_cast<int64_t>(sizeof(Arrival))) + (rank * kBuffers + parts_ % kBuffers) * kPart;
+  char* const first = memory_ + FirstBuffer(size_ * static_cast<int64_t>(sizeof(Arrival)));
+  return first + (rank * kBuffers + parts_ % kBuffers) * kPart;
 }
 
 char* SharedMemory::Mine() const { return Of(rank_); }
+
+void SharedMemory::Write(Type type, const char* one, const char* other, char* to, int64_t count) {
+  if (other != nullptr) return Add(type, one, other, to, count);
+  std::memcpy(to, one, count * SizeOf(type));
+}
 
 // Returns when all ranks have come; what they wrote before is there then.
 void SharedMemory::Meet() {

@@ -31,8 +31,10 @@ class SharedMemory {
   // Where this rank puts its numbers of the next part.
   char* Mine() const;
 
-  // What is done with [first, first + count) of a part: it is the sum of two arrays, or one of them, if `other` is null.
+  // What is done with [first, first + count) of a part: it is the sum of two arrays, or one of them, if `other` is null;
+  // `Write` writes it.
   using Take = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
+  static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
   // Gives the sum over ranks of `count` numbers, at most a part, to `take`: all of them, the same bits on all ranks.
   // One thread at a time calls it.

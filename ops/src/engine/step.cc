@@ -112,12 +112,9 @@ void RunStep(const Step& step, const void* const* inputs, void* const* outputs, 
     memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
       InPieces(step, first + begin, count, [&](const Piece& piece, int64_t at) {
         const int64_t offset = at - first - begin;
+        const char* const more = other == nullptr ? nullptr : At(other, offset, size);
         char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-        if (other == nullptr) {
-          std::memcpy(to, At(one, offset, size), piece.count * size);
-        } else {
-          Add(step.type, At(one, offset, size), At(other, offset, size), to, piece.count);
-        }
+        SharedMemory::Write(step.type, At(one, offset, size), more, to, piece.count);
       });
     });
   }

@@ -6,7 +6,6 @@
 
 #include "calls.h"
 #include "exchange.h"
-#include "reduce_ops.h"
 #include "ring.h"
 
 namespace matex {
@@ -127,11 +126,7 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
     char* const at = data + first * size;
     std::memcpy(shared_->Mine(), at, taken * size);
     shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
-      if (other == nullptr) {
-        std::memcpy(at + begin * size, one, length * size);
-      } else {
-        Add(type, one, other, at + begin * size, length);
-      }
+      SharedMemory::Write(type, one, other, at + begin * size, length);
     });
   }
   return MPI_SUCCESS;
