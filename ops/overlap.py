@@ -14,6 +14,7 @@ from typing import Any
 
 from matex_tf import settings, world
 
+from . import readiness
 from .library import library
 from .order import order_handles
 
@@ -88,6 +89,7 @@ def reduce_gradients(
     tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool, variables: Sequence[int]
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
+    readiness.in_their_order(tensors)
     ours = library().ops
     _let_gradients_run_in_any_order()
     ticket = ours.matex_announce_update(

@@ -18,6 +18,7 @@
 #include "numerics.h"
 #include "record.h"
 #include "rendezvous.h"
+#include "schedule.h"
 #include "step.h"
 #include "sum.h"
 #include "waits.h"
@@ -45,6 +46,8 @@ struct Update {
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
   std::vector<bool> here;
+  std::vector<bool> waits_for;  // those of the step that is waited for, of which so many are missing
+  int missing = 0;
   std::string given_up;
   Error failed;
 };
@@ -75,7 +78,8 @@ class Overlapped {
         update.done[entry] = std::move(gradient.done);
         update.here[entry] = true;
         update.ready[entry] = Since(update.announced);
-        changed_.notify_all();
+        // A thread that is woken up in vain takes the core from the one that computes.
+        if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
         return;
       }
     }
@@ -104,6 +108,7 @@ class Overlapped {
 
  private:
   void Run() {
+    WakePromptly();
     for (int64_t ticket = 1;; ++ticket) {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return updates_.count(ticket) > 0; });
@@ -123,11 +128,13 @@ class Overlapped {
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto is_here = [&] {
-      return std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->here[entry]; });
-    };
-    changed_.wait(lock, [&] { return is_here() || !update->given_up.empty(); });
-    return is_here() ? "" : update->given_up;
+    for (int entry : entries) {
+      if (update->here[entry] || update->waits_for[entry]) continue;
+      update->waits_for[entry] = true;
+      ++update->missing;
+    }
+    changed_.wait(lock, [&] { return update->missing == 0 || !update->given_up.empty(); });
+    return update->missing == 0 ? "" : update->given_up;
   }
 
   // Tells the other ranks that these gradients are here, or never will be, and returns when all have said so: sums then
@@ -255,13 +262,13 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Plan::Plan(Layout layout) : layout_(std::move(layout)), steps_(layout_.steps()), ready_(layout_.entries().size(), 0) {}
+Plan::Plan(Layout layout) : layout_(std::move(layout)), steps_(layout_.steps()) {}
 
 Error Plan::Learn(const std::vector<double>& ready) {
   if (updates_ >= kUpdates) return Error();
   ++updates_;
   if (updates_ <= kIgnored) return Error();
-  for (size_t i = 0; i < ready.size(); ++i) ready_[i] += ready[i] / (kUpdates - kIgnored);
+  seen_.push_back(ready);
   return updates_ < kUpdates ? Error() : Agree();
 }
 
@@ -269,6 +276,15 @@ Error Plan::Agree() {
   const World& world = TheWorld();
   const Span span(Activity::kChoice);
   const auto place = [] { return std::string("the choice of buckets"); };
+  // Medians: one update that something held up says nothing of the others.
+  std::vector<double> ready;
+  for (size_t i = 0; i < layout_.entries().size(); ++i) {
+    std::vector<double> times;
+    for (const std::vector<double>& update : seen_) times.push_back(update[i]);
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    ready.push_back(times[times.size() / 2]);
+  }
+  seen_.clear();
   Link link;
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
   // The buckets that there are, small and in the order in which gradients come, are never far from the best.
@@ -276,13 +292,13 @@ Error Plan::Agree() {
   // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
   link.start_up *= 2;
   link.byte *= layout_.compression().BytesLeft(world.size);
-  const int count = static_cast<int>(ready_.size());
-  int code = MPI_Allreduce(MPI_IN_PLACE, ready_.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
+  const int count = static_cast<int>(ready.size());
+  int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   std::vector<double> bytes;
   for (const Entry& entry : layout_.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
   // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
-  std::vector<int> boundaries = ChooseBuckets(ready_, bytes, link);
+  std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
   int length = static_cast<int>(boundaries.size());
   code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
   boundaries.resize(length);
@@ -305,6 +321,7 @@ Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, c
   update->outputs.resize(count);
   update->done.resize(count);
   update->here.resize(count);
+  update->waits_for.resize(count);
   update->ready.resize(count);
   // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);

@@ -37,7 +37,7 @@ class Plan {
   const Layout layout_;
   std::vector<Step> steps_;
   int updates_ = 0;
-  std::vector<double> ready_;
+  std::vector<std::vector<double>> seen_;  // when the gradients of the updates that are looked at came
 };
 
 // A gradient that is handed over. `done` is called once, by any thread: without an error when `output` holds the sum

@@ -152,7 +152,7 @@ int Adder::Choose() {
   std::vector<Algorithm> tried{Algorithm::kMpi};
   if (shared_ != nullptr) tried.push_back(Algorithm::kShared);
   if (levels_.nodes > 1) {
-    if (Calls{communicator_, asleep_}.size() > 2) tried.push_back(Algorithm::kRing);
+    tried.push_back(Algorithm::kRing);
     if (levels_.carriers > 1) tried.push_back(Algorithm::kTwoLevel);
   }
   algorithm_ = Algorithm::kMpi;

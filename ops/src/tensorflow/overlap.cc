@@ -74,6 +74,9 @@ class HandOverGradientKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("entry", &entry_));
   }
 
+  // A thread that has computed a gradient hands it over before it goes on.
+  bool IsExpensive() override { return false; }
+
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const Tensor& x = context->input(0);
     const int64_t ticket = context->input(1).scalar<tensorflow::int64>()();

@@ -1,0 +1,78 @@
+"""Lets gradients be ready one after the other, while the rest of the computation is still to come.
+
+Where TensorFlow runs the ops of a step on one thread, of those that can run it takes the newest: the gradient of a weight,
+which nothing waits for, comes after all that lead to the gradients further down. With that, all are ready at the end, and
+there is nothing left to hide their sums behind.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+def in_their_order(gradients: Sequence[Any]) -> None:
+    """Make what only later ones of these tensors need wait for those before, where one thread runs all ops.
+
+    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it, as
+    it does for its inputs and for what it shares variables with: so no two ops wait for each other.
+    """
+    from tensorflow.python.framework import ops
+
+    if _threads() > 1:
+        return  # one that is free takes the oldest
+    graph = ops.get_default_graph()
+    number = {op: position for position, op in enumerate(graph.get_operations())}
+    waits_for: dict[Any, int] = {}  # the gradients that an op runs after, as bits by their position
+    made, numbers, first = [], [], [0]  # the gradients' ops; their numbers, sorted; the bits of so many of these
+    for gradient in gradients:
+        if gradient.graph is not graph:
+            continue
+        for op in _new_ancestors(gradient.op, waits_for):
+            made_of = _made_of(op)
+            bits = 0
+            for each in made_of:
+                bits |= waits_for[each]
+            # What is made of nothing costs nothing.
+            missing = first[bisect.bisect_left(numbers, number[op])] & ~bits if made_of else 0
+            while missing:
+                latest = made[missing.bit_length() - 1]
+                op._add_control_input(latest)
+                bits |= waits_for[latest]
+                missing &= ~bits
+            waits_for[op] = bits
+        waits_for[gradient.op] |= 1 << len(made)
+        position = bisect.bisect_left(numbers, number[gradient.op])
+        numbers.insert(position, number[gradient.op])
+        bit = 1 << len(made)
+        first[position + 1 :] = [first[position] | bit, *(bits | bit for bits in first[position + 1 :])]
+        made.append(gradient.op)
+
+
+def _threads() -> int:
+    """How many threads TensorFlow runs ops on, side by side."""
+    import tensorflow as tf
+
+    return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+
+
+def _new_ancestors(op: Any, known: dict[Any, int]) -> Iterator[Any]:
+    """The op and all that it is made of but for those `known`, each after those that it is made of."""
+    if op in known:
+        return
+    path, seen = [(op, iter(_made_of(op)))], {op}
+    while path:
+        current, rest = path[-1]
+        following = next((each for each in rest if each not in known and each not in seen), None)
+        if following is None:
+            yield current
+            path.pop()
+        else:
+            seen.add(following)
+            path.append((following, iter(_made_of(following))))
+
+
+def _made_of(op: Any) -> list[Any]:
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
