@@ -1,8 +1,8 @@
 """Lets gradients be ready one after the other, while the rest of the computation is still to come.
 
-Where TensorFlow runs the ops of a step on one thread, of those that can run it takes the newest: the gradient of a weight,
-which nothing waits for, comes after all that lead to the gradients further down. With that, all are ready at the end, and
-there is nothing left to hide their sums behind.
+Where TensorFlow runs the ops of a step on one thread, of those that can run it takes the newest: the gradient of a
+weight, which nothing waits for, comes after all that lead to the gradients further down. With that, all are ready at
+the end, and there is nothing left to hide their sums behind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 def in_their_order(gradients: Sequence[Any]) -> None:
     """Make what only later ones of these tensors need wait for those before, where one thread runs all ops.
 
-    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it, as
-    it does for its inputs and for what it shares variables with: so no two ops wait for each other.
+    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it,
+    as it does for its inputs and for what it shares variables with: so no two ops wait for each other.
     """
     from tensorflow.python.framework import ops
 
