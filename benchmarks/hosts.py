@@ -6,13 +6,12 @@
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
 link, for a step the larger of the computation alone, in one process without the library, and the time of the
 gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
-at once (off), in turns.
+at once (off), in turns; each of the two hosts has a core of its own, which its network takes time of, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,9 @@ from network import Hosts
 
 HERE = Path(__file__).resolve().parent
 UNITS = {"gbit": 1e9, "mbit": 1e6}
-# A batch whose computation takes about as long as its gradients' way, at 1 Gbit/s on one core.
-BATCHES = {"alexnet": 48, "resnet20": 4, "mlp": 64, "cnn": 16}
+# Batches whose computation takes about as long as their gradients' way, at 1 Gbit/s on one core, and twice as long.
+BATCHES = {"alexnet": (28, 56), "resnet20": (1, 4), "mlp": (384, 768), "cnn": (32, 64)}
+CHOSEN = "16"  # steps after which buckets are chosen
 BYTES = 16 << 20
 
 
@@ -56,17 +56,17 @@ def sums(count: int, rate: str, per_host: int) -> None:
                   f"   over the ideal {ours / ideal:.2f}", flush=True)  # fmt: skip
 
 
-def steps(name: str, rate: str, rounds: int) -> None:
-    """The line of model `name` on two hosts."""
+def steps(name: str, batch: int, rate: str, rounds: int) -> None:
+    """The line of model `name` with batches of so many rows, on two hosts."""
     environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    words = [str(HERE / "hosts_worker.py"), "step", name, str(BATCHES[name])]
+    words = [str(HERE / "hosts_worker.py"), "step", name, str(batch)]
     found: dict[str, list[float]] = {"alone": [], "on": [], "off": []}
     parameters = 0.0
-    with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder) as hosts:
+    with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder, own_cores=True) as hosts:
         for _ in range(rounds):
             alone = subprocess.run(
-                [sys.executable, *words],
-                env={**os.environ, **environment},
+                [*hosts.enter("h1"), sys.executable, *words, "3"],
+                env=hosts.environment(environment),
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
@@ -74,12 +74,12 @@ def steps(name: str, rate: str, rounds: int) -> None:
             milliseconds, parameters = map(float, alone.stdout.split())
             found["alone"].append(milliseconds)
             for overlap in ("on", "off"):
-                said = hosts.mpirun(["-m", "matex_tf", *words], {**environment, "MATEX_OVERLAP": overlap})
+                said = hosts.mpirun(["-m", "matex_tf", *words, CHOSEN], {**environment, "MATEX_OVERLAP": overlap})
                 found[overlap].append(float(said.split()[0]))
     compute, on, off = (median(found[key]) for key in ("alone", "on", "off"))
     transfer = parameters * 4 / bandwidth(rate) * 1e3
     best = max(compute, transfer)
-    print(f"  {name:10} batch {BATCHES[name]:3}  compute {compute:7.1f}  transfer {transfer:7.1f}  overlapped {on:7.1f}"
+    print(f"  {name:10} batch {batch:3}  compute {compute:7.1f}  transfer {transfer:7.1f}  overlapped {on:7.1f}"
           f" ({on / best:.2f})  at once {off:7.1f} ({off / best:.2f})", flush=True)  # fmt: skip
 
 
@@ -94,9 +94,10 @@ def main() -> int:
     for per_host in arguments.ranks_per_host if arguments.sums else ():
         sums(arguments.sums, arguments.rate, per_host)
     if arguments.models:
-        print(f"2 hosts at {arguments.rate}, one thread each: ms a step (over the larger of compute, transfer)")
+        print(f"2 hosts at {arguments.rate}, one core each: ms a step (over the larger of compute, transfer)")
     for name in arguments.models:
-        steps(name, arguments.rate, arguments.rounds)
+        for batch in BATCHES[name]:
+            steps(name, batch, arguments.rate, arguments.rounds)
     return 0
 
 

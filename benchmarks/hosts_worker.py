@@ -1,5 +1,5 @@
-"""One process of benchmarks/hosts.py. `sum COUNT` prints the milliseconds of raw MPI and of our op; `step MODEL BATCH`
-those of a step and the number of parameters.
+"""One process of benchmarks/hosts.py. `sum COUNT` prints the milliseconds of raw MPI and of our op; `step MODEL BATCH
+IGNORED` those of a step, but for the first so many, and the number of parameters.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def sums(count):
     print(raw, timed(ours, rounds, world.Barrier))
 
 
-def step(name, batch):
+def step(name, batch, ignored):
     case = CASES[name]
     model, data, train = prepared(case, batch)
     took = []
-    for batch_x, batch_y in tf.data.Dataset.from_tensors(data).repeat(3 + 4 * case.steps):
+    for batch_x, batch_y in tf.data.Dataset.from_tensors(data).repeat(ignored + 2 * case.steps):
         started = time.perf_counter()
         assert int(train(batch_x, batch_y)) == batch
         took.append(time.perf_counter() - started)
-    print(1e3 * statistics.median(took[3:]), model.count_params())
+    print(1e3 * statistics.median(took[ignored:]), model.count_params())
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "sum":
         sums(int(sys.argv[2]))
     else:
-        step(sys.argv[2], int(sys.argv[3]))
+        step(sys.argv[2], *map(int, sys.argv[3:]))

@@ -17,14 +17,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_TOOLS = ("ip", "tc", "nsenter", "unshare")
+_TOOLS = ("ip", "tc", "nsenter", "unshare", "taskset")
 _ALL = ("-n", "-u", "-i", "-m")
 
 
 class Hosts:
-    """Hosts h1 to hN, each link of `rate` (of `tc`: "1gbit"), while in the context. `folder` is for what they need."""
+    """Hosts h1 to hN, each link of `rate` (of `tc`: "1gbit"), while in the context. `folder` is for what they need.
 
-    def __init__(self, count: int, rate: str, folder: str | os.PathLike):
+    With `own_cores` each is given one of this machine's cores, in turns: what its network costs takes that core's time.
+    """
+
+    def __init__(self, count: int, rate: str, folder: str | os.PathLike, own_cores: bool = False):
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if os.geteuid() != 0 or missing:
             raise SystemExit(f"hosts on one machine need root and {', '.join(_TOOLS)}; missing: {missing or 'root'}")
@@ -32,6 +35,12 @@ class Hosts:
         self._rate = rate
         self._folder = Path(folder)
         self._holders: dict[str, subprocess.Popen] = {}
+        cores = sorted(os.sched_getaffinity(0))
+        self._cores = len(cores)
+        self._on = {
+            name: str(cores[number % len(cores)]) if own_cores else ",".join(map(str, cores))
+            for number, name in enumerate(self.names)
+        }
 
     def __enter__(self) -> Hosts:
         addresses = "".join(f"10.99.0.{number + 1} {name}\n" for number, name in enumerate(self.names))
@@ -110,20 +119,24 @@ class Hosts:
 
     def enter(self, name: str) -> list[str]:
         """The words that, before a command, run it on host `name`."""
-        return ["nsenter", "-t", str(self._holders[name].pid), *_ALL, f"--wd={os.getcwd()}", "--"]
+        entered = ["nsenter", "-t", str(self._holders[name].pid), *_ALL, f"--wd={os.getcwd()}", "--"]
+        return [*entered, "taskset", "-c", self._on[name]] if name in self._on else entered
 
     def options(self, per_host: int = 1) -> list[str]:
         """What mpirun, started on the first host, has to be told to run so many ranks on each of them."""
         agent = self._folder / "agent"
-        pids = "\n".join(f"{name}) holder={holder.pid};;" for name, holder in self._holders.items())
+        pids = "\n".join(f"{name}) holder={self._holders[name].pid} cores={on};;" for name, on in self._on.items())
         agent.write_text(
             "#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\n"
             f"host=$1; shift\ncase $host in\n{pids}\nesac\n"
-            f'exec nsenter -t $holder {" ".join(_ALL)} -- /bin/bash -c "$*"\n'
+            f'exec nsenter -t $holder {" ".join(_ALL)} -- taskset -c $cores /bin/bash -c "$*"\n'
         )
         agent.chmod(0o755)
         hosts = f"--host {','.join(f'{name}:{per_host}' for name in self.names)} --map-by slot --bind-to none"
-        network = "--mca btl tcp,sm,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle 1"
+        crowded = int(per_host * len(self.names) > self._cores)
+        network = (
+            f"--mca btl tcp,sm,self --mca pml ob1 --mca btl_tcp_if_include eth0 --mca mpi_yield_when_idle {crowded}"
+        )
         return f"--mca plm_rsh_agent {agent} {hosts} {network}".split()
 
     @staticmethod

@@ -9,8 +9,10 @@ namespace matex {
 namespace {
 
 constexpr int kTag = 1;
-// A part of a segment: it travels on as soon as it has been added up, while the next is on its way.
-constexpr int64_t kPartBytes = 128 << 10;
+// A part of a segment: it travels on as soon as it has been added up, while the next is on its way. Below 64 KiB MPI sends
+// it over TCP at once. A larger one asks first, and the answer waits behind what is on its way to that rank: between two
+// ranks all would travel one way and then the other.
+constexpr int64_t kPartBytes = 60 << 10;
 
 // Each rank sends one segment to the right in each of 2 (N - 1) rounds, and in the next round the one that it received
 // from the left: in the first half of the rounds with its own added, so that after it each segment is whole on one rank.

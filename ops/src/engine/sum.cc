@@ -14,7 +14,7 @@ namespace {
 // Below this a ring's many messages, or three calls for one, cost more than they save.
 constexpr int64_t kLargeBytes = 64 << 10;
 // What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
-constexpr int64_t kTrialCount = 1 << 20;
+constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
 // Up to so many ranks of a node their memory was always as fast as MPI or faster; with more it is tried.
 constexpr int kSurelyShared = 8;
@@ -157,13 +157,18 @@ int Adder::Choose() {
   }
   algorithm_ = Algorithm::kMpi;
   if (tried.size() == 1) return MPI_SUCCESS;
+  // In pieces of the size in which gradients travel: what is fast in one call need not be so in many.
+  const int64_t piece = std::max<int64_t>(TheWorld().chunk_bytes / sizeof(float), 1);
   std::vector<float> data(kTrialCount, 0.0f);
   std::vector<double> seconds(tried.size(), 1e9);
   for (int trial = 0; trial < kTrials; ++trial) {
     for (size_t i = 0; i < tried.size(); ++i) {
       if (const int code = MPI_Barrier(communicator_)) return code;
       const auto start = std::chrono::steady_clock::now();
-      if (const int code = Run(tried[i], data.data(), kTrialCount, Type::kFloat32)) return code;
+      for (int64_t first = 0; first < kTrialCount; first += piece) {
+        const int64_t count = std::min(piece, kTrialCount - first);
+        if (const int code = Run(tried[i], data.data() + first, count, Type::kFloat32)) return code;
+      }
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
       seconds[i] = std::min(seconds[i], took.count());
     }
