@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ from . import launch
 
 _HOST_OPTIONS = ("host", "H", "hosts")
 _FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
-_SECONDS = 30.0  # for a host to answer; mpirun itself waits for the network's own time-outs
+_SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
+_LAST_SECONDS = 5.0  # for what asks to end when it is told to
 
 
 @dataclass(frozen=True)
@@ -124,30 +126,31 @@ def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> lis
         for host in hosts
         if not is_here(host)
     }
+    deadline = time.monotonic() + _SECONDS
     try:
-        return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name])]
+        return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name], deadline)]
     finally:
-        for child in asked.values():
-            if child.poll() is None:
-                _end(child)
+        _end([child for child in asked.values() if child.poll() is None])
 
 
-def _ends_well(child: subprocess.Popen) -> bool:
+def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
     try:
-        return child.wait(_SECONDS) == 0
+        return child.wait(max(deadline - time.monotonic(), 0)) == 0
     except subprocess.TimeoutExpired:
-        _end(child)
         return False
 
 
-def _end(child: subprocess.Popen) -> None:
-    """End what leads a session, and what it has started: an srun that waits for cores would go on waiting."""
-    os.killpg(child.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(5)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+def _end(children: Sequence[subprocess.Popen]) -> None:
+    """End what leads sessions, and what it has started: an srun that waits for cores would go on waiting."""
+    for child in children:
+        os.killpg(child.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _LAST_SECONDS
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(deadline - time.monotonic(), 0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def dropping(options: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -189,6 +189,26 @@ def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkey
     assert code == 0 and len(starts) == 2
 
 
+def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "_SECONDS", 2.0)
+    waited, wait = [], subprocess.Popen.wait
+
+    def noted(child, timeout=None):
+        start = time.monotonic()
+        try:
+            return wait(child, timeout)
+        finally:
+            waited.append(time.monotonic() - start)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", noted)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\ncase "$*" in *good*) exit 0;; esac\nexec sleep 300\n')
+    mpirun.chmod(0o755)
+    asked = [hosts.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
+    assert hosts.answering(asked, str(mpirun), []) == [hosts.Host("good", 1)]
+    assert sum(seconds > 1.0 for seconds in waited) == 1  # the first of them
+
+
 def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "_SECONDS", 0.5)
     mpirun, note = tmp_path / "mpirun", tmp_path / "child"
