@@ -1,8 +1,8 @@
-"""Whether the updates of a function are overlapped on one host: its first steps show which way is faster.
+"""Whether the updates of a function are overlapped: its first steps show which way is faster.
 
-Steps are timed as they are, with each update reduced at once. Where that takes a good part of a step, the function is
-traced a second time with its updates overlapped, and timed so; then the ranks agree on the faster way. Between hosts
-updates are overlapped from the start (ops/overlap.py).
+Steps are timed as they are: on one host with each update reduced at once, on several with updates overlapped. Where
+sums take a good part of a step, the function is traced a second time for the other way, and timed so; then the ranks
+agree on the faster one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from matex_tf.ops import overlap
 
 KIND_GRADIENTS = 1
 
-IGNORED, TIMED = 3, 8
-"""Calls of a function with an update, once it has been traced: the first allocate and wake up threads."""
-SETTLING = 16
-"""Overlapped calls that are not timed: after the 13th update its buckets are chosen."""
+TIMED = 8
+"""Calls of a function with an update."""
+IGNORED = {False: 3, True: 16}
+"""Such calls before them that are not timed: the first allocate and wake up threads; overlapped, after the 13th update
+buckets are chosen."""
 LEAST_BYTES = 1 << 20
 LEAST_SHARE = 0.1
-"""Of smaller updates, and where summing them takes less of a step, nothing is to be gained by another trace."""
+"""Of smaller updates, and where sums that nothing hides take less of a step, another trace gains nothing."""
 GAIN = 0.95
-"""At most so much of the time must an overlapped step take: the way that needs no thread is the one in doubt."""
+"""At most so much of the time must a step take the other way."""
 
 _CORES = os.cpu_count() or 1
 
@@ -46,7 +47,7 @@ def call(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
 
     if not tf.executing_eagerly():
         # A function that is called in another one that is traced anew is so, too.
-        return original(_overlapped(function) if overlap.is_on() else function, *args, **kwargs)
+        return original(function if overlap.is_told() is None else _other(function), *args, **kwargs)
     if not _may_be_tried(function):
         return original(function, *args, **kwargs)
     return _trials.setdefault(function, _Trial()).call(original, function, args, kwargs)
@@ -56,12 +57,12 @@ def _may_be_tried(function: Any) -> bool:
     if settings.current().overlap != "auto" or not world.is_active():
         return False
     here = world.current()
-    # With fewer cores than ranks there is none for a further thread.
-    return not here.has_several_nodes and here.local_size <= _CORES and world.has_threads()
+    # With fewer cores than ranks there is none for a further thread, unless that mostly waits for a network.
+    return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
 
 
-def _overlapped(function: Any) -> Any:
-    """The same function, traced by itself."""
+def _other(function: Any) -> Any:
+    """The same function, traced by itself, for the way that updates do not usually go."""
     if function not in _versions:
         _versions[function] = function._clone(None)
     return _versions[function]
@@ -71,62 +72,62 @@ class _Trial:
     """How far the trial of one function is."""
 
     def __init__(self) -> None:
-        self._way = self._at_once
+        self._way = self._first
+        self._is_overlapped = overlap.is_usual()  # as it is first
         self._calls = 0
         self._bytes = 0
         self._steps: list[float] = []
         self._sums: list[float] = []
-        self._step_at_once = 0.0
+        self._first_step = 0.0
 
     def call(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
         return self._way(original, function, args, kwargs)
 
-    def _at_once(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _first(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
         with overlap.noticed() as seen:
             if self._bytes < LEAST_BYTES:
                 result, has_update = original(function, *args, **kwargs), False
             else:
                 result, has_update = self._timed(original, function, args, kwargs)
         self._bytes = max(self._bytes, seen.bytes)
-        if not has_update or not self._is_timed(IGNORED):
+        if not has_update or not self._is_timed(IGNORED[self._is_overlapped]):
             return result
-        everyone = world.control.allgather((median(self._steps), median(self._sums)), "steps with updates at once")
-        self._step_at_once = max(step for step, _ in everyone)
+        everyone = world.control.allgather((median(self._steps), median(self._sums)), "steps as they are first")
+        self._first_step = max(step for step, _ in everyone)
         # The rank that the others wait for has the time of the sums themselves.
-        worth_it = min(sums for _, sums in everyone) >= LEAST_SHARE * self._step_at_once
+        worth_it = min(sums for _, sums in everyone) >= LEAST_SHARE * self._first_step
         self._go_on_with(self._trace if worth_it else self._as_it_is)
         return result
 
     def _trace(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-        """The first overlapped call: only if the function can be traced again on all ranks."""
+        """The first call the other way: only if the function can be traced again on all ranks."""
         problem = ""
         try:
             # What it prints while it is traced it has printed.
-            with overlap.on(), contextlib.redirect_stdout(io.StringIO()):
-                _overlapped(function).get_concrete_function(*args, **kwargs)
+            with overlap.told(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
+                _other(function).get_concrete_function(*args, **kwargs)
         except Exception as error:  # whatever a script may raise; it runs as it did
             problem = f"{type(error).__name__}: {error}"
-        can = not any(world.control.allgather(problem, "whether a function can be traced with updates overlapped"))
+        can = not any(world.control.allgather(problem, "whether a function can be traced the other way"))
         self._go_on_with(self._in_trial if can else self._as_it_is)
         return self._way(original, function, args, kwargs)
 
     def _in_trial(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-        with overlap.on():
-            result, has_update = self._timed(original, _overlapped(function), args, kwargs)
-        if not has_update or not self._is_timed(SETTLING):
+        with overlap.told(not self._is_overlapped):
+            result, has_update = self._timed(original, _other(function), args, kwargs)
+        if not has_update or not self._is_timed(IGNORED[not self._is_overlapped]):
             return result
-        slowest = max(world.control.allgather(median(self._steps), "steps with updates overlapped"))
-        self._go_on_with(self._hidden if slowest <= GAIN * self._step_at_once else self._as_it_is)
+        slowest = max(world.control.allgather(median(self._steps), "steps the other way"))
+        self._go_on_with(self._other_way if slowest <= GAIN * self._first_step else self._as_it_is)
         return result
 
     @staticmethod
     def _as_it_is(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
         return original(function, *args, **kwargs)
 
-    @staticmethod
-    def _hidden(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-        with overlap.on():
-            return original(_overlapped(function), *args, **kwargs)
+    def _other_way(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+        with overlap.told(not self._is_overlapped):
+            return original(_other(function), *args, **kwargs)
 
     def _go_on_with(self, way: Callable) -> None:
         self._way, self._calls, self._steps, self._sums = way, 0, [], []

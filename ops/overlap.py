@@ -35,17 +35,23 @@ def for_xla() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on() -> Iterator[None]:
-    """Within it, updates are overlapped that would be reduced at once with `MATEX_OVERLAP=auto`."""
-    before, _state.on = is_on(), True
+def told(way: bool) -> Iterator[None]:
+    """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or as reduced at once (False)."""
+    before, _state.told = is_told(), way
     try:
         yield
     finally:
-        _state.on = before
+        _state.told = before
 
 
-def is_on() -> bool:
-    return getattr(_state, "on", False)
+def is_told() -> bool | None:
+    """What the innermost `told` says; None outside of all."""
+    return getattr(_state, "told", None)
+
+
+def is_usual() -> bool:
+    """Whether `MATEX_OVERLAP=auto` overlaps updates where it is not told."""
+    return world.current().has_several_nodes
 
 
 @dataclass
@@ -82,7 +88,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
         _state.noticed.bytes = max(_state.noticed.bytes, size)
     chosen = settings.current().overlap
-    return chosen == "on" or chosen == "auto" and (is_on() or world.current().has_several_nodes)
+    return chosen == "on" or chosen == "auto" and (is_usual() if is_told() is None else is_told())
 
 
 def reduce_gradients(

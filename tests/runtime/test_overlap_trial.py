@@ -1,4 +1,6 @@
-"""On one host the first steps of a function show whether its updates are overlapped; the result is the same."""
+"""The first steps of a function show whether its updates are overlapped; the result is the same."""
+
+import pytest
 
 import launch
 
@@ -6,11 +8,12 @@ SCRIPT = """
 import numpy as np
 import tensorflow as tf
 import matex_tf
-from matex_tf import overlapping
+from matex_tf import overlapping, world
 
 size, rank = matex_tf.size(), matex_tf.rank()
-calls = overlapping.IGNORED + overlapping.TIMED + overlapping.SETTLING + overlapping.TIMED
+calls = sum(overlapping.IGNORED.values()) + 2 * overlapping.TIMED
 shape = [600, 500]
+several_hosts = world.current().has_several_nodes
 
 
 def steps(share, gain, shape=shape):
@@ -36,15 +39,20 @@ def steps(share, gain, shape=shape):
     expected = -sum(range(calls + 3))  # every rank computes the whole batch, and rank 0's counts
     np.testing.assert_array_equal(variable.numpy(), np.full(shape, expected, np.float32))
     way = overlapping._trials[step]._way.__name__
+    is_overlapped = several_hosts
+    for function in (step, *filter(None, [overlapping._versions.get(step)])):
+        graph = function.get_concrete_function(tf.constant(0.0)).graph.as_graph_def()
+        assert ("MatexHandOverGradient" in str(graph)) == is_overlapped, (way, is_overlapped)
+        is_overlapped = not is_overlapped
     return len(traces), way
 
 
 found = [steps(0.0, 1e9), steps(0.0, 0.0), steps(1e9, 1e9), steps(0.0, 1e9, [100])]
 wanted = [
-    (2, "_hidden"),  # faster by all means
+    (2, "_other_way"),  # faster by all means
     (2, "_as_it_is"),  # never faster: back to the function as it is
     (1, "_as_it_is"),  # nothing to be gained
-    (1, "_at_once"),  # too small to be asked
+    (1, "_first"),  # too small to be asked
 ]
 assert found == wanted, found
 
@@ -77,7 +85,7 @@ x, y = random.standard_normal((256, 500)).astype("float32"), random.standard_nor
 model = keras.Sequential([keras.Input((500,)), keras.layers.Dense(600)])
 model.compile(keras.optimizers.SGD(0.1), "mse")
 losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
-assert "_hidden" in [trial._way.__name__ for trial in overlapping._trials.values()]
+assert "_other_way" in [trial._way.__name__ for trial in overlapping._trials.values()]
 print("losses", *losses)
 """
 ALONE = """
@@ -87,10 +95,12 @@ keras = tf.keras
 """
 
 
-def test_the_first_steps_decide():
-    together = launch.run(2, SCRIPT, timeout=240).check().stdout
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_first_steps_decide(hosts):
+    """On one host they are reduced at once to begin with, on several overlapped."""
+    together = launch.run(2, SCRIPT, env={"MATEX_RANKS_PER_NODE": str(2 // hosts)}, timeout=240).check().stdout
     assert together.count("traced") == 4, together
-    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index('assert "_hidden" in')]
+    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index('assert "_other_way" in')]
     alone = launch.run_alone(ALONE + fit + 'print("losses", *losses)\n').check().stdout
     mine, theirs = ([float(word) for word in text.split("losses")[1].split()] for text in (alone, together))
     assert all(abs(a - b) < 1e-5 * a for a, b in zip(mine, theirs, strict=True))

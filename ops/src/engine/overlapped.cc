@@ -181,7 +181,11 @@ class Overlapped {
     size_t owed = left.size();
     const auto give_back = [&](int entry) {
       // Recorded before the script can go on.
-      if (--owed == 0) record.Done(Came(*update));
+      if (--owed == 0) {
+        const int64_t came = Came(*update);
+        record.Done(came);
+        AddNanoseconds(Kind::kGradients, std::chrono::nanoseconds(Clock::now().time_since_epoch()).count() - came);
+      }
       GiveBack(update, entry);
     };
     std::vector<int> entries;

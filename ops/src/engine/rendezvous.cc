@@ -135,6 +135,10 @@ int64_t NumberInSequence() { return TheSequence().number; }
 
 double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }
 
+void AddNanoseconds(Kind kind, int64_t nanoseconds) {
+  TheSequence().nanoseconds[static_cast<int>(kind)] += nanoseconds;
+}
+
 int64_t CountOf(Kind kind) { return TheSequence().counts[static_cast<int>(kind)]; }
 
 }  // namespace matex

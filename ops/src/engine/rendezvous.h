@@ -41,7 +41,9 @@ int64_t NumberInSequence();
 // Collectives of `kind` that this process has completed.
 int64_t CountOf(Kind kind);
 
-// How long they took, from meeting to end, with the time that this process waited for the others.
+// How long they took, from meeting to end, with the time that this process waited for the others; of overlapped updates
+// what they took when all gradients were computed.
 double SecondsOf(Kind kind);
+void AddNanoseconds(Kind kind, int64_t nanoseconds);
 
 }  // namespace matex
