@@ -154,7 +154,8 @@ TABLE = (
         "auto, on, off",
         "on: gradients are reduced by a thread of their own as they are computed, while the step goes on computing; "
         "off: all at once when the step has them. auto: whichever is faster in the first steps of a "
-        "function, which begin with off on one host and with on on several. Only inside functions of TensorFlow that XLA does not compile.",
+        "function, which begin with off on one host and with on on several. Only inside functions of TensorFlow that "
+        "XLA does not compile.",
     ),
     Setting(
         "algorithm",
