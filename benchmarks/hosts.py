@@ -4,9 +4,10 @@
                                     [--rounds 2]
 
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
-link, for a step the larger of the computation alone, in one process without the library, and the time of the
+link, for a step the larger of the computation, in a process on each host without the library, and the time of the
 gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
-at once (off), in turns; each of the two hosts has a core of its own, which its network takes time of, too.
+at once (off), in turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
+overlapped steps take of it beyond the computation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 UNITS = {"gbit": 1e9, "mbit": 1e6}
 # Batches whose computation takes about as long as their gradients' way, at 1 Gbit/s on one core, and twice as long.
 BATCHES = {"alexnet": (28, 56), "resnet20": (1, 4), "mlp": (384, 768), "cnn": (32, 64)}
+HEADER = "  model      batch    compute   transfer     of the core         overlapped            at once"
 CHOSEN = "16"  # steps after which buckets are chosen
 BYTES = 16 << 20
 
@@ -60,27 +62,33 @@ def steps(name: str, batch: int, rate: str, rounds: int) -> None:
     """The line of model `name` with batches of so many rows, on two hosts."""
     environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
     words = [str(HERE / "hosts_worker.py"), "step", name, str(batch)]
-    found: dict[str, list[float]] = {"alone": [], "on": [], "off": []}
-    parameters = 0.0
+    found: dict[str, list[list[float]]] = {"copies": [], "on": [], "off": []}
     with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder, own_cores=True) as hosts:
         for _ in range(rounds):
-            alone = subprocess.run(
-                [*hosts.enter("h1"), sys.executable, *words, "3"],
-                env=hosts.environment(environment),
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            milliseconds, parameters = map(float, alone.stdout.split())
-            found["alone"].append(milliseconds)
+            copies = [
+                subprocess.Popen(
+                    [*hosts.enter(host), sys.executable, *words, "3"],
+                    env=hosts.environment(environment),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+                for host in hosts.names
+            ]
+            said = [copy.communicate()[0] for copy in copies]
+            if any(copy.returncode for copy in copies):
+                raise SystemExit(f"a copy of {name} failed")
+            found["copies"] += [list(map(float, one.split())) for one in said]
             for overlap in ("on", "off"):
                 said = hosts.mpirun(["-m", "matex_tf", *words, CHOSEN], {**environment, "MATEX_OVERLAP": overlap})
-                found[overlap].append(float(said.split()[0]))
-    compute, on, off = (median(found[key]) for key in ("alone", "on", "off"))
+                found[overlap].append(list(map(float, said.split())))
+    (compute, cpu, parameters), (on, cpu_on, _), (off, _, _) = (
+        map(median, zip(*found[key])) for key in ("copies", "on", "off")
+    )
     transfer = parameters * 4 / bandwidth(rate) * 1e3
     best = max(compute, transfer)
-    print(f"  {name:10} batch {batch:3}  compute {compute:7.1f}  transfer {transfer:7.1f}  overlapped {on:7.1f}"
-          f" ({on / best:.2f})  at once {off:7.1f} ({off / best:.2f})", flush=True)  # fmt: skip
+    print(f"  {name:10} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {cpu_on - cpu:14.1f}  {on:10.1f} ({on / best:.2f})"
+          f"  {off:10.1f} ({off / best:.2f})", flush=True)  # fmt: skip
 
 
 def main() -> int:
@@ -94,7 +102,8 @@ def main() -> int:
     for per_host in arguments.ranks_per_host if arguments.sums else ():
         sums(arguments.sums, arguments.rate, per_host)
     if arguments.models:
-        print(f"2 hosts at {arguments.rate}, one core each: ms a step (over the larger of compute, transfer)")
+        print(f"2 hosts at {arguments.rate}, one core each: ms a step (over the larger of compute and transfer)")
+        print(HEADER)
     for name in arguments.models:
         for batch in BATCHES[name]:
             steps(name, batch, arguments.rate, arguments.rounds)

@@ -1,5 +1,5 @@
 """One process of benchmarks/hosts.py. `sum COUNT` prints the milliseconds of raw MPI and of our op; `step MODEL BATCH
-IGNORED` those of a step, but for the first so many, and the number of parameters.
+IGNORED` those of a step, but for the first so many, and of it those of the processor; and the number of parameters.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ def sums(count):
 def step(name, batch, ignored):
     case = CASES[name]
     model, data, train = prepared(case, batch)
-    took = []
+    took, busy = [], []
     for batch_x, batch_y in tf.data.Dataset.from_tensors(data).repeat(ignored + 2 * case.steps):
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         assert int(train(batch_x, batch_y)) == batch
         took.append(time.perf_counter() - started)
-    print(1e3 * statistics.median(took[ignored:]), model.count_params())
+        busy.append(time.process_time() - worked)
+    print(*(1e3 * statistics.median(times[ignored:]) for times in (took, busy)), model.count_params())
 
 
 if __name__ == "__main__":

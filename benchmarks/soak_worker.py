@@ -1,7 +1,7 @@
 """The script that benchmarks/soak.py runs: `python soak_worker.py WHAT COUNT`, and prints what the process holds.
 
-A line for each look: what has been done, resident memory in KiB, file descriptors and threads, the largest of all
-ranks.
+A line for each look: what has been done, resident memory in KiB, file descriptors, threads and functions traced by the
+script, the largest of all ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import matex_tf
 
 keras = tf.keras
 LOOKS = 50
+traces = 0
 
 
 def look(done: int) -> None:
@@ -26,7 +27,7 @@ def look(done: int) -> None:
     gc.collect()
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-    held = [resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+    held = [resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), traces]
     print(done, *matex_tf.allreduce(tf.constant(held, tf.int64), "max").numpy(), flush=True)
 
 
@@ -82,6 +83,8 @@ def retraces(count: int) -> None:
     def one(number: int) -> None:
         @tf.function
         def step(a, b):
+            global traces
+            traces += 1
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((made(a) - b) ** 2)
             found = tape.gradient(loss, made.trainable_variables)

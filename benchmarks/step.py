@@ -1,6 +1,6 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--fit [--elastic]] [--imported] [--models mlp cnn resnet20 alexnet] [--rounds 5]
+    python benchmarks/step.py [--fit [--elastic]] [--xla] [--imported] [--models mlp cnn resnet20 alexnet] [--rounds 5]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
 each process, and every process computes the same number of rows in each setting: ranks take batches of their own
@@ -10,7 +10,8 @@ alive at once and take turns, round by round, so that what the machine does besi
 step ranks wait for the slower of them: "slower/copies" is what that alone costs, the median of the longest of the
 copies' n-th steps over that of all. Ranks use the BatchNormalization of each rank's own rows, as the copies do; for a
 model that has it, a second line sets that of the global batch against it. --elastic adds a line for `matex run
---elastic`. --imported adds the library in a process of its own, which is not under mpirun.
+--elastic`. --xla has XLA compile the steps of all. --imported adds the library in a process of its own, which is not
+under mpirun.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fit", action="store_const", const=["--fit"], default=[], help="time the steps of Keras' fit")
+    parser.add_argument("--xla", action="store_const", const=["--xla"], default=[], help="compile the steps of all")
     parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
     parser.add_argument("--elastic", action="store_const", const=[ELASTIC], default=[], help="time elastic ranks, too")
     arguments = parser.parse_args()
@@ -192,7 +194,7 @@ def main() -> int:
     print(f"milliseconds a step; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
     with tempfile.TemporaryDirectory(prefix="step") as folder:
         for name in arguments.models:
-            print(measure(name, arguments.rounds, cpus, folder, arguments.fit, more), flush=True)
+            print(measure(name, arguments.rounds, cpus, folder, [*arguments.fit, *arguments.xla], more), flush=True)
     return 0
 
 

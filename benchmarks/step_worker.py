@@ -39,9 +39,9 @@ class Clock:
         return self._to_do > 0
 
 
-def loop(case: Case, batch: int, clock: Clock) -> int:
+def loop(case: Case, batch: int, xla: bool, clock: Clock) -> int:
     """Trains in a loop until the clock stops it; gives the number of parameters."""
-    model, data, step = prepared(case, 2 * batch)
+    model, data, step = prepared(case, 2 * batch, xla)
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
     for number, (x, y) in enumerate(batches):
         start = time.perf_counter()
@@ -54,9 +54,9 @@ def loop(case: Case, batch: int, clock: Clock) -> int:
     return model.count_params()
 
 
-def fit(case: Case, batch: int, clock: Clock) -> int:
+def fit(case: Case, batch: int, xla: bool, clock: Clock) -> int:
     """The same by `fit`; a step lasts from the end of the last one, but for what the clock waits."""
-    model, data = fitted(case, 2 * batch)
+    model, data = fitted(case, 2 * batch, xla)
 
     class Watch(tf.keras.callbacks.Callback):
         last = 0.0
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--ranks", type=int, default=1, help="the batch is so many times that of the case")
     parser.add_argument("--fit", action="store_const", const=fit, default=loop, dest="train")
+    parser.add_argument("--xla", action="store_true", help="compile the step")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
     with socket.socket(socket.AF_UNIX) as connection:
@@ -88,7 +89,7 @@ def main() -> None:
         with connection.makefile("rw") as channel:
             clock = Clock(channel)
             clock.tell(arguments.setting)
-            clock.tell(arguments.train(case, arguments.ranks * case.batch, clock))
+            clock.tell(arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock))
 
 
 if __name__ == "__main__":

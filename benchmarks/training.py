@@ -21,11 +21,11 @@ def _model_and_data(case: Case, rows: int) -> tuple[Any, Any, Any, tuple[Any, An
     return model, tf.keras.optimizers.SGD(0.001, momentum=0.9), loss, (images, labels)
 
 
-def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
+def prepared(case: Case, rows: int, xla: bool = False) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
     """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
     model, optimizer, loss_of, data = _model_and_data(case, rows)
 
-    @tf.function
+    @tf.function(jit_compile=xla or None)
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
@@ -36,8 +36,8 @@ def prepared(case: Case, rows: int) -> tuple[Any, tuple[Any, Any], Callable[[Any
     return model, data, step
 
 
-def fitted(case: Case, rows: int) -> tuple[Any, tuple[Any, Any]]:
+def fitted(case: Case, rows: int, xla: bool = False) -> tuple[Any, tuple[Any, Any]]:
     """The compiled model of `case`, and `rows` images with labels."""
     model, optimizer, loss, data = _model_and_data(case, rows)
-    model.compile(optimizer, loss)
+    model.compile(optimizer, loss, jit_compile=xla or "auto")
     return model, data

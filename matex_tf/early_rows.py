@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import comparison, pipeline, sharding, steps, world
+from matex_tf import comparison, pipeline, python_functions, sharding, steps, world
 
 _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
@@ -83,7 +83,7 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) ->
         )
         return iteration, element
 
-    seen = source.enumerate().scan(tf.constant(0, tf.int64), look)
+    seen = python_functions.held(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
     result = seen.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
     for step in maps:
         calls = getattr(step, "_num_parallel_calls", None)

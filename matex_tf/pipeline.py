@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from matex_tf import comparison, ops, output, sharding, steps, world
+from matex_tf import comparison, ops, output, python_functions, sharding, steps, world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
@@ -131,7 +131,8 @@ def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         with tf.control_dependencies([shown]):
             return Batch(*my_slice(tf.nest.map_structure(tf.identity, element)))
 
-    return exempt(dataset.enumerate().map(cut, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
+    cut_up = python_functions.held(lambda: dataset.enumerate().map(cut, num_parallel_calls=1))
+    return exempt(cut_up.prefetch(tf.data.AUTOTUNE))
 
 
 def grouped(dataset: Any) -> Any:
@@ -234,8 +235,8 @@ def shares(
         rows = tf.cond(tf.size(rows) > 0, lambda: rows, lambda: tf.zeros([1], tf.int64))
         return Batch(take(rows), steps.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
-    dataset = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
-    dataset = dataset.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
+    chosen = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
+    dataset = python_functions.held(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
     dataset = exempt(dataset.prefetch(tf.data.AUTOTUNE))
     dataset._matex_before_epoch = before_epoch

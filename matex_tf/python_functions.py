@@ -1,0 +1,35 @@
+"""Python functions of our own in pipelines of `tf.data`: they live as long as the pipeline.
+
+TensorFlow keeps the functions of `tf.py_function` and `tf.numpy_function` with the outermost graph. In eager code that
+is there until the process ends, and with it all that they refer to: models, and arrays of data.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+_KNOWN = "_py_funcs_used_in_graph"
+
+
+def held(make: Callable[[], Any]) -> Any:
+    """The dataset that `make` makes. In eager code it, and what is made of it, holds our functions that it calls."""
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    before = len(getattr(graph, _KNOWN, []))
+    dataset = make()
+    known = getattr(graph, _KNOWN, [])
+    dataset._matex_functions = [function for function in known[before:] if _is_ours(function)]
+    for function in dataset._matex_functions:
+        known.remove(function)
+    return dataset
+
+
+def _is_ours(function: Any) -> bool:
+    """Not one of the script's own, which another thread may be making a pipeline of."""
+    called = inspect.unwrap(getattr(function, "_func", function))
+    return (getattr(called, "__module__", None) or "").startswith("matex_tf.")
