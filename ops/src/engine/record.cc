@@ -23,6 +23,7 @@ thread_local Lane lane_of_thread = Lane::kScript;
 struct Stretch {
   int64_t since = 0;  // the end of the last collective, 0 before the first
   int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
+  std::vector<std::pair<int64_t, int64_t>> calls;  // from when to when collectives of the script's took
   bool is_step = false;
 };
 
@@ -112,6 +113,7 @@ class Recorder {
     if (is_update) activity = call.announces ? Activity::kAnnouncement : Activity::kUpdate;
     if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
     Add({current.start, took, 0, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += took - current.meet;
     if (current.counts) {
@@ -148,13 +150,22 @@ class Recorder {
     const int64_t now = Now();
     const Current& current = At(Lane::kCommunication);
     Add({came, now - came, 0, current.label, Activity::kExposed, Lane::kCommunication});
-    stretch_.exposed += now - came;
+    // What a collective of the script's took meanwhile is counted as that.
+    std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
+    if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
+    const auto outside_calls = [&](int64_t from, int64_t to) {
+      int64_t left = std::max<int64_t>(to - from, 0);
+      for (const auto& [begin, end] : calls) left -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
+      return left;
+    };
+    const int64_t exposed = outside_calls(came, now);
+    stretch_.exposed += exposed;
     if (!current.counts) return;
     int64_t waited = 0;
-    for (const auto& [from, to] : current.waits) waited += std::max<int64_t>(to - std::max(from, came), 0);
+    for (const auto& [from, to] : current.waits) waited += outside_calls(std::max(from, came), to);
     Totals& totals = totals_[current.label];
     ++totals.updates;
-    totals.exposed += now - came - waited;
+    totals.exposed += exposed - waited;
     totals.exposed_wait += waited;
   }
 
