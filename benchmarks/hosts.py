@@ -70,15 +70,15 @@ def steps(name: str, batch: int, rate: str, rounds: int) -> None:
                     [*hosts.enter(host), sys.executable, *words, "3"],
                     env=hosts.environment(environment),
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
                     text=True,
                 )
                 for host in hosts.names
             ]
-            said = [copy.communicate()[0] for copy in copies]
-            if any(copy.returncode for copy in copies):
-                raise SystemExit(f"a copy of {name} failed")
-            found["copies"] += [list(map(float, one.split())) for one in said]
+            for (said, complaint), copy in [(copy.communicate(), copy) for copy in copies]:
+                if copy.returncode:
+                    raise SystemExit(f"a copy of {name} failed:\n{said}\n{complaint}")
+                found["copies"].append(list(map(float, said.split())))
             for overlap in ("on", "off"):
                 said = hosts.mpirun(["-m", "matex_tf", *words, CHOSEN], {**environment, "MATEX_OVERLAP": overlap})
                 found[overlap].append(list(map(float, said.split())))

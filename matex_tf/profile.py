@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf import output, settings, world
-from matex_tf.ops import records
+from matex_tf.ops import overlap, records
 
 _NAMED = 8  # of hundreds of ranks, those that are waited for most
 _EVEN = 0.01  # of a step: less is no imbalance
@@ -21,7 +21,7 @@ def start() -> None:
     if not settings.current().profile:
         return
     chosen = settings.current().overlap
-    link = records.link(chosen == "on" or (chosen == "auto" and world.current().has_several_nodes))
+    link = records.link(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
     disturbed = records.last_link()[2]
     if settings.current().timeline == "":
         records.record(records.TOTALS)

@@ -184,7 +184,7 @@ class Overlapped {
       if (--owed == 0) {
         const int64_t came = Came(*update);
         record.Done(came);
-        AddNanoseconds(Kind::kGradients, std::chrono::nanoseconds(Clock::now().time_since_epoch()).count() - came);
+        AddNanoseconds(Kind::kGradients, Now() - came);
       }
       GiveBack(update, entry);
     };

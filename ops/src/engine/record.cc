@@ -23,7 +23,7 @@ thread_local Lane lane_of_thread = Lane::kScript;
 struct Stretch {
   int64_t since = 0;  // the end of the last collective, 0 before the first
   int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
-  std::vector<std::pair<int64_t, int64_t>> calls;  // from when to when collectives of the script's took
+  std::vector<std::pair<int64_t, int64_t>> calls;  // from when to when the last collectives of the script's took
   bool is_step = false;
 };
 
@@ -113,6 +113,8 @@ class Recorder {
     if (is_update) activity = call.announces ? Activity::kAnnouncement : Activity::kUpdate;
     if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
     Add({current.start, took, 0, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    // Only what lies beside an overlapped update is asked for.
+    if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += took - current.meet;

@@ -158,7 +158,7 @@ int Adder::Choose() {
   algorithm_ = Algorithm::kMpi;
   if (tried.size() == 1) return MPI_SUCCESS;
   // In pieces of the size in which gradients travel: what is fast in one call need not be so in many.
-  const int64_t piece = std::max<int64_t>(TheWorld().chunk_bytes / sizeof(float), 1);
+  const int64_t piece = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
   std::vector<float> data(kTrialCount, 0.0f);
   std::vector<double> seconds(tried.size(), 1e9);
   for (int trial = 0; trial < kTrials; ++trial) {
