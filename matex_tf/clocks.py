@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import world
+from matex_tf import ops, world
 from matex_tf.ops import records
 
 _ROUNDS = 20
@@ -57,10 +57,11 @@ class Clocks:
         if world.current().has_lost:
             return [Offset()] * world.current().size  # who was asked at the start has another number, or is lost
         communicator = world.communicator("control")
-        found = {leader: _ask(communicator, leader) for leader in self._leaders} if me == 0 else {}
-        if me in self._leaders:
-            _answer(communicator)
-        found = communicator.bcast(found)
+        with ops.exchanging("comparing clocks"):
+            found = {leader: _ask(communicator, leader) for leader in self._leaders} if me == 0 else {}
+            if me in self._leaders:
+                _answer(communicator)
+            found = communicator.bcast(found)
         return [found.get(leader, Offset()) for leader in self._leader_of]
 
 

@@ -284,8 +284,9 @@ def notice_update() -> None:
     if _whole_updates == _WHOLE_ENOUGH:
         resuming.say_loop()
         output.note(
-            "a loop of the script's own takes its batches by slicing arrays, or by other means that cannot be seen, so "
-            "every rank computes them whole: right, but not faster. Batches of a tf.data.Dataset are shared out"
+            "a loop of the script's own takes its batches by slicing arrays, from a tf.data.Dataset that does not "
+            "batch, or by other means that cannot be seen, so every rank computes them whole: right, but not faster. "
+            "What Dataset.batch() gives is shared out"
         )
 
 

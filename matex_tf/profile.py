@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matex_tf import output, settings, world
+from matex_tf import ops, output, settings, world
 from matex_tf.ops import overlap, records
 
 _NAMED = 8  # of hundreds of ranks, those that are waited for most
@@ -27,7 +27,8 @@ def start() -> None:
         records.record(records.TOTALS)
 
     def finish() -> None:
-        everyone = world.communicator("control").gather(records.totals())
+        with ops.exchanging("putting the profile together"):
+            everyone = world.communicator("control").gather(records.totals())
         if everyone is not None:
             output.tell(table(everyone, world.current().hosts, link, disturbed))
 

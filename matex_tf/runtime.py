@@ -49,6 +49,7 @@ def attach() -> None:
     from matex_tf import elastic, links, ops, patches, profile, resuming, timeline, watchdog
 
     elastic.start()
+    watchdog.start()
     ops.library()
     _agree_on_settings()
     _say_what_changes_results()
@@ -59,7 +60,6 @@ def attach() -> None:
     profile.start()
     links.start()
     patches.install()
-    watchdog.start()
     _record()
 
 

@@ -29,12 +29,12 @@ def agree(entropy: int | None = None) -> int:
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
         entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
-    everyone = world.communicator("control").allgather((digest, seed))
+    everyone = world.control.allgather((digest, seed), "comparing the states of random generators")
     if len({digest for digest, _ in everyone}) > 1:
-        python_state, numpy_state = world.communicator("control").bcast((python_state, numpy_state))
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-    entropy = world.communicator("control").bcast(entropy)
+        states = world.control.broadcast((python_state, numpy_state), "sending those of rank 0")
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    entropy = world.control.broadcast(entropy, "sending what random numbers are drawn from")
     if all(seed is None for _, seed in everyone):
         context.set_global_seed(entropy % (1 << 31))
     _share_entropy(entropy)

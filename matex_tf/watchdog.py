@@ -1,7 +1,7 @@
 """Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
 
 A rank that has waited for `MATEX_STALL_SECONDS` at one collective tells the first rank that answers, the teller, which
-asks those who have not come where they are, and prints that. After `MATEX_ABORT_SECONDS` it ends the job. The threads
+asks all where they are, and prints that of those who have not come, or of all where each waits for others. After `MATEX_ABORT_SECONDS` it ends the job. The threads
 talk over a communicator of their own; none of them computes, so a rank answers whatever its script is doing, unless its
 process is stopped or its host is lost.
 """
@@ -78,9 +78,8 @@ class _Stall:
     """What a teller knows of the ranks that wait at one collective."""
 
     number: int
-    since: float
     what: str
-    reporters: set[int] = field(default_factory=set)
+    since: dict[int, float] = field(default_factory=dict)  # of each that has said so, when its wait began
     answers: dict[int, _Answer] = field(default_factory=dict)
     asked: float | None = None
     told: float = 0.0
@@ -137,8 +136,8 @@ class _Watch:
         if kind == "waits":
             number, seconds, what = content
             if self.stalled is None or number > self.stalled.number:
-                self.stalled = _Stall(number, time.monotonic() - seconds, what)
-            self.stalled.reporters.add(rank)
+                self.stalled = _Stall(number, what)
+            self.stalled.since[rank] = time.monotonic() - seconds
             self._send(rank, "heard")
         elif kind == "heard":
             self.heard = True
@@ -166,24 +165,23 @@ class _Watch:
 
     def _tell(self, stalled: _Stall) -> None:
         now = time.monotonic()
-        waited = now - stalled.since
+        waited = now - min(stalled.since.values())
         if stalled.asked is None:
+            if waited < stalled.told:
+                stalled.told = 0.0  # they went on, and wait again
             if waited < max(self.stall, 2 * stalled.told):
                 return
             stalled.asked, stalled.answers = now, {}
             for rank in range(self.me.size):
-                if rank not in stalled.reporters:
-                    self._send(rank, "where")
+                self._send(rank, "where")
             return
-        missing = [rank for rank in range(self.me.size) if rank not in stalled.reporters]
-        if now < stalled.asked + _PATIENCE and not all(rank in stalled.answers for rank in missing):
+        if now < stalled.asked + _PATIENCE and len(stalled.answers) < self.me.size:
             return
-        # Those that wait as well have only not said so yet.
-        late = [rank for rank in missing if not self._waits(stalled, rank)]
-        if not late or ops.waiting().number > stalled.number:
+        late = [rank for rank in range(self.me.size) if not self._waits(stalled, rank)]
+        if ops.waiting().number > stalled.number:
             self.stalled = None
             return
-        output.tell(self._text(stalled, waited, late))
+        output.tell(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
         stalled.asked, stalled.told = None, waited
         is_busy = any(stalled.answers[rank].doing for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
@@ -216,6 +214,23 @@ class _Watch:
             lines.append(f"  and {len(late) - _NAMED} more")
         for rank in [rank for rank in late if rank in stalled.answers][:_STACKS]:
             lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
+        return "\n".join(lines) + "\n"
+
+    def _text_of_all(self, stalled: _Stall, waited: float) -> str:
+        """Nobody is late: each waits for others, or they exchange something that takes so long."""
+        hosts = self.me.hosts
+        lines = [
+            f"matex_tf: all ranks have waited for up to {waited:.0f} s, after {ops.count(_KIND_GRADIENTS)} updates: each "
+            "for others, which have gone another way, or for what they exchange, if that takes so long:"
+        ]
+        for rank in range(self.me.size)[:_NAMED]:
+            answer = stalled.answers[rank]
+            lines.append(
+                f"  rank {rank} ({hosts[rank]}) waits at {answer.waits_at} (collective number {answer.number}); it is "
+                f"at {answer.place}"
+            )
+        if self.me.size > _NAMED:
+            lines.append(f"  and {self.me.size - _NAMED} more")
         return "\n".join(lines) + "\n"
 
     def _stack(self) -> list[traceback.FrameSummary]:

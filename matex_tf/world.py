@@ -7,13 +7,14 @@ between ranks that is not a tensor goes through `control`, so that it takes a nu
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -332,8 +333,7 @@ class _Control:
             return [value]
 
         def exchange() -> list:
-            with self._one_at_a_time:
-                self._enter("allgather", what)
+            with self._enter("allgather", what):
                 return communicator("control").allgather(value)
 
         return attempt(what, exchange)
@@ -344,8 +344,7 @@ class _Control:
             return value
 
         def send() -> Any:
-            with self._one_at_a_time:
-                self._enter(f"broadcast from {root}", what)
+            with self._enter(f"broadcast from {root}", what):
                 return communicator("control").bcast(value, root=root)
 
         def undo() -> None:
@@ -359,10 +358,20 @@ class _Control:
     def barrier(self, what: str) -> None:
         """Returns on each rank once all have called it."""
         if is_active():
-            attempt(what, lambda: self._enter("barrier", what))
+            attempt(what, lambda: self._meet("barrier", what))
+
+    @contextlib.contextmanager
+    def _enter(self, operation: str, what: str) -> Iterator[None]:
+        """Around an exchange, once all ranks have come to it."""
+        from matex_tf import ops
+
+        with self._one_at_a_time:
+            self._meet(operation, what)
+            with ops.exchanging(what):
+                yield
 
     @staticmethod
-    def _enter(operation: str, what: str) -> None:
+    def _meet(operation: str, what: str) -> None:
         from matex_tf import ops
 
         # Ranks that talk of different things must not exchange them.

@@ -15,6 +15,8 @@ _FUNCTIONS = {
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),
     "matex_waiting": (c_int, [POINTER(c_double), POINTER(c_int64), c_char_p, c_int]),
+    "matex_wait": (None, [c_char_p]),
+    "matex_go_on": (None, []),
     "matex_hash": (c_uint64, [c_void_p, c_int64, c_uint64]),
     "matex_buckets": (
         c_int,

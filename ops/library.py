@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,10 +189,23 @@ class Waiting:
 
 def waiting() -> Waiting:
     """Where this process waits for other ranks, asked from any thread."""
+    if _library is None:
+        return Waiting(0)
     seconds, number, text = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
     if library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), text, len(text)):
         return Waiting(number.value, seconds.value, text.value.decode(errors="replace"))
     return Waiting(number.value)
+
+
+@contextlib.contextmanager
+def exchanging(what: str) -> Iterator[None]:
+    """Within it this process exchanges objects with all others, for which it may have to wait."""
+    c = library().c
+    c.matex_wait(what.encode())
+    try:
+        yield
+    finally:
+        c.matex_go_on()
 
 
 def expect(turns: Sequence[int]) -> None:

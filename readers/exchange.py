@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import world
+from matex_tf import ops, world
 
 _ROUND_BYTES = 16 << 20
 
@@ -27,11 +27,12 @@ def exchange(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
     sizes = world.control.allgather(row_bytes, "exchanging rows between the ranks")
     step = max(1, _ROUND_BYTES // max(sizes) // me.size) * me.size
-    for start in range(0, max(counts), step):
-        chosen = order[start : start + step]
-        send, receive = _plan(counts, start, step, me.rank)
-        for array in arrays:
-            _exchange(communicator, array, chosen, send, receive)
+    with ops.exchanging("exchanging rows between the ranks"):
+        for start in range(0, max(counts), step):
+            chosen = order[start : start + step]
+            send, receive = _plan(counts, start, step, me.rank)
+            for array in arrays:
+                _exchange(communicator, array, chosen, send, receive)
 
 
 def _plan(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.ndarray, list[int]]:

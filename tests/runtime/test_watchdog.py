@@ -47,3 +47,48 @@ def test_the_job_ends(late, stopped):
     assert "ending the job (exit code 70)" in result.stderr
     assert ("does not answer" if stopped else "in dawdle") in result.stderr, result.stderr
     assert "waited at the second update, with the gradients of kernel and 1 more" in result.stderr, result.stderr
+
+
+STOPPED_IN_A_SUM = """
+import os, signal, threading
+import tensorflow as tf
+import matex_tf
+
+@tf.function
+def step(x):
+    return matex_tf.ops.reduce_gradients([x * 2.0], ["kernel"], 1.0, "an overlapped update")[0]
+
+large = tf.ones([4_000_000])
+step(large)
+if matex_tf.rank() == 1:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+while True:
+    step(large)
+"""
+
+
+def test_a_rank_that_stops_while_gradients_travel_is_named():
+    settings = {**SETTINGS, "MATEX_ABORT_SECONDS": "5", "MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "mpi"}
+    result = launch.run(2, STOPPED_IN_A_SUM, env=settings, timeout=100)
+    assert result.returncode == 70, result.output
+    assert re.search(r"rank 1 \(\S+\) does not answer", result.stderr), result.stderr
+    assert "has waited at an overlapped update, with the gradients of kernel" in result.stderr, result.stderr
+
+
+EACH_FOR_THE_OTHER = """
+import matex_tf
+from matex_tf import ops, world
+
+with ops.exchanging("what the other has to say"):
+    world.communicator("control").recv(source=1 - matex_tf.rank())
+"""
+
+
+def test_ranks_that_wait_for_each_other_are_told_so_and_ended():
+    result = launch.run(2, EACH_FOR_THE_OTHER, env={**SETTINGS, "MATEX_ABORT_SECONDS": "5"}, timeout=100)
+    assert result.returncode == 70, result.output
+    assert "all ranks have waited" in result.stderr, result.stderr
+    for rank in range(2):
+        there = re.search(rf"rank {rank} \(\S+\) waits at (.*); it is at (.*)", result.stderr)
+        assert there and "what the other has to say" in there.group(1), result.stderr
+        assert "line 6, in <module>" in there.group(2), result.stderr

@@ -106,6 +106,23 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
   return 1;
 }
 
+// This process exchanges objects with others, at the place `what`, until `matex_go_on`.
+MATEX_EXPORT void matex_wait(const char* what) {
+  static std::mutex* const mutex = new std::mutex;
+  static std::string* const place = new std::string;
+  static const auto* const tell = new std::function<std::string()>([] {
+    std::lock_guard<std::mutex> lock(*mutex);
+    return *place;
+  });
+  {
+    std::lock_guard<std::mutex> lock(*mutex);
+    *place = what;
+  }
+  matex::Wait(matex::Waiter::kObjects, tell);
+}
+
+MATEX_EXPORT void matex_go_on() { matex::GoOn(matex::Waiter::kObjects); }
+
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
   return matex::Hash(data, static_cast<size_t>(bytes), seed);
 }

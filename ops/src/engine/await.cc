@@ -27,12 +27,15 @@ class Pause {
 
 }  // namespace
 
-int Await(MPI_Request* request) {
+int Await(MPI_Request* request) { return AwaitFor(std::chrono::hours(1 << 20), request); }
+
+int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request) {
+  const auto start = std::chrono::steady_clock::now();
   Pause pause;
   for (;;) {
     int over = 0;
     const int code = MPI_Test(request, &over, MPI_STATUS_IGNORE);
-    if (code != MPI_SUCCESS || over) return code;
+    if (code != MPI_SUCCESS || over || std::chrono::steady_clock::now() - start > longest) return code;
     pause.Take();
   }
 }

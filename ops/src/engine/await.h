@@ -3,10 +3,15 @@
 
 #include <mpi.h>
 
+#include <chrono>
+
 namespace matex {
 
 // Returns when `request` is over, with its error code. Sleeps between looks, longer and longer, up to a tenth of a
 // millisecond.
 int Await(MPI_Request* request);
+
+// The same for about `longest` at most: then the request is not null yet.
+int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request);
 
 }  // namespace matex

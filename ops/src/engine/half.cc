@@ -1,6 +1,7 @@
 #include "half.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -9,9 +10,13 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Compiled for processors that may not be the one it is built on; hence asked at run time.
+// Compiled for processors that may not be the one it is built on; hence asked at run time. Not every compiler that we
+// build with knows "f16c" by name; that the system saves the registers is part of what it calls "avx".
 bool HasInstructions() {
-  static const bool has = __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c");
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  }();
   return has;
 }
 

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "await.h"
-#include "buckets.h"
 #include "hash.h"
-#include "link.h"
+#include "learning.h"
 #include "numerics.h"
 #include "record.h"
 #include "rendezvous.h"
@@ -29,14 +28,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of a plan's updates the first trace, allocate and wake up threads; the next few are looked at.
-constexpr int kIgnored = 3, kUpdates = 13;
-constexpr int kProbeTrials = 3;
-
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Update {
-  std::shared_ptr<Plan> plan;
+  std::shared_ptr<const Layout> layout;
   Clock::time_point announced;
   std::vector<double> ready;  // seconds after it was announced, of each gradient
   double weight = 0;
@@ -137,37 +132,47 @@ class Overlapped {
     return update->missing == 0 ? "" : update->given_up;
   }
 
-  // Tells the other ranks that these gradients are here, or never will be, and returns when all have said so: sums then
-  // wait for nobody. Each rank says where it is, too: the largest of x and of ~x over ranks tell whether all are there.
-  Error Ready(int64_t ticket, int64_t step, Update* update, const std::vector<int>& entries) {
-    const World& world = TheWorld();
+  // Sleeps until these gradients are here on all ranks, and runs `step`, or what there is instead of it if one never
+  // will be; then the error is that of all ranks.
+  Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
+                 const std::function<Error()>& step) {
     const std::string given_up = WaitFor(update, entries);
-    const int64_t place = ticket << 24 | step;
-    int64_t words[3] = {place, ~place, given_up.empty() ? -1 : world.rank};
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
-      return update->place + ", with the gradients of " + update->plan->layout().entries()[entries[0]].name + more;
+      return update->place + ", with the gradients of " + update->layout->entries()[entries[0]].name + more;
     };
-    MPI_Request request;
-    Wait(Waiter::kOverlapped, ticket, &what);
-    int code;
-    {
-      const Span span(Activity::kMeet);
-      code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
-      if (code == MPI_SUCCESS) code = Await(&request);
+    const Waits here(Waiter::kOverlapped, &what);
+    int without = -1;
+    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->place, &without)) return Break(error);
+    if (without >= 0) {
+      return Error("rank " + std::to_string(without) + " has given up " + update->place +
+                   (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
-    GoOn(Waiter::kOverlapped);
-    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", update->place);
-    if (words[0] != ~words[1]) return Error("ranks are at different steps of " + update->place + ".");
-    if (words[2] < 0) return Error();
-    return Error("rank " + std::to_string(words[2]) + " has given up " + update->place +
-                 (given_up.empty() ? "; its own message says why." : ": " + given_up));
+    const Error error = step();
+    return error ? Break(error) : error;
+  }
+
+  // Tells the other ranks whether this one's gradients are here, and returns when all have said so: sums then wait for
+  // nobody. `without` is a rank whose will not come. Each rank says where it is, too: the largest of x and of ~x over
+  // ranks tell whether all are there.
+  static Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
+    const World& world = TheWorld();
+    int64_t words[3] = {at, ~at, is_here ? -1 : world.rank};
+    const Span span(Activity::kMeet);
+    MPI_Request request;
+    int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+    if (code == MPI_SUCCESS) code = Await(&request);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
+    if (words[0] != ~words[1]) return Error("ranks are at different steps of " + place + ".");
+    *without = static_cast<int>(words[2]);
+    return Error();
   }
 
   Error Reduce(int64_t ticket, Update* update) {
     if (broken_) return broken_;
-    const std::vector<Step>& steps = update->plan->steps();
-    const Layout& layout = update->plan->layout();
+    const Layout& layout = *update->layout;
+    Learning& learning = learned_.Of(layout);
+    const std::vector<Step>& steps = learning.steps();
     const std::vector<Entry>& gradients = layout.entries();
     const auto place = [update] { return update->place; };
     const OverlappedRecord record(update->place, layout);
@@ -190,17 +195,17 @@ class Overlapped {
     };
     std::vector<int> entries;
     const auto numbered = [update] { return update->place + ", update " + std::to_string(update->number); };
+    const AddUp checked = [&](const Step& step, void* data, float* kept) {
+      return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
+    };
     for (size_t i = 0; i < steps.size(); ++i) {
       entries.clear();
       for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
-      if (Error error = Ready(ticket, static_cast<int64_t>(i), update, entries)) return error;
-      const auto run = [&](const AddUp& sum) {
-        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_, sum);
+      const auto run = [&] {
+        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_,
+                       layout.checked() ? checked : add_up);
       };
-      const AddUp checked = [&](const Step& step, void* data, float* kept) {
-        return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
-      };
-      if (Error error = run(layout.checked() ? checked : add_up)) return Break(error);
+      if (Error error = Together(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
         if (--left[entry] == 0) give_back(entry);
       }
@@ -211,10 +216,11 @@ class Overlapped {
       if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
     }
     if (!entries.empty()) {
-      if (Error error = Ready(ticket, static_cast<int64_t>(steps.size()), update, entries)) return error;
+      const auto nothing = [] { return Error(); };
+      if (Error error = Together(ticket, static_cast<int64_t>(steps.size()), update, entries, nothing)) return error;
       for (int entry : entries) give_back(entry);
     }
-    const Error error = update->plan->Learn(update->ready);
+    const Error error = learning.Learn(layout, update->ready);
     return error ? Break(error) : error;
   }
 
@@ -255,6 +261,7 @@ class Overlapped {
   int64_t over_ = 0;  // the last that the thread is through with
   std::thread thread_;
   std::vector<char> buffer_;
+  AllLearned learned_;
   Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are; the thread sets it
 };
 
@@ -266,58 +273,12 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Plan::Plan(Layout layout) : layout_(std::move(layout)), steps_(layout_.steps()) {}
-
-Error Plan::Learn(const std::vector<double>& ready) {
-  if (updates_ >= kUpdates) return Error();
-  ++updates_;
-  if (updates_ <= kIgnored) return Error();
-  seen_.push_back(ready);
-  return updates_ < kUpdates ? Error() : Agree();
-}
-
-Error Plan::Agree() {
-  const World& world = TheWorld();
-  const Span span(Activity::kChoice);
-  const auto place = [] { return std::string("the choice of buckets"); };
-  // Medians: one update that something held up says nothing of the others.
-  std::vector<double> ready;
-  for (size_t i = 0; i < layout_.entries().size(); ++i) {
-    std::vector<double> times;
-    for (const std::vector<double>& update : seen_) times.push_back(update[i]);
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    ready.push_back(times[times.size() / 2]);
-  }
-  seen_.clear();
-  Link link;
-  if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
-  // The buckets that there are, small and in the order in which gradients come, are never far from the best.
-  if (link.disturbed) return Error();
-  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
-  link.start_up *= 2;
-  link.byte *= layout_.compression().BytesLeft(world.size);
-  const int count = static_cast<int>(ready.size());
-  int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
-  if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
-  std::vector<double> bytes;
-  for (const Entry& entry : layout_.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
-  // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
-  std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
-  int length = static_cast<int>(boundaries.size());
-  code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
-  boundaries.resize(length);
-  if (code == MPI_SUCCESS) code = MPI_Bcast(boundaries.data(), length, MPI_INT, 0, world.overlapped);
-  if (Error error = MpiError(code, "MPI_Bcast", place())) return error;
-  steps_ = layout_.StepsOf(boundaries);
-  return Error();
-}
-
-Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, const std::string& place,
+Error Announce(const std::shared_ptr<const Layout>& layout, double weight, int64_t rows, const std::string& place,
                int64_t* ticket) {
   const std::function<std::string()> what = [&place] { return place; };
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~plan->layout().key()), what, &plan->layout(), rows,
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~layout->key()), what, layout.get(), rows,
                   true};
-  const size_t count = plan->layout().entries().size();
+  const size_t count = layout->entries().size();
   auto update = std::make_shared<Update>();
   update->weight = weight;
   update->place = place;
@@ -330,7 +291,7 @@ Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, c
   // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
-  update->plan = plan;
+  update->layout = layout;
   update->announced = Clock::now();
   update->number = CountOf(Kind::kGradients) + 1;
   *ticket = TheOverlapped().Add(std::move(update));

@@ -18,28 +18,6 @@
 
 namespace matex {
 
-// One place of the program where gradients are reduced: their layout, and the buckets in which they travel. The first
-// updates show when each gradient is ready and what a transfer costs; then the ranks agree on buckets for the rest.
-class Plan {
- public:
-  explicit Plan(Layout layout);
-
-  const Layout& layout() const { return layout_; }
-  const std::vector<Step>& steps() const { return steps_; }
-
-  // An update is over whose gradients came so many seconds after it was announced. Only the thread calls it, after each
-  // update, so that all ranks change their buckets after the same one.
-  Error Learn(const std::vector<double>& ready);
-
- private:
-  Error Agree();
-
-  const Layout layout_;
-  std::vector<Step> steps_;
-  int updates_ = 0;
-  std::vector<std::vector<double>> seen_;  // when the gradients of the updates that are looked at came
-};
-
 // A gradient that is handed over. `done` is called once, by any thread: without an error when `output` holds the sum
 // over ranks, which may be `input`; both stay as they are until then.
 struct HandedOver {
@@ -50,7 +28,7 @@ struct HandedOver {
 
 // Says that an update will come, with the weight and rows of `ReduceInline`, and meets the other ranks, who must say the
 // same; `ticket` is by what its gradients name it.
-Error Announce(const std::shared_ptr<Plan>& plan, double weight, int64_t rows, const std::string& place,
+Error Announce(const std::shared_ptr<const Layout>& layout, double weight, int64_t rows, const std::string& place,
                int64_t* ticket);
 
 // Hands over gradient `entry` of the update `ticket`. Each of its gradients must come, and once, or it be given up.

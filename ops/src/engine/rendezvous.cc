@@ -95,7 +95,7 @@ Error Meet(const Call& call) {
   if (world.size > 1 && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (world.size == 1) return Error();
-  Wait(Waiter::kSequence, sequence.number, &call.what, call.layout);
+  Wait(Waiter::kSequence, &call.what, call.layout);
   {
     const Span span(Activity::kMeet);
     sequence.poison = Check(world, call, sequence.number);

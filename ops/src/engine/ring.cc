@@ -1,6 +1,7 @@
 #include "ring.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "await.h"
 #include "reduce_ops.h"
@@ -13,6 +14,8 @@ constexpr int kTag = 1;
 // it over TCP at once. A larger one asks first, and the answer waits behind what is on its way to that rank: between two
 // ranks all would travel one way and then the other.
 constexpr int64_t kPartBytes = 60 << 10;
+// For a message that has begun to come when another has failed. With its sender lost, too, it may never be over.
+constexpr std::chrono::seconds kLeave(2);
 
 // Each rank sends one segment to the right in each of 2 (N - 1) rounds, and in the next round the one that it received
 // from the left: in the first half of the rounds with its own added, so that after it each segment is whole on one rank.
@@ -30,6 +33,13 @@ class Ring {
   }
 
   int Run(std::vector<char>* buffer) {
+    const int code = Travel(buffer);
+    if (code != MPI_SUCCESS) Withdraw();
+    return code;
+  }
+
+ private:
+  int Travel(std::vector<char>* buffer) {
     const int64_t longest = (count_ + size_ - 1) / size_ * element_;
     if (static_cast<int64_t>(buffer->size()) < 2 * longest) buffer->resize(2 * longest);
     buffers_[0] = buffer->data();
@@ -61,7 +71,15 @@ class Ring {
     return MPI_SUCCESS;
   }
 
- private:
+  // After an error: what is still to come must not be written into memory that is the caller's again.
+  void Withdraw() {
+    for (std::vector<MPI_Request>& receives : receives_) {
+      for (MPI_Request& request : receives) {
+        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kLeave, &request);
+      }
+    }
+  }
+
   // The segment sent in `round`, which is the one received in the round before.
   int Segment(int round) const { return ((rank_ - round) % size_ + size_) % size_; }
   int64_t Begin(int segment) const {
@@ -81,7 +99,7 @@ class Ring {
     const int64_t length = Length(round + 1);
     const int left = (rank_ + size_ - 1) % size_;
     for (int64_t at = 0; at < length; at += part_) {
-      receives_[round].emplace_back();
+      receives_[round].push_back(MPI_REQUEST_NULL);
       const int code = MPI_Irecv(to + at * element_, Taken(length, at), MpiType(type_), left, kTag, communicator_,
                                  &receives_[round].back());
       if (code != MPI_SUCCESS) return code;
@@ -90,7 +108,7 @@ class Ring {
   }
 
   int Send(int round, int64_t at) {
-    sends_[round].emplace_back();
+    sends_[round].push_back(MPI_REQUEST_NULL);
     return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
                      communicator_, &sends_[round].back());
   }

@@ -1,5 +1,6 @@
 #include "schedule.h"
 
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +29,8 @@ void WakePromptly() {
   Attributes attributes{};
   attributes.size = sizeof attributes;
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
+  // In other policies that number is a deadline's, or nothing.
+  if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
   attributes.runtime = kShortest;
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }

@@ -1,7 +1,6 @@
 // Where this process waits for other ranks now, for whoever watches it from another thread.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -9,17 +8,29 @@
 
 namespace matex {
 
-// The threads that wait for other ranks: the one that is in the sequence of collectives, and that of the overlapped way.
-enum class Waiter : int { kSequence = 0, kOverlapped = 1 };
+// The threads that wait for other ranks: the one that is in the sequence of collectives, that of the overlapped way, and
+// the one that exchanges objects of Python.
+enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2 };
+constexpr int kWaiters = 3;
 
-// `waiter` is from now on at collective `number`, at the place that `what` tells, with the gradients of `layout`, if it is
-// of gradients. Both must live until `GoOn`.
-void Wait(Waiter waiter, int64_t number, const std::function<std::string()>* what, const Layout* layout = nullptr);
+// `waiter` is from now on at the place that `what` tells, with the gradients of `layout`, if it is of gradients. Both must
+// live until `GoOn`.
+void Wait(Waiter waiter, const std::function<std::string()>* what, const Layout* layout = nullptr);
 void GoOn(Waiter waiter);
+
+// The same for as long as it lives.
+class Waits {
+ public:
+  Waits(Waiter waiter, const std::function<std::string()>* what) : waiter_(waiter) { Wait(waiter, what); }
+  ~Waits() { GoOn(waiter_); }
+  Waits(const Waits&) = delete;
+
+ private:
+  const Waiter waiter_;
+};
 
 struct Waiting {
   double seconds = 0;
-  int64_t number = 0;
   std::string what;
 };
 

@@ -3,6 +3,8 @@
 // For iterators of tf.data. The thread that tunes a pipeline sleeps longer and longer, up to a minute, and often misses
 // that its iterator is cancelled: CancellationManager wakes it before it says so. Whoever lets go of the iterator then
 // waits for the sleep to end, at the end of each epoch, and all ranks with it.
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -23,6 +25,7 @@ constexpr int kPauses = 2000;  // then somebody else goes on holding it, and it 
 std::mutex going_mutex;
 std::condition_variable all_gone;
 int going = 0;
+const pid_t process = getpid();  // a child that the script forks has none of the threads
 
 class LetGoKernel : public OpKernel {
  public:
@@ -57,6 +60,7 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 
 // Returns when nothing is left to let go of. Python must live until then: functions in a pipeline refer to it.
 extern "C" __attribute__((visibility("default"))) void matex_wait_for_let_go() {
+  if (getpid() != matex::process) return;
   std::unique_lock<std::mutex> lock(matex::going_mutex);
   matex::all_gone.wait(lock, [] { return matex::going == 0; });
 }

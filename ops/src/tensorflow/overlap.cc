@@ -39,8 +39,8 @@ class AnnounceUpdateKernel : public OpKernel {
       entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end()), variables[i]});
     }
     const World& world = TheWorld();
-    plan_ = std::make_shared<Plan>(
-        Layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false, checked));
+    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
+                                       /*compiled=*/false, checked);
   }
 
   void Compute(OpKernelContext* context) override {
@@ -53,7 +53,7 @@ class AnnounceUpdateKernel : public OpKernel {
     const double* const numbers = static_cast<const double*>(DataOf(weight));
     const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
     int64_t number = 0;
-    MATEX_RETURN_IF_ERROR(context, Announce(plan_, numbers[0], rows, place_, &number));
+    MATEX_RETURN_IF_ERROR(context, Announce(layout_, numbers[0], rows, place_, &number));
     ticket->scalar<tensorflow::int64>()() = number;
     // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
     // callback lives as long as the step does, and is of no consequence once the update is over.
@@ -65,7 +65,7 @@ class AnnounceUpdateKernel : public OpKernel {
 
  private:
   std::string place_;
-  std::shared_ptr<Plan> plan_;
+  std::shared_ptr<const Layout> layout_;
 };
 
 class HandOverGradientKernel : public AsyncOpKernel {

@@ -112,6 +112,20 @@ def test_what_a_gradient_is_made_of_is_met_for_before_its_update_is_announced():
     np.testing.assert_allclose(step(tf.constant(1.0))[0], 2.0 * SIZE**3)
 
 
+def test_ranks_that_trace_at_different_times_choose_their_buckets_together():
+    """What is learned belongs to the layout, which ranks have in common, and not to one's trace of the step."""
+
+    @tf.function
+    def step(rows):
+        mine = tf.reduce_sum(rows, axis=0)
+        return ops.reduce_gradients([mine, tf.concat([mine] * 10_000, 0)], ["x", "y"], 1.0, "a step of several traces")
+
+    for turn in range(40):
+        rows = [1 + turn % (rank + 1) for rank in range(SIZE)]
+        for got in step(tf.ones([rows[RANK], 4])):
+            np.testing.assert_array_equal(got, np.full(got.shape, sum(rows)))
+
+
 def test_a_gradient_that_nobody_uses_is_handed_over_all_the_same():
     @tf.function
     def step(x):
