@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Iterator
+
+from matex_tf import world
 
 _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m matex_tf -m package.module [arguments]"
 
@@ -19,7 +23,8 @@ def main(arguments: list[str]) -> None:
         if not _is_there(arguments[1]):
             raise SystemExit(f"python -m matex_tf: there is no module {arguments[1]!r} for Python run in {os.getcwd()}")
         sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        with _exit_code_kept():
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     if not os.path.exists(script):
@@ -29,7 +34,18 @@ def main(arguments: list[str]) -> None:
     sys.argv = list(arguments)
     # `-m` put the current folder first on the path; a script has its own folder there.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(os.path.abspath(script), run_name="__main__")
+    with _exit_code_kept():
+        runpy.run_path(os.path.abspath(script), run_name="__main__")
+
+
+@contextlib.contextmanager
+def _exit_code_kept() -> Iterator[None]:
+    """A script may end itself by `raise SystemExit`, not only by `sys.exit`."""
+    try:
+        yield
+    except SystemExit as end:
+        world.remember_exit_code(end.code)
+        raise
 
 
 def _is_there(module: str) -> bool:

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import plain, whole
+from matex_tf import leftovers, plain, whole
 
 GENERATIONS = 2
-BEGIN, ENDED = "begin", "ended"
+BEGIN, ENDED, LOCK = "begin", "ended", "lock"
 _MAGIC = b"matex_tf run state 1\n"
 _PIECE = 16 << 20
 
@@ -37,7 +37,7 @@ class Foreign(PermissionError):
 
 def write(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
     """Write a state to `path`, whole or not at all, also where the host goes down."""
-    header = json.dumps([packed, [[array.dtype.name, list(array.shape)] for array in arrays]]).encode()
+    header = json.dumps([packed, [[plain.name_of_dtype(array.dtype), list(array.shape)] for array in arrays]]).encode()
     with whole.beside(path) as place:
         checksum = hashlib.blake2b(digest_size=32)
         with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -50,7 +50,7 @@ def write(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
             put(struct.pack("<Q", len(header)))
             put(header)
             for array in arrays:
-                content = memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+                content = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else b""
                 for start in range(0, len(content), _PIECE):
                     put(content[start : start + _PIECE])
             file.write(checksum.digest())
@@ -71,20 +71,11 @@ def read(path: str) -> Any:
     packed, shapes = json.loads(bytes(content[start : start + length]))
     arrays, at = [], start + length
     for name, shape in shapes:
-        dtype = _dtype(name)
+        dtype = plain.dtype_named(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape).copy())
         at += size
     return plain.unpack(packed, arrays)
-
-
-def _dtype(name: str) -> np.dtype:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import tensorflow as tf
-
-        return np.dtype(tf.as_dtype(name).as_numpy_dtype)  # bfloat16 and its like
 
 
 class Folder:
@@ -114,7 +105,7 @@ class Folder:
             if os.lstat(path).st_uid != os.getuid():
                 return None
             return read(path)
-        except (Damaged, FileNotFoundError, json.JSONDecodeError):
+        except (Damaged, plain.NotPlain, FileNotFoundError, json.JSONDecodeError):
             return None
 
     def newest(self) -> tuple[int, Any]:
@@ -138,12 +129,21 @@ class Folder:
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
                 os.unlink(self.place(name))
 
+    def hold(self) -> int | None:
+        """The descriptor by which this process holds the folder while it is open; None where another one does.
+
+        A file in it, since other hosts see locks of files, not of folders, on a file system that they share.
+        """
+        return leftovers.hold_file(self.place(LOCK))
+
     def close(self, remove: bool) -> None:
         """The run has ended well: nothing goes on from here. Without `remove` that is only noted."""
         if not remove:
             with open(os.open(self.place(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
                 return
         self.clear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.place(LOCK))
         with contextlib.suppress(OSError):  # there is something else in it
             os.rmdir(self.path)
 

@@ -27,6 +27,19 @@ def hold(path: str) -> int | None:
     return None
 
 
+def hold_file(path: str) -> int | None:
+    """The same of a file, which is made where there is none."""
+    while True:
+        handle, is_free, _ = _try(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        if not is_free:
+            os.close(handle)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        os.close(handle)  # who held it has removed it
+
+
 def make(prefix: str, folder: str | os.PathLike) -> tuple[str, int]:
     """A new folder in `folder` that this process holds, and the descriptor to close when it is done with."""
     while True:
@@ -39,9 +52,9 @@ def make(prefix: str, folder: str | os.PathLike) -> tuple[str, int]:
                 os.close(handle)
 
 
-def _try(path: str) -> tuple[int, bool, bool]:
+def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> tuple[int, bool, bool]:
     """The open `path`, whether no other process holds it, and whether this file system can tell."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

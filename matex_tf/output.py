@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import os
@@ -62,6 +63,9 @@ def attach() -> None:
         _redirect(me.rank)
     _be_the_launchers_terminal()
     sys.exit = _exit
+    for name in ("exit", "quit"):
+        if hasattr(builtins, name):
+            setattr(builtins, name, _exit)
     os._exit = _exit_at_once  # type: ignore[assignment]
 
 
@@ -96,7 +100,10 @@ def _redirect(rank: int) -> None:
     if folder:
         try:
             os.makedirs(folder, exist_ok=True)
-            target = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            path = os.path.join(folder, f"rank-{rank}.log")
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path, f"{path}.1")  # why the run before was lost may stand there
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
     else:
@@ -157,7 +164,16 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
     if not is_loss(error):
         proof.fail()
+    if world.TOLD_ELSEWHERE in str(error):
+        time.sleep(3)  # the rank at which it began ends the job, by an error that says more
     _end_all(describe(kind, error, trace), code)
+
+
+def report_unreported() -> None:
+    """An error that ended the script, and was shown by a hook of its own, ends all ranks, too."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and sys.excepthook is not _report and not hasattr(sys, "ps1"):
+        _report(type(error), error, error.__traceback__)
 
 
 def is_loss(error: BaseException) -> bool:

@@ -87,9 +87,33 @@ def put_back(now: Any, value: Any) -> Any:
     return value
 
 
+def name_of_dtype(dtype: np.dtype) -> str:
+    """The text by which `dtype_named` gives `dtype`, with its order of bytes. Raises NotPlain if there is none."""
+    for name in (dtype.str, dtype.name):
+        try:
+            if not dtype.hasobject and dtype_named(name) == dtype:
+                return name
+        except NotPlain:
+            continue
+    raise NotPlain(f"an array of {dtype} is no plain data")
+
+
+def dtype_named(name: str) -> np.dtype:
+    """Raises NotPlain for what is no name of a dtype."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    import tensorflow as tf
+
+    try:
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)  # bfloat16 and its like
+    except TypeError:
+        raise NotPlain(f"there is no dtype {name!r}") from None
+
+
 def _store(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
-    if array.dtype.hasobject:
-        raise NotPlain("an array of objects is no plain data")
+    name_of_dtype(array.dtype)
     if arrays is None:
         return 0
     arrays.append(np.array(array, copy=True, order="C"))

@@ -19,20 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from . import hosts, kept_files, proof, running
-from .launch import OPENMPI, Mpirun, oversubscribing
+from .launch import ALLOCATIONS, OPENMPI, Mpirun, oversubscribing
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 WELL, OWN, ASKED, LOST = "well", "own", "asked", "lost"
 _NAME = ".matex_tf-state-"
 # mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
 _INSTEAD = {signal.SIGTERM: signal.SIGUSR1}
+_ASKS = {signal.SIGTERM, signal.SIGUSR1}
+# Of the jobs that a batch system makes of one script: they have other numbers, or the same and another place.
+_PLACES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _PERSONS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
 
 def state_folder(target: Sequence[str]) -> str:
     """Where the state of a run of `target` is kept: in the current folder, of the same name when it comes back."""
-    words = "\0".join([*target, os.environ.get("SLURM_JOB_ID", "")])
-    return os.path.abspath(_NAME + hashlib.sha256(words.encode()).hexdigest()[:12])
+    job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_PLACES) if name in os.environ]
+    return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
 
 
 @dataclass
@@ -51,10 +54,10 @@ def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
         return WELL if code == 0 else OWN
     if heard & _PERSONS:
         return OWN
-    if heard & set(_INSTEAD):
+    if heard & _ASKS:
         return ASKED
-    by_a_signal = code > 128
-    if not by_a_signal and (proof.has_failed(folder) or not proof.has_begun(folder)):
+    # 0 without the ranks' word is a host that was lost, at whatever moment; above 128 is a signal.
+    if 0 < code <= 128 and (proof.has_failed(folder) or not proof.has_begun(folder)):
         return OWN
     return LOST
 
@@ -100,7 +103,7 @@ def run(
         if end != LOST:
             if lost:
                 _say(f"{_how(end, code)} after {_times(len(lost))}: {_told(lost)}")
-            return proof.EXIT_REQUEUE if end == ASKED else code
+            return proof.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else running.EXIT_UNPROVED)
         lost.append(reason(code))
         if "SLURM_JOB_ID" in os.environ:
             # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.

@@ -10,11 +10,13 @@ Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,6 @@ from matex_tf import (
     files,
     kept_files,
     kept_random,
-    leftovers,
     output,
     plain,
     proof,
@@ -119,7 +120,7 @@ class Run:
                 folder = kept_files.Folder(self.path)
             if me.rank == 0:
                 self.writer = state_writer.Writer(folder)
-                if not self._hold():
+                if not self._hold(folder):
                     error = "another run that has not ended keeps its state there"
         except OSError as raised:
             error = str(raised)
@@ -131,10 +132,10 @@ class Run:
                 )
         return folder
 
-    def _hold(self) -> bool:
+    def _hold(self, folder: kept_files.Folder) -> bool:
         """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
         for _ in range(20):
-            self._lock = leftovers.hold(self.path)
+            self._lock = folder.hold()
             if self._lock is not None:
                 return True
             time.sleep(0.5)
@@ -151,7 +152,7 @@ class Run:
         with files.plainly():
             self.folder = kept_files.Folder(self.path)
             self.writer = state_writer.Writer(self.folder)
-            if not self._hold():
+            if not self._hold(self.folder):
                 output.note(
                     f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
                 )
@@ -284,7 +285,8 @@ class Run:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
         if self.writer is None:
             return
-        self.writer.flush()
+        with watchdog.busy(f"saving the state of the run to {self.path}"):
+            self.writer.flush()
         if world.exit_code() == 0:
             with files.plainly():
                 self.writer.folder.close(remove=not settings.current().proof)
@@ -293,10 +295,34 @@ class Run:
 def _script() -> str:
     """What tells this script and its arguments from others."""
     words = sys.orig_argv[1:]
-    content = b""
-    for word in words:
-        if word.endswith(".py") and os.path.isfile(word):
-            with files.plainly(), open(word, "rb") as file:
-                content = file.read()
-            break
+    path, content = _script_file(words), b""
+    if path is not None and os.path.isfile(path):
+        with files.plainly(), open(path, "rb") as file:
+            content = file.read()
     return kept_files.digest("\0".join(words).encode() + b"\0" + content)
+
+
+def _script_file(words: Sequence[str]) -> str | None:
+    """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
+    for at, word in enumerate(words[1:], 1):
+        if word == "matex_tf" and words[at - 1] == "-m":
+            words = words[at + 1 :]
+            break
+    else:
+        return getattr(sys.modules["__main__"], "__file__", None)
+    if words[:1] == ["-m"]:
+        return _module_file(words[1]) if len(words) > 1 else None
+    path = words[0] if words else ""
+    return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
+
+
+def _module_file(name: str) -> str | None:
+    places: Any = None
+    for end in range(1, name.count(".") + 2):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    if places is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
+    return None if spec is None else spec.origin

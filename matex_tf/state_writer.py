@@ -44,8 +44,8 @@ class Writer:
                 with files.plainly():
                     self.folder.write(*order)
                 self.failed = None
-            except OSError as error:
-                # A full disk is no reason to lose the training as well.
+            except Exception as error:
+                # A full disk is no reason to lose the training as well; nor may whoever waits for this wait for ever.
                 self.failed = f"{type(error).__name__}: {error}"
                 output.note(
                     f"the state of this run could not be written to {self.folder.path} ({self.failed}); training goes "

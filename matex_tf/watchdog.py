@@ -1,9 +1,9 @@
 """Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
 
 A rank that has waited for `MATEX_STALL_SECONDS` at one collective tells the first rank that answers, the teller, which
-asks all where they are, and prints that of those who have not come, or of all where each waits for others. After `MATEX_ABORT_SECONDS` it ends the job. The threads
-talk over a communicator of their own; none of them computes, so a rank answers whatever its script is doing, unless its
-process is stopped or its host is lost.
+asks all where they are, and prints that of those who have not come, or of all where each waits for others. After
+`MATEX_ABORT_SECONDS` it ends the job. The threads talk over a communicator of their own; none of them computes, so a
+rank answers whatever its script is doing, unless its process is stopped or its host is lost.
 """
 
 from __future__ import annotations
@@ -45,9 +45,21 @@ def busy(what: str) -> Iterator[None]:
 def start() -> None:
     """Watch this rank, under several."""
     global _watch
-    if _watch is None and settings.current().stall_seconds and world.is_active() and world.has_threads():
-        _watch = _Watch()
-        _watch.thread.start()
+    if _watch is not None or not world.is_active() or not any(_limits()):
+        return
+    if not world.has_threads():
+        output.note(
+            "this MPI lets one thread at a time into it (MPI_THREAD_SERIALIZED), so nobody watches: a rank that waits "
+            "for another for ever does so without a word, whatever MATEX_STALL_SECONDS and MATEX_ABORT_SECONDS say"
+        )
+        return
+    _watch = _Watch()
+    _watch.thread.start()
+
+
+def _limits() -> tuple[float, float]:
+    """After how long a wait is told of, and after how long it ends the job; 0: never."""
+    return settings.current().stall_seconds, settings.current().abort_seconds
 
 
 def stop() -> None:
@@ -89,7 +101,8 @@ class _Watch:
     def __init__(self) -> None:
         self.me = world.current()
         self.communicator = world.communicator("watch")
-        self.stall, self.limit = settings.current().stall_seconds, settings.current().abort_seconds
+        self.limit = _limits()[1]
+        self.stall = min(limit for limit in _limits() if limit)
         self.process = os.getpid()
         self.ended = threading.Event()
         self.main = threading.main_thread().ident
@@ -169,7 +182,8 @@ class _Watch:
         if stalled.asked is None:
             if waited < stalled.told:
                 stalled.told = 0.0  # they went on, and wait again
-            if waited < max(self.stall, 2 * stalled.told):
+            due = max(self.stall, 2 * stalled.told)
+            if waited < (min(due, self.limit) if stalled.told < self.limit else due):
                 return
             stalled.asked, stalled.answers = now, {}
             for rank in range(self.me.size):
@@ -220,8 +234,8 @@ class _Watch:
         """Nobody is late: each waits for others, or they exchange something that takes so long."""
         hosts = self.me.hosts
         lines = [
-            f"matex_tf: all ranks have waited for up to {waited:.0f} s, after {ops.count(_KIND_GRADIENTS)} updates: each "
-            "for others, which have gone another way, or for what they exchange, if that takes so long:"
+            f"matex_tf: all ranks have waited for up to {waited:.0f} s, after {ops.count(_KIND_GRADIENTS)} updates: "
+            "each for others, which have gone another way, or for what they exchange, if that takes so long:"
         ]
         for rank in range(self.me.size)[:_NAMED]:
             answer = stalled.answers[rank]

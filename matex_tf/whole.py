@@ -8,6 +8,7 @@ found last: a killed run may leave none for an instant, but never parts of two.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -23,6 +24,10 @@ _PREFIX = ".matex_tf-saving-"
 _HEADS = ("saved_model.pb", "saved_model.pbtxt", "config.json")
 _HEAD_ENDINGS = (".index", ".weights.json")
 _STATE_FILE = "checkpoint"
+# Why no folder can be made beside a file that itself may well be written, and why nothing can be moved to a place that
+# can be copied to. A full disk is no such reason: what is there already would be lost for nothing.
+_NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextlib.contextmanager
@@ -31,10 +36,13 @@ def beside(path: str, make_folder: bool = False) -> Iterator[str]:
 
     All that was written there is moved to `path` at the end; after an error nothing is. `make_folder`: whether the
     writer makes a folder for `path`. Gives `path` itself where it must be written in place: a pipe or a device, a file
-    that must not be written, a folder in which no other can be made.
+    that must not be written, a folder in which no other may be made.
     """
     target = os.path.realpath(path)
-    made = _folder_beside(target, make_folder)
+    try:
+        made = _folder_beside(target, make_folder)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (making a folder to write it in)", path) from None
     if made is None:
         yield path
         return
@@ -65,8 +73,10 @@ def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
         above = target if os.path.ismount(target) else above
         leftovers.sweep(_prefix(), above, least=0)
         return leftovers.make(_prefix(), above)
-    except OSError:
-        return None  # written in place it is the writer's own error, or none
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return None  # written in place it is the writer's own error, or none
+        raise
 
 
 def _prefix() -> str:
@@ -99,7 +109,9 @@ def _move_all(folder: str, name: str, target: str) -> None:
                 shutil.copymode(place, source)
         try:
             os.replace(source, place)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_MOVE:
+                raise
             _copy(source, place)
 
 

@@ -197,7 +197,40 @@ def _start() -> World:
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
         )
-    return _join(MPI, size)
+    with _watched(task.rank, f"has waited to meet the others for the first time. {_UNREACHABLE}"):
+        return _join(MPI, size)
+
+
+_exit_at_once = os._exit
+
+
+@contextlib.contextmanager
+def _watched(rank: int, what: str) -> Iterator[None]:
+    """Around what waits for other ranks where there is no watchdog yet, or no more: says so, and ends it in time."""
+    from matex_tf import output, proof
+
+    chosen, host = settings.current(), socket.gethostname()
+
+    def tell(after: float, ends: bool) -> None:
+        output.tell(f"matex_tf: for {after:.0f} s rank {rank} ({host}) {what}\n")
+        if ends:
+            code = proof.EXIT_STALLED
+            output.tell(f"matex_tf: ending the job (exit code {code}) after MATEX_ABORT_SECONDS={after}\n")
+            _exit_at_once(code)
+
+    timers = [
+        threading.Timer(after, tell, (after, ends))
+        for after, ends in ((chosen.stall_seconds, False), (chosen.abort_seconds, True))
+        if after
+    ]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def _yield_when_crowded() -> None:
@@ -205,6 +238,12 @@ def _yield_when_crowded() -> None:
     local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     if local.isascii() and local.isdigit() and int(local) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+_UNREACHABLE = (
+    "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
+    "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
+)
 
 
 def _join(MPI: Any, size: int) -> World:
@@ -391,8 +430,9 @@ def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None 
 KIND_CONTROL = 6
 KIND_EXIT = 7
 LEFT_WITH = "with exit code"
+TOLD_ELSEWHERE = "its own message says why"
 LOST = "another rank has ended or its host cannot be reached"
-"""What the text of an error says that is not the script's (see `MpiError` in world.cc)."""
+"""What the text of an error says that is not the script's (see `MpiError` in world.cc, `Together` in overlapped.cc)."""
 control = _Control()
 
 at_end: list[Callable[[], None]] = []
@@ -401,6 +441,7 @@ before_abort: list[Callable[[], None]] = []
 """Called where a rank is about to end the job; what the ranks do there they do each alone."""
 
 _exit_code = 0
+_exit_text = ""
 _aborting = False
 
 
@@ -430,8 +471,9 @@ def abort(code: int) -> None:
 
 def remember_exit_code(code: Any) -> None:
     """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
-    global _exit_code
+    global _exit_code, _exit_text
     _exit_code = code if isinstance(code, int) else int(code is not None)
+    _exit_text = "" if code is None or isinstance(code, int) else str(code)
 
 
 def exit_code() -> int:
@@ -447,7 +489,10 @@ def leave() -> None:
         return
     from matex_tf import ops, output, proof, watchdog
 
+    output.report_unreported()
     ended = "the end of its script" + (f", {LEFT_WITH} {_exit_code}" if _exit_code else "")
+    if _exit_text:
+        ended += f" ({_exit_text})"
     try:
         attempt(ended, lambda: ops.rendezvous(KIND_EXIT, 0, ended))
     except ops.MismatchError as error:
@@ -458,7 +503,9 @@ def leave() -> None:
         abort(_exit_code or 1)
     for work in at_end:
         work()
+    control.barrier("what is done after the script")
     proof.give()
     watchdog.stop()
     if not current().has_lost:
-        MPI.Finalize.plain()  # else it may wait for those that were lost
+        with _watched(current().rank, "has waited for MPI to end, after all ranks have come to the end of the script"):
+            MPI.Finalize.plain()  # else it may wait for those that were lost

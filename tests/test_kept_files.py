@@ -12,6 +12,7 @@ from matex_tf import kept_files, plain
 
 VALUES = [
     None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {"a": 1, 2: (3.0, None)}, {1, 2}, np.float32(1.5),
+    np.array(["a", "bcd"]), np.array([b"ab"]), np.array([1.5, -2.0], ">f4"), np.array(["2026-11-22"], "datetime64[D]"),
     np.arange(6, dtype="int8").reshape(2, 3), np.zeros((0, 4)), np.array(7.25), np.arange(6.0)[::2], np.less,
 ]  # fmt: skip
 
@@ -44,7 +45,16 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), open, np.array([object()]), [lambda: 0], os.system, np.random.default_rng(1)]
+    "value",
+    [
+        object(),
+        open,
+        np.array([object()]),
+        [lambda: 0],
+        os.system,
+        np.random.default_rng(1),
+        np.zeros(2, [("a", "f4"), ("b", "i8")]),
+    ],  # fmt: skip
 )
 def test_what_is_not_plain_is_not_kept(value):
     assert not plain.is_plain(value)
@@ -112,6 +122,25 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         store(folder, "state", 1, "new")
     monkeypatch.undo()
     assert folder.newest() == (1, "old") and os.listdir(folder.path) == ["state-000001"]
+
+
+def test_numbers_that_only_tensorflow_has_a_name_for(tmp_path):
+    import tensorflow as tf
+
+    folder = kept_files.Folder(str(tmp_path / "state"))
+    value = np.arange(3).astype(tf.bfloat16.as_numpy_dtype)
+    store(folder, "state", 1, value)
+    assert same(folder.newest()[1], value)
+
+
+def test_one_process_holds_a_folder(tmp_path):
+    folder = kept_files.Folder(str(tmp_path / "state"))
+    held = folder.hold()
+    assert held is not None and folder.hold() is None
+    os.close(held)
+    assert folder.hold() is not None
+    folder.close(remove=True)
+    assert not os.path.exists(folder.path)
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import launch as launching
-from matex_tf import cli, hosts, launch, restarts
+from matex_tf import cli, hosts, launch, restarts, resuming
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,14 @@ from matex_tf import cli, hosts, launch, restarts
         (137, ["begun", "failed"], [], restarts.LOST),  # others fail when one is killed
         (139, ["begun"], [], restarts.LOST),
         (0, ["begun"], [], restarts.LOST),  # mpirun says 0 of a lost host
+        (0, [], [], restarts.LOST),
+        (0, ["begun", "failed"], [], restarts.LOST),
         (1, ["begun"], [], restarts.LOST),
         (70, ["begun"], [], restarts.LOST),
         (75, ["begun"], [], restarts.ASKED),
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
+        (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
         (130, ["begun"], [signal.SIGINT], restarts.OWN),  # a person has had enough
     ],
 )
@@ -47,12 +50,16 @@ def test_pauses_grow_up_to_a_minute():
 
 def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PBS_", "LSB_", "COBALT_")):
+            monkeypatch.delenv(name)
     mine = restarts.state_folder(["train.py", "--rate", "1"])
     assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.state_folder(["train.py", "--rate", "1"])
     assert mine != restarts.state_folder(["train.py", "--rate", "2"])
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert mine != restarts.state_folder(["train.py", "--rate", "1"])
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"):
+        monkeypatch.setenv(name, "7")
+        assert mine != restarts.state_folder(["train.py", "--rate", "1"])
+        monkeypatch.delenv(name)
 
 
 HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
@@ -263,3 +270,21 @@ def test_what_is_asked(tmp_path, monkeypatch, capsys):
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
     assert f"MATEX_STATE={restarts.state_folder(['train.py'])}" in capsys.readouterr().out
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "package/__init__.py", "package/train.py", "package/__main__.py"):
+        (tmp_path / name).write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    start = ["-u", "-m", "matex_tf"]
+    for words, file in (
+        (["train.py", "-m", "package"], "train.py"),
+        (["-m", "package.train"], "package/train.py"),
+        (["-m", "package", "x.py"], "package/__main__.py"),
+        (["package"], "package/__main__.py"),
+    ):
+        assert os.path.samefile(resuming._script_file([*start, *words]), tmp_path / file)
+    assert resuming._script_file([*start, "-m", "nothing"]) is None
+    assert resuming._script_file(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)

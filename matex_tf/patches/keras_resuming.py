@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from matex_tf import fitting, pipeline, resumed_fit, sharding
+from matex_tf import fitting, pipeline, resumed_fit, sharding, whole
 from matex_tf.patches import replace, when_imported
 
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
@@ -169,7 +169,7 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
         rows = list(csv.reader(file, delimiter=callback.sep))
     while len(rows) > 1 and rows[-1] and rows[-1][0].isdigit() and int(rows[-1][0]) >= epoch:
         rows.pop()
-    with open(callback.filename, "w", newline="") as file:
+    with whole.beside(callback.filename) as place, open(place, "w", newline="") as file:
         csv.writer(file, delimiter=callback.sep).writerows(rows)
     callback.append = True
 

@@ -1,5 +1,6 @@
 """What is saved appears whole or not at all, also where the process that saves is killed half-way."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf import whole
+from matex_tf import leftovers, whole
 
 SAVE = """
 import os, signal, sys
@@ -104,6 +105,23 @@ def test_a_place_that_nothing_can_be_moved_to_is_written_all_the_same(tmp_path, 
                 if name == "model":
                     Path(place, "saved_model.pb").write_text(text)
     assert contents(tmp_path) == {"model.keras": "new", "model/saved_model.pb": "new"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+def test_on_a_full_disk_the_old_file_is_not_given_up(tmp_path, monkeypatch, number):
+    path = tmp_path / "best.keras"
+    path.write_text("old")
+
+    def full(*_args, **_named):
+        raise OSError(number, os.strerror(number))
+
+    for name, where in (("mkdtemp", leftovers.tempfile), ("replace", whole.os)):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, full)
+            with pytest.raises(OSError) as caught, whole.beside(str(path)) as place:
+                Path(place).write_text("new")
+        assert caught.value.errno == number
+        assert contents(tmp_path) == {"best.keras": "old"}
 
 
 def test_what_another_host_or_container_saves_is_left_alone(tmp_path):

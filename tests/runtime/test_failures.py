@@ -102,6 +102,49 @@ def test_exit_codes():
     assert "rank 1" in result.output and "with exit code 3" in result.output
 
 
+ENDS = """
+import sys
+import tensorflow as tf
+import matex_tf
+
+@tf.function
+def step(rows):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(weights, rows))
+    gradient = tf.convert_to_tensor(tape.gradient(loss, weights))
+    return matex_tf.ops.reduce_gradients([gradient], ["weights"], 1.0, "an update")[0]
+
+weights = tf.Variable(tf.ones([5, 3]))
+alone = matex_tf.rank() == 1
+if "hook" in sys.argv:
+    sys.excepthook = lambda kind, error, trace: print("in my colours:", error, file=sys.stderr)
+for turn in range(30):
+    if alone and turn == 20:
+        if "text" in sys.argv:
+            sys.exit("there are no data at /scratch")
+        if "raise" in sys.argv:
+            raise SystemExit(3)
+        if "hook" in sys.argv:
+            raise ValueError("a reason of my own")
+    step(tf.constant([1, 77 if alone and turn == 20 and "step" in sys.argv else 2]))
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code, said",
+    [
+        ("text", 1, "there are no data at /scratch"),
+        ("raise", 3, "with exit code 3"),
+        ("hook", 1, "ValueError: a reason of my own"),
+        ("step", 1, "indices[1] = 77 is not in [0, 5)"),
+    ],
+)
+def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
+    """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
+    result, _ = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"})
+    assert said in result.stderr and "rank 1" in result.stderr, result.stderr
+
+
 def test_a_rank_that_ends_early_is_named():
     result, _ = failed(2, FIT, "leave", 0)
     assert "has ended its script" in result.output and "rank 1 (" in result.output

@@ -42,9 +42,11 @@ def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
 @pytest.mark.parametrize("late, stopped", [(1, False), (0, True), (1, True)])
 def test_the_job_ends(late, stopped):
     words = ["training", *(["stopped"] if stopped else [])]
-    result = launch.run(3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "5"}, timeout=280)
+    result = launch.run(3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "9"}, timeout=280)
     assert result.returncode == 70, result.output
-    assert "ending the job (exit code 70)" in result.stderr
+    assert "ending the job (exit code 70) after MATEX_ABORT_SECONDS=9" in result.stderr
+    told = [int(seconds) for seconds in re.findall(r"for (\d+) s rank", result.stderr)]
+    assert 9 <= told[-1] < 16, told  # not at twice, and twice again, what was told last
     assert ("does not answer" if stopped else "in dawdle") in result.stderr, result.stderr
     assert "waited at the second update, with the gradients of kernel and 1 more" in result.stderr, result.stderr
 
@@ -92,3 +94,20 @@ def test_ranks_that_wait_for_each_other_are_told_so_and_ended():
         there = re.search(rf"rank {rank} \(\S+\) waits at (.*); it is at (.*)", result.stderr)
         assert there and "what the other has to say" in there.group(1), result.stderr
         assert "line 6, in <module>" in there.group(2), result.stderr
+
+
+def test_the_first_meeting_and_the_last_are_watched_too(capfd):
+    import time
+
+    from matex_tf import settings, world
+
+    with world._watched(3, "has waited for nothing"):
+        pass
+    chosen = settings.current()
+    before, chosen.stall_seconds = chosen.stall_seconds, 0.2
+    try:
+        with world._watched(3, "has waited to meet the others"):
+            time.sleep(1)
+    finally:
+        chosen.stall_seconds = before
+    assert re.fullmatch(r"matex_tf: for 0 s rank 3 \(\S+\) has waited to meet the others\n", capfd.readouterr().err)
