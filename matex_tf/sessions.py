@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import (
+    branches,
     comparison,
     graphs,
     losses,
@@ -33,13 +34,14 @@ _state = threading.local()
 
 @dataclass
 class Plan:
-    """What a set of fetches means: what to fetch in place of each, and what that needs.
+    """What a set of fetches means: what to fetch in place of each, what to run beside them, and what that needs.
 
     That is the ops, the turns of ours, the variables (of all and of those trained), and the tensors of the batch that
     an iterator of `tf.data` gives. `whole` says why batches cannot be sliced, if so.
     """
 
     fetches: Any
+    passes: list[Any]
     needed: list[Any]
     turns: list[int]
     variables: list[Any]
@@ -131,9 +133,12 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
     trained = [variable for variable in used if id(variable) in trainable]
     replaced = _global_fetches(graph, leaves, training_ops, [op for op in needed if op.type in ops.OP_TYPES])
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
-    turns = sorted(op.get_attr("turn") for op in needed if op.type in ops.OP_TYPES)
+    collectives = [op for op in needed if op.type in ops.OP_TYPES]
+    passes, within_loops = branches.passes(graph, collectives)
+    # Of an op in a loop nobody knows how often it runs; the loop orders it.
+    turns = sorted(op.get_attr("turn") for op in collectives if op not in within_loops)
     whole = whole_runs.reason(graph, needed)
-    return Plan(new, needed, turns, used, trained, [] if whole else _batches(graph, needed), whole)
+    return Plan(new, passes, needed, turns, used, trained, [] if whole else _batches(graph, needed), whole)
 
 
 _DATASETS = "_matex_datasets"
@@ -177,7 +182,7 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any], befo
     for leaf in {id(leaf): leaf for leaf in [*leaves, *summaries.values_in(leaves)]}.values():
         if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Const"):
             continue
-        known = losses.global_values(leaf)
+        known = [value for value in losses.global_values(leaf) if not branches.is_within(value.op)]
         if known:
             # By a reduction that runs anyhow, where there is one; another would compute its gradients, too.
             replaced[id(leaf)] = next((value for value in known if value.op in needed), known[-1])
@@ -191,7 +196,9 @@ def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any], befo
         return replaced
     finalized = graph.finalized
     graph._unsafe_unfinalize()
-    with graph.as_default(), tf.control_dependencies([*training_ops, *before]):
+    # What a branch does that is not taken is never over; turns order these after it.
+    over = [op for op in [*training_ops, *before] if not branches.is_within(op)]
+    with graph.as_default(), tf.control_dependencies(over):
         numbers = steps.placeholder()
         if scalars:
             # Each as its own rows weigh: the mean of a slice by its rows, a sum over rows in full.

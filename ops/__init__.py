@@ -13,6 +13,7 @@ from .collectives import (
     barrier,
     broadcast,
     let_go,
+    pass_turn,
     reduce_gradients,
 )
 from .library import (
@@ -46,6 +47,7 @@ __all__ = [
     "expect",
     "let_go",
     "library",
+    "pass_turn",
     "records",
     "reduce_gradients",
     "rendezvous",

@@ -179,6 +179,16 @@ def reduce_inline(
     )
 
 
+def pass_turn(other_branch: Any, turn: int) -> Any:
+    """In a v1 graph, the operation that takes the turn of one of our ops in a branch, where the other one is taken.
+
+    Args:
+        other_branch: a bool tensor that is there only if the other branch is taken.
+        turn: the attribute `turn` of the op whose turn it is.
+    """
+    return library().ops.matex_pass_turn(other_branch=other_branch, turn=turn)
+
+
 def let_go(resource: Any) -> None:
     """Leave the end of an iterator's resource, an eager tensor about to be dropped, to a thread outside of Python."""
     import tensorflow as tf

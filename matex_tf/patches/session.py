@@ -34,7 +34,9 @@ def _run(original: Any) -> Any:
         if plan is None:
             return original(self, fetches, feed_dict, options, run_metadata)
         with sessions.training(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
-            return original(self, new_fetches, new_feeds, options, run_metadata)
+            if not plan.passes:
+                return original(self, new_fetches, new_feeds, options, run_metadata)
+            return original(self, [new_fetches, plan.passes], new_feeds, options, run_metadata)[0]
 
     return run
 

@@ -1,0 +1,27 @@
+// MatexPassTurn: takes the turn of a collective in a branch of a v1 graph that is not taken, so that others have theirs.
+#include "kernel.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class PassTurnKernel : public Collective {
+ public:
+  using Collective::Collective;
+
+ protected:
+  void Run(OpKernelContext*) override {}
+};
+
+REGISTER_OP("MatexPassTurn")
+    .Attr("turn: int")
+    .Input("other_branch: bool")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+
+REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_CPU), PassTurnKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_GPU).HostMemory("other_branch"), PassTurnKernel);
+
+}  // namespace
+}  // namespace matex
