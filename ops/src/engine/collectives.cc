@@ -31,13 +31,19 @@ Error AllreduceChunks(const World& world, const Subject& subject, Reduction redu
   const int64_t size = static_cast<int64_t>(SizeOf(subject.type));
   const int64_t chunk = std::max<int64_t>(world.chunk_bytes / size, 1);
   const int64_t count = subject.count();
+  const bool widens = IsHalf(subject.type) && (reduction == Reduction::kSum || reduction == Reduction::kMean);
+  const Type type = widens ? Type::kFloat32 : subject.type;
+  std::vector<float> wide(widens ? std::min(chunk, count) : 0);
   for (int64_t offset = 0; offset < count; offset += chunk) {
     const int64_t taken = std::min(chunk, count - offset);
-    char* const at = data + offset * size;
-    const int code = MPI_Allreduce(MPI_IN_PLACE, at, static_cast<int>(taken), MpiType(subject.type),
-                                   MpiOp(subject.type, reduction), world.gradients);
+    char* const part = data + offset * size;
+    void* const at = widens ? static_cast<void*>(wide.data()) : part;
+    if (widens) Widen(subject.type, part, wide.data(), taken);
+    const int code = MPI_Allreduce(MPI_IN_PLACE, at, static_cast<int>(taken), MpiType(type), MpiOp(type, reduction),
+                                   world.gradients);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what());
-    if (reduction == Reduction::kMean) Divide(subject.type, at, taken, world.size);
+    if (reduction == Reduction::kMean) Divide(type, at, taken, world.size);
+    if (widens) Narrow(subject.type, wide.data(), part, taken);
   }
   return Error();
 }

@@ -49,7 +49,7 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Event> events = events_;
     *dropped = added_ - static_cast<int64_t>(events.size());
-    if (*dropped > 0) std::rotate(events.begin(), events.begin() + added_ % capacity_, events.end());
+    if (*dropped > 0 && capacity_ > 0) std::rotate(events.begin(), events.begin() + added_ % capacity_, events.end());
     return events;
   }
 

@@ -31,6 +31,13 @@ void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   }
 }
 
+// Calls `work` for [0, count) in parts whose lengths are ints.
+template <typename Work>
+void InParts(int64_t count, Work work) {
+  constexpr int64_t kPart = 1 << 30;
+  for (int64_t at = 0; at < count; at += kPart) work(at, static_cast<int>(std::min(kPart, count - at)));
+}
+
 struct Sum {
   template <typename T>
   static T Combine(T a, T b) {
@@ -158,6 +165,22 @@ Reduction ReductionOf(const std::string& name) {
     if (name == NameOf(one)) return one;
   }
   return Reduction::kSum;
+}
+
+bool IsHalf(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
+
+void Widen(Type type, const void* from, float* to, int64_t count) {
+  InParts(count, [&](int64_t at, int taken) {
+    if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from) + at, to + at, taken);
+    Load(static_cast<const Bfloat16*>(from) + at, to + at, taken);
+  });
+}
+
+void Narrow(Type type, const float* from, void* to, int64_t count) {
+  InParts(count, [&](int64_t at, int taken) {
+    if (type == Type::kFloat16) return Store(from + at, static_cast<Float16*>(to) + at, taken);
+    Store(from + at, static_cast<Bfloat16*>(to) + at, taken);
+  });
 }
 
 MPI_Op MpiOp(Type type, Reduction reduction) {

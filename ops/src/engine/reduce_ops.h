@@ -18,7 +18,14 @@ const char* NameOf(Reduction reduction);
 // The reduction of this name, one of those that the ops allow.
 Reduction ReductionOf(const std::string& name);
 
-// The MPI_Op for `type`. Sums of 16-bit floats are computed in float32 and rounded once. Minima and maxima of floats
+// Whether sums of `type` go by way of float32, so that they are rounded once, whatever the number of ranks.
+bool IsHalf(Type type);
+
+// 16-bit floats as float32, and back.
+void Widen(Type type, const void* from, float* to, int64_t count);
+void Narrow(Type type, const float* from, void* to, int64_t count);
+
+// The MPI_Op for `type`. Sums of 16-bit floats are rounded wherever two are combined. Minima and maxima of floats
 // carry NaN on, whichever rank has it: MPI_MIN and MPI_MAX may give one rank the NaN and another the number.
 MPI_Op MpiOp(Type type, Reduction reduction);
 

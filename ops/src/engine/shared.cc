@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kBuffers = 2;
 constexpr int64_t kPage = 64 << 10;  // of any processor
-constexpr int kLooks = 2'000;        // some ten microseconds
+constexpr int kLooks = 2'000;        // some ten microseconds, or a hundred where a pause is a long one
 constexpr int kYields = 200;
 constexpr long kNap = 20'000;      // nanoseconds
 
@@ -75,6 +75,18 @@ void* Map(int file, int64_t bytes) {
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
+// Of all ranks together: each may be bound to some.
+int CountProcessors(MPI_Comm communicator, int* processors) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) {
+    for (long one = 0; one < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++one) CPU_SET(one, &mine);
+  }
+  const int code = MPI_Allreduce(MPI_IN_PLACE, &mine, sizeof mine, MPI_BYTE, MPI_BOR, communicator);
+  *processors = CPU_COUNT(&mine);
+  return code;
+}
+
 }  // namespace
 
 int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made) {
@@ -103,19 +115,21 @@ int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* mad
   // Memory that is only promised is a SIGBUS later. What a rank asks for first lies near it.
   const int64_t own = kBuffers * kPart;
   int everyone = memory != nullptr && posix_fallocate(file, FirstBuffer(arrivals) + rank * own, own) == 0;
-  const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  int processors = 0;
+  if (code == MPI_SUCCESS) code = CountProcessors(communicator, &processors);
   if (file >= 0) close(file);
   if (memory != nullptr && (code != MPI_SUCCESS || !everyone)) munmap(memory, bytes);
-  if (code == MPI_SUCCESS && everyone) made->reset(new SharedMemory(communicator, memory, rank, size));
+  if (code == MPI_SUCCESS && everyone) made->reset(new SharedMemory(communicator, memory, rank, size, processors));
   return code;
 }
 
-SharedMemory::SharedMemory(MPI_Comm communicator, void* memory, int rank, int size)
+SharedMemory::SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors)
     : communicator_(communicator),
       memory_(static_cast<char*>(memory)),
       rank_(rank),
       size_(size),
-      looks_(size > sysconf(_SC_NPROCESSORS_ONLN) ? 0 : kLooks) {}
+      looks_(size > processors ? 0 : kLooks) {}
 
 SharedMemory::~SharedMemory() { munmap(memory_, BytesFor(size_ * static_cast<int64_t>(sizeof(Arrival)), size_)); }
 

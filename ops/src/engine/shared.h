@@ -43,7 +43,7 @@ class SharedMemory {
  private:
   struct Arrival;
 
-  SharedMemory(MPI_Comm communicator, void* memory, int rank, int size);
+  SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors);
   char* Of(int rank) const;
   void Meet();
 

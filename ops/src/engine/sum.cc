@@ -6,6 +6,7 @@
 
 #include "calls.h"
 #include "exchange.h"
+#include "reduce_ops.h"
 #include "ring.h"
 
 namespace matex {
@@ -73,6 +74,13 @@ Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& p
 int Adder::SumPlainly(void* data, int64_t count, Type type) {
   if (const int code = Prepare()) return code;
   if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);
+  if (IsHalf(type)) {
+    wide_.resize(count);
+    Widen(type, data, wide_.data(), count);
+    const int code = SumPlainly(wide_.data(), count, Type::kFloat32);
+    if (code == MPI_SUCCESS) Narrow(type, wide_.data(), data, count);
+    return code;
+  }
   const bool is_large = count * static_cast<int64_t>(SizeOf(type)) >= kLargeBytes;
   if (is_large && algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;

@@ -51,6 +51,7 @@ class Adder {
   std::unique_ptr<SharedMemory> shared_;
   std::unique_ptr<Adder> across_;  // from node to node
   std::vector<char> buffer_, slice_;
+  std::vector<float> wide_;
 };
 
 // Those of the two ways; made when first asked for, after `Start`.

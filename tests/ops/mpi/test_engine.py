@@ -168,13 +168,14 @@ def test_sixteen_bit_floats_round_as_numpy_does(engine, dtype, factor):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
-def test_sums_of_sixteen_bit_floats_are_rounded_once(engine, dtype):
-    """Two ranks' sum is that of float32, rounded; the ranks beyond them add zeros."""
-    random = np.random.default_rng(7)
-    pair = [random.standard_normal(50_000).astype(dtype) for _ in range(2)]
-    mine = pair[RANK] if RANK < 2 else np.zeros_like(pair[0])
-    (output,), _ = engine.reduce([mine], ["x"], 1.0)
-    wanted = pair[0].astype(np.float32) + (pair[1].astype(np.float32) if SIZE > 1 else 0)
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "ring"])
+def test_sums_of_sixteen_bit_floats_are_rounded_once(make_engine, dtype, algorithm):
+    """The ranks' numbers have few digits, of which float32 holds every sum exactly; 16 bits do not."""
+    everyone = [np.random.default_rng(rank).integers(-128, 128, 50_000).astype(dtype) for rank in range(SIZE)]
+    large = (np.arange(50_000) % 2 * 2048).astype(dtype)
+    everyone[0] = large
+    (output,), _ = make_engine(1 << 20, 0, algorithm).reduce([everyone[RANK]], ["x"], 1.0)
+    wanted = sum(one.astype(np.float32) for one in everyone)
     np.testing.assert_array_equal(output, wanted.astype(dtype))
 
 
