@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, settings, steps
+from matex_tf.ops import xla
 
 KIND_GRADIENTS = 1
 
@@ -43,7 +44,12 @@ def _number_of(variable: Any) -> int:
     key = id(inner)
     if key not in _numbers:
         number = next(_count)
-        _numbers[key] = number, weakref.ref(inner, lambda _: _numbers.pop(key, None))
+
+        def gone(_: Any) -> None:
+            _numbers.pop(key, None)
+            xla.forget(number)
+
+        _numbers[key] = number, weakref.ref(inner, gone)
     return _numbers[key][0]
 
 

@@ -28,6 +28,15 @@ def obstacle(types: Iterable[str]) -> str:
     return _kernels() if ours else ""
 
 
+def forget(variable: int) -> None:
+    """Drop what compiled steps keep of the gradients of the variable of that number, which is gone."""
+    if _loaded is not None:
+        _loaded.matex_xla_forget(ctypes.c_int64(variable))
+
+
+_loaded: ctypes.CDLL | None = None
+
+
 @functools.cache
 def _kernels() -> str:
     """Loads the kernels; "" or why that cannot be."""
@@ -37,8 +46,9 @@ def _kernels() -> str:
         return "MATEX_XLA=off"
     if tf.config.list_physical_devices("GPU"):
         return "the collectives have XLA kernels for CPUs only"
+    global _loaded
     try:
-        ctypes.CDLL(str(build.build_xla()))
+        _loaded = ctypes.CDLL(str(build.build_xla()))
     except (build.BuildError, OSError) as error:
         return str(error).splitlines()[0]
     return ""

@@ -6,6 +6,7 @@ import launch
 from matex_tf import info, settings
 
 SCRIPT = """
+import gc
 import hashlib
 import numpy as np
 import tensorflow as tf
@@ -58,6 +59,17 @@ assert np.linalg.norm(total) <= most, (np.linalg.norm(total), most)
 assert ops.library().c.matex_residuals() == 1, "the four ways share what is left of the variable"
 reduced, _ = reduce(tf.ones([2000]), other)  # another variable of the same name has one of its own
 assert set(reduced.numpy()) == {0.0, float(size)} and ops.library().c.matex_residuals() == 2
+
+
+def of_a_third():
+    third = tf.Variable(tf.zeros([2000]), name="w")
+    tf.function(lambda x: reduce(x, third), jit_compile=True)(tf.ones([2000]))
+    assert ops.library().c.matex_residuals() == 3
+
+
+of_a_third()
+gc.collect()
+assert ops.library().c.matex_residuals() == 2, "what a compiled step leaves of a variable goes with it"
 
 x, y = np.random.default_rng(0).standard_normal((2, 256, 16))
 keras = tf.keras

@@ -1,9 +1,12 @@
 #include "custom_call.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/collectives.h"
 #include "engine/fields.h"
@@ -36,8 +39,8 @@ struct Prepared {
   Subject subject{};                     // of a collective on one tensor
 };
 
-std::unique_ptr<const Prepared> Prepare(const std::string& text) {
-  auto prepared = std::make_unique<Prepared>();
+std::shared_ptr<const Prepared> Prepare(const std::string& text) {
+  auto prepared = std::make_shared<Prepared>();
   Request& request = prepared->request;
   Fields fields(text);
   request.kind = static_cast<Kind>(fields.Number());
@@ -57,14 +60,24 @@ std::unique_ptr<const Prepared> Prepare(const std::string& text) {
   return prepared;
 }
 
-const Prepared& PreparedFor(const char* text, size_t length) {
-  static std::mutex* const mutex = new std::mutex;
-  static auto* const known = new std::unordered_map<uint64_t, std::unique_ptr<const Prepared>>;
+// What was prepared, by the hash of its text; until one of its variables is gone.
+struct Cache {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::shared_ptr<const Prepared>> prepared;
+};
+
+Cache& TheCache() {
+  static Cache* const cache = new Cache;
+  return *cache;
+}
+
+std::shared_ptr<const Prepared> PreparedFor(const char* text, size_t length) {
   const uint64_t key = Hash(text, length, 0);
-  std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<const Prepared>& prepared = (*known)[key];
+  Cache& cache = TheCache();
+  std::lock_guard<std::mutex> lock(cache.mutex);
+  std::shared_ptr<const Prepared>& prepared = cache.prepared[key];
   if (prepared == nullptr) prepared = Prepare(std::string(text, length));
-  return *prepared;
+  return prepared;
 }
 
 Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
@@ -90,7 +103,8 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
 
 // XLA's convention for one result is its address, for several the addresses of all.
 void Call(void* result, const void** operands, const char* text, size_t length, XlaCustomCallStatus* status) {
-  const Prepared& prepared = PreparedFor(text, length);
+  const std::shared_ptr<const Prepared> kept = PreparedFor(text, length);
+  const Prepared& prepared = *kept;
   const size_t count = prepared.request.entries.size();
   void* const* const results = count == 0 ? &result : static_cast<void* const*>(result);
   if (Error error = Run(prepared, operands, results)) {
@@ -107,5 +121,19 @@ const bool registered = [] {
   return true;
 }();
 
+void Forget(int64_t variable) {
+  Cache& cache = TheCache();
+  std::lock_guard<std::mutex> lock(cache.mutex);
+  for (auto one = cache.prepared.begin(); one != cache.prepared.end();) {
+    const std::vector<Entry>& entries = one->second->request.entries;
+    const bool has = std::any_of(entries.begin(), entries.end(),
+                                 [variable](const Entry& entry) { return entry.variable == variable; });
+    one = has ? cache.prepared.erase(one) : std::next(one);
+  }
+}
+
 }  // namespace
 }  // namespace matex
+
+// The variable of that number is gone: what compression has left out of its gradients goes, too.
+extern "C" __attribute__((visibility("default"))) void matex_xla_forget(int64_t variable) { matex::Forget(variable); }
