@@ -220,8 +220,8 @@ TABLE = (
         _count,
         600,
         "seconds",
-        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving; "
-        "0: never.",
+        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving, "
+        "whatever MATEX_STALL_SECONDS says; 0: never.",
     ),
     Setting(
         "state",
@@ -260,7 +260,7 @@ TABLE = (
         "",
         "folder",
         "Each rank's own output is written to rank-N.log in this folder; empty: only rank 0 prints, "
-        "errors of every rank still reach the terminal.",
+        "errors of every rank still reach the terminal. The file of the run before becomes rank-N.log.1.",
     ),
     Setting(
         "output",
