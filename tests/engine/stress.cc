@@ -269,8 +269,8 @@ void InTurns(Random& random, Random& own) {
 // An update under way. The gradient `lost` does not come on the rank `loser`, which gives the update up.
 class Overlapping {
  public:
-  Overlapping(std::shared_ptr<Plan> plan, Random& random, Random& own, bool may_fail)
-      : plan_(std::move(plan)), gradients_(plan_->layout().entries(), Weights(random), Up(random, 2) == 0) {
+  Overlapping(std::shared_ptr<const Layout> layout, Random& random, Random& own, bool may_fail)
+      : layout_(std::move(layout)), gradients_(layout_->entries(), Weights(random), Up(random, 2) == 0) {
     const auto count = static_cast<int64_t>(gradients_.entries.size());
     if (may_fail && Up(random, 8) == 0) {
       loser_ = static_cast<int>(Up(random, ranks));
@@ -281,7 +281,7 @@ class Overlapping {
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), own);
     pause_ = Up(own, 4) ? 0 : static_cast<int>(Up(own, 300));
-    Check(Announce(plan_, gradients_.weights[my_rank], step, "an overlapped update", &ticket_));
+    Check(Announce(layout_, gradients_.weights[my_rank], step, "an overlapped update", &ticket_));
     thread_ = std::thread([this] { HandThemOver(); });
   }
 
@@ -316,7 +316,7 @@ class Overlapping {
     }
   }
 
-  const std::shared_ptr<Plan> plan_;
+  const std::shared_ptr<const Layout> layout_;
   Gradients gradients_;
   int loser_ = -1, lost_ = -1, pause_ = 0;
   int64_t ticket_ = 0;
@@ -328,19 +328,21 @@ class Overlapping {
   std::thread thread_;
 };
 
-std::shared_ptr<Plan> NewPlan(Random& random) {
+std::shared_ptr<const Layout> NewLayout(Random& random) {
   const World& world = TheWorld();
-  return std::make_shared<Plan>(Layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression));
+  return std::make_shared<const Layout>(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
 }
 
 // Up to three updates under way, as of three optimizers, with other collectives between their announcements.
-void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<Plan>>* plans) {
-  std::shared_ptr<Plan>& replaced = (*plans)[Up(random, static_cast<int64_t>(plans->size()))];
-  if (Up(random, 20) == 0) replaced = NewPlan(random);
+void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<const Layout>>* layouts) {
+  std::shared_ptr<const Layout>& replaced = (*layouts)[Up(random, static_cast<int64_t>(layouts->size()))];
+  if (Up(random, 20) == 0) replaced = NewLayout(random);
   std::vector<std::unique_ptr<Overlapping>> updates;
   for (int64_t n = 1 + Up(random, 3); n > 0; --n) {
-    const auto& plan = (*plans)[Up(random, static_cast<int64_t>(plans->size()))];
-    updates.push_back(std::make_unique<Overlapping>(plan, random, own, true));
+    std::shared_ptr<const Layout>& layout = (*layouts)[Up(random, static_cast<int64_t>(layouts->size()))];
+    // This rank alone has traced its function anew.
+    if (Up(own, 4) == 0) layout = std::make_shared<const Layout>(*layout);
+    updates.push_back(std::make_unique<Overlapping>(layout, random, own, true));
     if (Up(random, 3) == 0) One(random);
   }
   for (auto& update : updates) update->Finish();
@@ -369,10 +371,10 @@ void Watch(const std::atomic<bool>& ended) {
 // An update that rank 0 has announced and never hands over: the end gives it up.
 class Forgotten {
  public:
-  Forgotten(std::shared_ptr<Plan> plan, Random& random)
-      : gradients_(plan->layout().entries(), Weights(random), false) {
+  Forgotten(std::shared_ptr<const Layout> layout, Random& random)
+      : gradients_(layout->entries(), Weights(random), false) {
     int64_t ticket = 0;
-    Check(Announce(plan, 1.0, step, "a forgotten update", &ticket));
+    Check(Announce(layout, 1.0, step, "a forgotten update", &ticket));
     for (size_t i = 0; my_rank > 0 && i < gradients_.entries.size(); ++i) {
       const auto done = [this](const Error& error) { failed_ += error ? 1 : 0; };
       HandOver(ticket, static_cast<int>(i), {gradients_.from[i], gradients_.to[i], done});
@@ -390,16 +392,16 @@ class Forgotten {
 
 // The script ends while the threads choose buckets: the end waits for that.
 void End(Random& random, Random& own) {
-  const auto plan = NewPlan(random);
+  const auto layout = NewLayout(random);
   for (int n = 1; n <= kUpdatesToBuckets; ++n) {
     if (n == kUpdatesToBuckets) {
-      matex_rendezvous(1, 1, "before the last update");  // no other plan is at its buckets then
+      matex_rendezvous(1, 1, "before the last update");  // no other layout is at its buckets then
       barriers = 0;
       barriers_are_slow = true;
     }
-    Overlapping(plan, random, own, false).Finish();
+    Overlapping(layout, random, own, false).Finish();
   }
-  Forgotten forgotten(plan, random);
+  Forgotten forgotten(layout, random);
   Check(matex_rendezvous(kExit, 0, "the end") == 0, "the end");
   forgotten.CheckItFailed();
   // A sum in two levels may try its algorithms out meanwhile, and has barriers of its own.
@@ -448,8 +450,8 @@ int main(int argc, char** argv) {
   std::atomic<bool> ended{false};
   std::thread watcher([&] { Watch(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
-  std::vector<std::shared_ptr<Plan>> plans;
-  for (int i = 0; i < 4; ++i) plans.push_back(NewPlan(random));
+  std::vector<std::shared_ptr<const Layout>> layouts;
+  for (int i = 0; i < 4; ++i) layouts.push_back(NewLayout(random));
   for (step = 1; step <= steps; ++step) {
     if (step == steps / 4) Record(Recording::kTotals, 0);
     if (step == steps / 2) Record(Recording::kEvents, 1000);
@@ -461,7 +463,7 @@ int main(int argc, char** argv) {
         InTurns(random, own);
         break;
       default:
-        Overlap(random, own, &plans);
+        Overlap(random, own, &layouts);
     }
   }
   End(random, own);
