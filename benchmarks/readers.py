@@ -155,14 +155,14 @@ def worker(which, name, path, rank, size, cold):
 
 def together(name, path, cold):
     """The same under mpirun, where ranks meet; rank 0 prints what each took."""
-    from matex_tf import world
+    from matex_tf import control, world
 
     warm_up(name)
     if cold:
         drop(path)
-    world.control.barrier("the measurement")
+    control.barrier("the measurement")
     mine = taken(lambda: read("reader", name, path))
-    for line in world.control.allgather(json.dumps(mine), "what it took"):
+    for line in control.allgather(json.dumps(mine), "what it took"):
         if world.current().rank == 0:
             print(line, flush=True)
 
@@ -278,7 +278,7 @@ def stream(name, path, limit):
 
 def exchange(megabytes):
     """Under mpirun: seconds to exchange so many megabytes a rank, as reshuffle="epoch" does between epochs."""
-    from matex_tf import world
+    from matex_tf import control, world
     from matex_tf.readers.exchange import exchange
 
     me = world.current()
@@ -288,7 +288,7 @@ def exchange(megabytes):
         rows.copy()
         copying = time.perf_counter() - begin
         for epoch in range(4):
-            world.control.barrier("the next exchange")
+            control.barrier("the next exchange")
             begin = time.perf_counter()
             exchange([rows], 0, epoch)
             times.append(time.perf_counter() - begin)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from matex_tf import figures, output, rehearsal, replay, row_uses, steps, world
+from matex_tf import control, figures, output, rehearsal, replay, row_uses, steps
 
 _ROWS = "_matex_rows"
 # Where a tensor is read for whoever calls them; what else these libraries read is for their own purposes.
@@ -60,7 +60,7 @@ class Watch:
         if not self.why and self.recorder.rows_meet(rehearsal.other_rows(self.rows)):
             self.why = rehearsal.MEET
         self.recorder.forget()
-        seen = world.control.allgather(self.why, "what the script does with the rows of a batch")
+        seen = control.allgather(self.why, "what the script does with the rows of a batch")
         return next((why for why in seen if why), "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, world
+from matex_tf import control, ops, world
 from matex_tf.ops import records
 
 _ROUNDS = 20
@@ -46,7 +46,7 @@ class Clocks:
     """The clocks of all ranks; made by all of them together."""
 
     def __init__(self) -> None:
-        known = world.control.allgather(_clock(), "whose clocks are the same")
+        known = control.allgather(_clock(), "whose clocks are the same")
         first = {clock: rank for rank, clock in reversed(list(enumerate(known)))}
         self._leader_of = [first[clock] for clock in known]
         self._leaders = sorted(set(self._leader_of) - {0})

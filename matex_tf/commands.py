@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from matex_tf import files, ops, settings, watchdog, world
+from matex_tf import control, files, ops, settings, watchdog, world
 
 _state = threading.local()
 _SHOWN = 60  # characters of a command in messages
@@ -49,19 +49,19 @@ def once(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: M
     """
     mine = _digest(name, arguments, options)
     ops.records.between_steps()
-    everyone = world.control.allgather(mine, "a command that the script runs")
+    everyone = control.allgather(mine, "a command that the script runs")
     _state.inside = True
     try:
         if any(digest != mine for digest in everyone):
             return run()
         with _view_of_changes(options):
-            world.control.barrier("a command begins")
+            control.barrier("a command begins")
             outcome = None
             if world.current().rank == 0:
                 with watchdog.busy(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
                     outcome = _outcome(run)
-            result, error = world.control.broadcast(outcome, "what came of a command")
-        world.control.barrier("a command has ended")
+            result, error = control.broadcast(outcome, "what came of a command")
+        control.barrier("a command has ended")
     finally:
         _state.inside = False
     if error is not None:

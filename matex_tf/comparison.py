@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, output, sharding, world
+from matex_tf import control, ops, output, sharding, world
 
 
 def digest(value: Any, seed: int = 0) -> int:
@@ -37,7 +37,7 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     Raises:
         RankError: on every rank, if the numbers of rows differ.
     """
-    everyone = world.control.allgather(mine, f"comparing {what}")
+    everyone = control.allgather(mine, f"comparing {what}")
     seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
     hosts = world.current().hosts
     for rank, (rows, _) in seen:
@@ -64,7 +64,7 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
 
 def is_same_batch(mine: tuple[int, int] | None, what: str) -> bool:
     """Whether all ranks have the same (rows, hash) of a whole batch. Collective."""
-    return len(set(world.control.allgather(mine, f"comparing {what}"))) == 1
+    return len(set(control.allgather(mine, f"comparing {what}"))) == 1
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
@@ -75,7 +75,7 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     """
     marked = any(sharding.is_share(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
-    everyone = world.control.allgather(mine, f"comparing {what}")
+    everyone = control.allgather(mine, f"comparing {what}")
     first = [(dtype, shape[1:]) for dtype, shape, _ in everyone[0][1]]
     hosts = world.current().hosts
     for rank, (_, rows) in enumerate(everyone):

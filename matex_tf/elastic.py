@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import files, ops, output, proof, settings, steps, world
+from matex_tf import ending, files, ops, output, proof, settings, steps, world
 
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
@@ -103,7 +103,7 @@ def _give_up(seconds: int) -> None:
         f"matex_tf: {world.current().place}: a rank is lost, and for {seconds} s the others have not come to agree on "
         f"going on; ending the job (exit code {proof.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
     )
-    world.abort(proof.EXIT_STALLED)
+    ending.abort(proof.EXIT_STALLED)
 
 
 def refuse(what: str) -> None:
@@ -114,7 +114,7 @@ def refuse(what: str) -> None:
 
 def cannot_go_on(why: str) -> world.CannotGoOn:
     """The error by which the run ends after a loss."""
-    return world.CannotGoOn(f"{world.LOST}, and those that are left cannot go on by themselves: {why}")
+    return world.CannotGoOn(f"{ending.LOST}, and those that are left cannot go on by themselves: {why}")
 
 
 def survivors() -> list[int]:

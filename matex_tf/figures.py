@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import losses, reductions, steps, world
+from matex_tf import control, losses, reductions, steps
 
 _PART = "_matex_part"
 _state = threading.local()
@@ -100,7 +100,7 @@ def total(tensor: Any) -> Any:
         return None
     # A copy: of the tensor itself the global value would be read.
     mine = np.asarray(tf.identity(tensor))
-    everyone = world.control.allgather((part.weight, mine), "a figure that the script reads")
+    everyone = control.allgather((part.weight, mine), "a figure that the script reads")
     whole = mine
     if not _is_the_same(part.kind, [value for _, value in everyone]):
         whole = sum(value.astype(np.float64) * weight for weight, value in everyone if weight > 0)
@@ -128,7 +128,7 @@ def as_mean(tensor: Any) -> Any:
     import tensorflow as tf
 
     mine = np.asarray(tf.identity(tensor))
-    if _is_the_same("sum", world.control.allgather(mine, "comparing a term of the loss")):
+    if _is_the_same("sum", control.allgather(mine, "comparing a term of the loss")):
         delattr(tensor, _PART)
         return reductions.unmark(tensor)
     scaled = tensor * (1.0 / part.mean) if part.mean > 0 else tf.identity(tensor)
@@ -162,7 +162,7 @@ def note_mean(result: Any) -> None:
 
 def is_the_same(value: Any) -> bool:
     """Whether all ranks have the same `value`, a scalar. Collective."""
-    everyone = world.control.allgather(float(np.asarray(value)), "comparing a factor of the loss")
+    everyone = control.allgather(float(np.asarray(value)), "comparing a factor of the loss")
     return all(other == everyone[0] for other in everyone)
 
 
@@ -178,7 +178,7 @@ def is_mean_by(part: Part, divisor: Any) -> bool | None:
     certain = now is not None and value % now.of_rows == 0
     if certain or (not hasattr(divisor, "shape") and now is not None and not _may_be_own(value, part, now)):
         return False
-    everyone = world.control.allgather((own, value), "comparing what a sum over rows is divided by")
+    everyone = control.allgather((own, value), "comparing what a sum over rows is divided by")
     if all(mine for mine, _ in everyone):
         return True
     return False if len({number for _, number in everyone}) == 1 else None

@@ -12,6 +12,7 @@ import numpy as np
 from matex_tf import (
     answers,
     comparison,
+    control,
     early_rows,
     elastic,
     elastic_fit,
@@ -134,7 +135,7 @@ class Stage:
         rows = {len(array) for array in arrays}
         if len(rows) != 1:
             raise world.RankError(f"{self.name}: this rank's arrays have different numbers of rows: {sorted(rows)}")
-        self.counts = world.control.allgather(rows.pop(), f"counting the rows of {self.name}")
+        self.counts = control.allgather(rows.pop(), f"counting the rows of {self.name}")
         total = sum(self.counts)
         if not batch_size:
             batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
@@ -148,7 +149,7 @@ class Stage:
         for dealt in map(sharding.dealt, arrays):
             self.dealt = sharding.Dealt(*(mine if mine is not None else its for mine, its in zip(self.dealt, dealt)))
         mine = (self.dealt, self.batch_size)
-        everyone = world.control.allgather(mine, f"how the rows of {self.name} were dealt")
+        everyone = control.allgather(mine, f"how the rows of {self.name} were dealt")
         dealt = everyone[0][0]
         if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, self.batch_size):
             raise world.RankError(
@@ -170,7 +171,7 @@ class Stage:
         if self.numbered is not None:
             return
         number = int(source.cardinality())
-        self.own_batches = world.control.allgather(number, f"counting the batches of {self.name}")
+        self.own_batches = control.allgather(number, f"counting the batches of {self.name}")
         if -2 in self.own_batches:
             raise world.RankError(
                 f"{self.name} is a tf.data.Dataset over each rank's share whose number of batches is not known (a step "
@@ -217,7 +218,7 @@ class Stage:
         size = None if hasattr(dataset, "_matex_whole") else self.rows_of_batch
         kind = "train" if self.trains else "test"
         mine = rehearsal.why_whole(self.call.model, kind, dataset.element_spec, size)
-        reasons = [why for why in world.control.allgather(mine, f"whether ranks can share {self.name}") if why]
+        reasons = [why for why in control.allgather(mine, f"whether ranks can share {self.name}") if why]
         if reasons:
             output.note(reasons[0])
         return not reasons
@@ -329,7 +330,7 @@ class Run:
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
-        stops = world.control.allgather(bool(self.model.stop_training), "whether a callback stops training")
+        stops = control.allgather(bool(self.model.stop_training), "whether a callback stops training")
         if any(stops):
             if not all(stops):
                 ranks = [rank for rank, stop in enumerate(stops) if stop]

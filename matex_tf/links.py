@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from matex_tf import files, output, world
+from matex_tf import ending, files, output, world
 from matex_tf.ops import build, records
 
 _SHOWN = 5
@@ -42,7 +42,7 @@ class Link:
 def start() -> None:
     """Keep what the engine measures in this run."""
     if world.current().rank == 0:
-        world.at_end.append(_keep)
+        ending.at_end.append(_keep)
 
 
 def _keep() -> None:

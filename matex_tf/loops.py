@@ -13,6 +13,7 @@ from typing import Any
 from matex_tf import (
     bookkeeping,
     comparison,
+    control,
     gradients,
     ops,
     output,
@@ -152,14 +153,14 @@ class Loop:
         if self.first_row is None:
             self.first_row = pipeline.take_rows(element, 0, 1, rows)
             _training.add(self)
-        counts = world.control.allgather(rows, "the rows of each rank's next batch")
+        counts = control.allgather(rows, "the rows of each rank's next batch")
         steps.set_values(steps.slice_values(rows, sum(counts)))
         return element
 
     def end(self) -> Any:
         """The iterator is exhausted. A batch to go on with, or None where all ranks are done."""
         if self.shares and not self.done:
-            counts = world.control.allgather(0, "the rows of each rank's next batch")
+            counts = control.allgather(0, "the rows of each rank's next batch")
             if sum(counts) > 0 and self.first_row is not None:
                 steps.set_values(steps.slice_values(0, sum(counts)))
                 return self.first_row

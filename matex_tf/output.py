@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TextIO
 
-from matex_tf import proof, settings, world
+from matex_tf import ending, proof, settings, world
 
 _said: set[str] = set()
 _unsaid = False
@@ -120,7 +120,7 @@ _plain_exit: Callable = sys.exit
 
 
 def _exit(code: object = None) -> None:
-    world.remember_exit_code(code)
+    ending.remember_exit_code(code)
     _plain_exit(code)
 
 
@@ -134,7 +134,7 @@ def _exit_at_once(code: int) -> None:
     stack = traceback.extract_stack()[:-1]
     is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
-        world.leave()
+        ending.leave()
         _plain_exit_at_once(code)
     me = world.current()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
@@ -164,7 +164,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
     if not is_loss(error):
         proof.fail()
-    if world.TOLD_ELSEWHERE in str(error):
+    if ending.TOLD_ELSEWHERE in str(error):
         time.sleep(3)  # the rank at which it began ends the job, by an error that says more
     _end_all(describe(kind, error, trace), code)
 
@@ -184,21 +184,21 @@ def is_loss(error: BaseException) -> bool:
 
 def is_loss_of_another(error: BaseException) -> bool:
     """Whether a collective failed, as it does where another rank was lost."""
-    return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or world.LOST in str(error)
+    return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or ending.LOST in str(error)
 
 
 def _end_all(text: str, code: int) -> None:
-    world.last_words()
+    ending.last_words()
     rank = world.current().rank
     if rank > 0:
         # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
         time.sleep(min(0.4 + 0.1 * rank, 2.0))
     sys.stdout.flush()
     tell(text)
-    world.abort(code)
+    ending.abort(code)
 
 
 def _exit_code_in(message: str) -> int:
     """The exit code of the rank that left the others, where that is what the error says; else 1."""
-    found = re.search(world.LEFT_WITH + r" (\d+)", message)
+    found = re.search(ending.LEFT_WITH + r" (\d+)", message)
     return int(found.group(1)) if found else 1

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from matex_tf import ops, settings, world
+from matex_tf import control, ops, settings, world
 from matex_tf.ops import overlap
 
 KIND_GRADIENTS = 1
@@ -92,7 +92,7 @@ class _Trial:
         self._bytes = max(self._bytes, seen.bytes)
         if not has_update or not self._is_timed(IGNORED[self._is_overlapped]):
             return result
-        everyone = world.control.allgather((median(self._steps), median(self._sums)), "steps as they are first")
+        everyone = control.allgather((median(self._steps), median(self._sums)), "steps as they are first")
         self._first_step = max(step for step, _ in everyone)
         # The rank that the others wait for has the time of the sums themselves.
         worth_it = min(sums for _, sums in everyone) >= LEAST_SHARE * self._first_step
@@ -108,7 +108,7 @@ class _Trial:
                 _other(function).get_concrete_function(*args, **kwargs)
         except Exception as error:  # whatever a script may raise; it runs as it did
             problem = f"{type(error).__name__}: {error}"
-        can = not any(world.control.allgather(problem, "whether a function can be traced the other way"))
+        can = not any(control.allgather(problem, "whether a function can be traced the other way"))
         self._go_on_with(self._in_trial if can else self._as_it_is)
         return self._way(original, function, args, kwargs)
 
@@ -117,7 +117,7 @@ class _Trial:
             result, has_update = self._timed(original, _other(function), args, kwargs)
         if not has_update or not self._is_timed(IGNORED[not self._is_overlapped]):
             return result
-        slowest = max(world.control.allgather(median(self._steps), "steps the other way"))
+        slowest = max(control.allgather(median(self._steps), "steps the other way"))
         self._go_on_with(self._other_way if slowest <= GAIN * self._first_step else self._as_it_is)
         return result
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matex_tf import ops, output, settings, world
+from matex_tf import ending, ops, output, settings, world
 from matex_tf.ops import overlap, records
 
 _NAMED = 8  # of hundreds of ranks, those that are waited for most
@@ -32,7 +32,7 @@ def start() -> None:
         if everyone is not None:
             output.tell(table(everyone, world.current().hosts, link, disturbed))
 
-    world.at_end.append(finish)
+    ending.at_end.append(finish)
 
 
 def table(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from matex_tf import settings, world
+from matex_tf import control, settings, world
 
 EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
@@ -21,7 +21,7 @@ _BEGUN, _FAILED, _ASK_AGAIN = "begun", "failed", "ask-again"
 def demand() -> None:
     """See that there is a rank that can give the proof. Collective; nothing without `matex run`."""
     folder = settings.current().proof
-    if folder and not any(world.control.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
+    if folder and not any(control.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
         raise world.RankError(
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."

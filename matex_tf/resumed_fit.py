@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matex_tf import kept_callbacks, kept_random, kept_variables, output, settings, world
+from matex_tf import control, kept_callbacks, kept_random, kept_variables, output, settings, world
 
 if TYPE_CHECKING:
     from matex_tf import resuming
@@ -175,7 +175,7 @@ class Fit:
             self.run.leave(asked, f"the end of call {self.number + 1} of fit")
 
     def _who_asks(self) -> str | None:
-        everyone = world.control.allgather(self.run.asked, "whether the run is to end")
+        everyone = control.allgather(self.run.asked, "whether the run is to end")
         return next((asked for asked in everyone if asked), None)
 
     def _look(self, epoch: int, step: int, stride: int) -> int:
@@ -183,7 +183,7 @@ class Fit:
         first = world.current().rank == 0
         stops = bool(self.model.stop_training)
         mine = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
-        everyone = world.control.allgather(mine, "whether to save the state of the run")
+        everyone = control.allgather(mine, "whether to save the state of the run")
         asked = next((asked for asked, *_ in everyone if asked), None)
         _, due, stops, stride = everyone[0]
         # Where training stops, the end of the call is near, and is saved.
@@ -195,7 +195,7 @@ class Fit:
         return stride
 
     def _save(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
-        world.attempt("keeping the state of the run", lambda: self._keep(kind, epoch, step, ended, history))
+        control.attempt("keeping the state of the run", lambda: self._keep(kind, epoch, step, ended, history))
 
     def _keep(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run

@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import (
+    control,
     elastic,
+    ending,
     files,
     kept_files,
     kept_random,
@@ -108,7 +110,7 @@ class Run:
             self._look()
         for number in _SIGNALS:
             signal.signal(number, self._hear)
-        world.at_end.append(self._end)
+        ending.at_end.append(self._end)
         elastic.after_loss.append(self._after_loss)
 
     def _open(self) -> kept_files.Folder | None:
@@ -124,7 +126,7 @@ class Run:
                     error = "another run that has not ended keeps its state there"
         except OSError as raised:
             error = str(raised)
-        for rank, text in enumerate(world.control.allgather(error, "opening the folder of the run's state")):
+        for rank, text in enumerate(control.allgather(error, "opening the folder of the run's state")):
             if text is not None:
                 raise world.RankError(
                     f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
@@ -166,7 +168,7 @@ class Run:
         self.saved: Any = None
         mine = self._find() if me.local_rank == 0 else None
         kept = None if mine is None else (len(mine.ends), mine.number, -me.rank)
-        everyone = world.control.allgather(kept, "looking for the state of the run")
+        everyone = control.allgather(kept, "looking for the state of the run")
         newest = max((one for one in everyone if one is not None), default=None)
         self.source = None if newest is None else -newest[2]
         if self.source is None:
@@ -176,7 +178,7 @@ class Run:
             return
         if me.rank != self.source:
             mine, self.saved = None, None
-        found = world.control.broadcast(mine, "what is kept of the run", root=self.source)
+        found = control.broadcast(mine, "what is kept of the run", root=self.source)
         self.entropy, self.ends, self.fit, self.number = (
             found.begin["entropy"], set(found.ends), found.fit, found.number
         )  # fmt: skip
@@ -226,10 +228,9 @@ class Run:
         packed = None
         if world.current().rank == self.source:
             packed = plain.pack(read(), arrays)
-        packed, number = world.control.broadcast((packed, len(arrays)), what, root=self.source)
+        packed, number = control.broadcast((packed, len(arrays)), what, root=self.source)
         arrays = [
-            world.control.broadcast(arrays[index] if arrays else None, what, root=self.source)
-            for index in range(number)
+            control.broadcast(arrays[index] if arrays else None, what, root=self.source) for index in range(number)
         ]
         return plain.unpack(packed, arrays)
 
@@ -262,7 +263,7 @@ class Run:
             self.writer.flush()
         proof.ask_again()
         output.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
-        world.abort(EXIT_REQUEUE)
+        ending.abort(EXIT_REQUEUE)
 
     def leave(self, asked: str, where: str) -> None:
         """End all ranks, which have come to this together, once all is on the disk. Collective."""
@@ -271,7 +272,7 @@ class Run:
             with watchdog.busy(f"saving the state of the run to {self.path}"):
                 self.writer.flush()
             failed = self.writer.failed
-        failed = world.control.broadcast(failed, "whether the state of the run is on the disk")
+        failed = control.broadcast(failed, "whether the state of the run is on the disk")
         if world.current().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
             proof.ask_again()
@@ -287,7 +288,7 @@ class Run:
             return
         with watchdog.busy(f"saving the state of the run to {self.path}"):
             self.writer.flush()
-        if world.exit_code() == 0:
+        if ending.exit_code() == 0:
             with files.plainly():
                 self.writer.folder.close(remove=not settings.current().proof)
 

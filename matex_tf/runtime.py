@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from matex_tf import output, placement, proof, seeding, settings, world
+from matex_tf import control, launchers, output, placement, proof, seeding, settings, world
 
 _attached = False
 
@@ -18,7 +18,7 @@ def attach() -> None:
     if _attached:
         return
     _attached = True
-    task = world.find_task(os.environ)
+    task = launchers.find_task(os.environ)
     if task is not None and task.size != 1:
         _share_hash_seed()
     try:
@@ -84,7 +84,7 @@ def _share_hash_seed() -> None:
 
 def _agree_on_settings() -> None:
     mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    everyone = world.control.allgather(mine, "comparing the settings")
+    everyone = control.allgather(mine, "comparing the settings")
     for rank, theirs in enumerate(everyone):
         for name in sorted(set(theirs) | set(everyone[0])):
             if theirs.get(name) != everyone[0].get(name):

@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 
-from matex_tf import files, world
+from matex_tf import control, files, world
 
 _PIECE = 64 << 20
 
@@ -34,14 +34,14 @@ def parts(path: str) -> list[tuple[str, int, int]]:
 def deliver(path: str) -> None:
     """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
     me = world.current()
-    origin, made = world.control.broadcast((path, parts(path)) if me.rank == 0 else None, "what was saved")
+    origin, made = control.broadcast((path, parts(path)) if me.rank == 0 else None, "what was saved")
     place = _place(path, origin)
     missing = [part for part in made if not _has(place + part[0], *part[1:])]
     if files.news() is not None:
         _note(path, made)
     elif path == origin and files.view() is not None:
         _show(path, made)
-    wanting = world.control.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
+    wanting = control.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
     seen: set[tuple[str, str]] = set()
     writers = []
     for rank, (host, where, lacks) in enumerate(wanting):
@@ -52,7 +52,7 @@ def deliver(path: str) -> None:
         for part in made:
             if any(part in wanting[rank][2] for rank in writers):
                 _send(path, place, part, me.rank in writers)
-        world.control.barrier("the copies of what was saved are there")
+        control.barrier("the copies of what was saved are there")
 
 
 def _place(path: str, origin: str) -> str:
@@ -102,7 +102,7 @@ def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> No
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
             sink = stack.enter_context(open(temporary, "wb"))
         for _ in range(-(-size // _PIECE)):
-            piece = world.control.broadcast(source.read(_PIECE) if source else None, "a piece of what was saved")
+            piece = control.broadcast(source.read(_PIECE) if source else None, "a piece of what was saved")
             if sink:
                 sink.write(piece)
     if writes:

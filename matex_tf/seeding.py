@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import world
+from matex_tf import control, world
 
 
 def agree(entropy: int | None = None) -> int:
@@ -29,12 +29,12 @@ def agree(entropy: int | None = None) -> int:
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
         entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
-    everyone = world.control.allgather((digest, seed), "comparing the states of random generators")
+    everyone = control.allgather((digest, seed), "comparing the states of random generators")
     if len({digest for digest, _ in everyone}) > 1:
-        states = world.control.broadcast((python_state, numpy_state), "sending those of rank 0")
+        states = control.broadcast((python_state, numpy_state), "sending those of rank 0")
         random.setstate(states[0])
         np.random.set_state(states[1])
-    entropy = world.control.broadcast(entropy, "sending what random numbers are drawn from")
+    entropy = control.broadcast(entropy, "sending what random numbers are drawn from")
     if all(seed is None for _, seed in everyone):
         context.set_global_seed(entropy % (1 << 31))
     _share_entropy(entropy)

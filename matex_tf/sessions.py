@@ -14,6 +14,7 @@ import numpy as np
 from matex_tf import (
     branches,
     comparison,
+    control,
     graphs,
     losses,
     ops,
@@ -278,7 +279,7 @@ def _agree(session: Any, chosen: list[Any], what: str, error: bool) -> None:
                 raise world.RankError(
                     f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what})"
                 )
-            value = world.control.broadcast(values[index], f"sending variable number {index} from rank 0")
+            value = control.broadcast(values[index], f"sending variable number {index} from rank 0")
             initializer = chosen[index].initializer
             session.run(initializer, {initializer.inputs[1]: value})
 
@@ -309,7 +310,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         announced = steps.announced()
         if announced is None:
             rows = max(lengths)
-            counts = world.control.allgather(rows, "the rows that each rank feeds")
+            counts = control.allgather(rows, "the rows that each rank feeds")
             announced = steps.slice_values(rows, sum(counts))
         return mine, announced
     if len(lengths) == 1 and not fixed and plan.whole is None and plan.runs == 0:

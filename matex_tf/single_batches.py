@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, fitting, loops, output, rehearsal, resuming, sharding, steps, world
+from matex_tf import comparison, control, fitting, loops, output, rehearsal, resuming, sharding, steps, world
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
 _depth = 0
@@ -80,7 +80,7 @@ def _slice(model: Any, batch: dict[str, Any]) -> tuple[dict[str, Any], list[floa
     total = 0
     for array in () if shares else arrays:
         total = comparison.digest(array, total)
-    everyone = world.control.allgather((shares, count, total), "comparing the arrays given to train_on_batch")
+    everyone = control.allgather((shares, count, total), "comparing the arrays given to train_on_batch")
     if shares and all(share for share, _, _ in everyone):
         return batch, steps.slice_values(count, sum(number for _, number, _ in everyone))
     if any(other != everyone[0] for other in everyone):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import clocks, files, output, settings, whole, world
+from matex_tf import clocks, control, ending, files, output, settings, whole, world
 from matex_tf.ops import records
 
 CAPACITY = 1 << 17
@@ -44,14 +44,12 @@ def start() -> None:
     if not path:
         return
     path = os.path.abspath(path)
-    complaint = world.control.broadcast(
-        _complaint(path) if world.current().rank == 0 else "", "whether it can be written"
-    )
+    complaint = control.broadcast(_complaint(path) if world.current().rank == 0 else "", "whether it can be written")
     if complaint:
         raise world.RankError(complaint)
     _timeline = Timeline(path)
-    world.at_end.append(_timeline.finish)
-    world.before_abort.append(_timeline.leave_part)
+    ending.at_end.append(_timeline.finish)
+    ending.before_abort.append(_timeline.leave_part)
     records.record(records.EVENTS, CAPACITY)
 
 

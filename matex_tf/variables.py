@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import gradients, ops, output, world
+from matex_tf import control, gradients, ops, output, world
 
 _agreed: dict[int, Any] = {}
 _waiting: list[list[Any]] = []
@@ -40,7 +40,7 @@ def differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> 
         RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
     """
     mine = [(name, *digest) for name, digest in zip(names, _digests(values))]
-    everyone = world.control.allgather(mine, what)
+    everyone = control.allgather(mine, what)
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         if [row[1:3] for row in theirs] == [row[1:3] for row in first]:
@@ -74,7 +74,7 @@ def synchronize(variables: Iterable[Any], what: str = "comparing the variables a
     names = [gradients.name_of(variable) for variable in chosen]
     changed = differing(names, [_value(variable) for variable in chosen], what)
     for index in changed:
-        value = world.control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
+        value = control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
         gradients.underlying(chosen[index]).assign(value)
     _remember(chosen)
     return [names[index] for index in changed]
@@ -133,5 +133,5 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
                 "from values that ranks compute on their own slices."
             )
         output.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
-        value = world.control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
+        value = control.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
         gradients.underlying(chosen[index]).assign(value)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import ops, output, row_uses, settings, world
+from matex_tf import ending, ops, output, row_uses, settings, world
 from matex_tf.proof import EXIT_STALLED
 
 _PATIENCE = 5.0  # seconds for an answer
@@ -200,7 +200,7 @@ class _Watch:
         is_busy = any(stalled.answers[rank].doing for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
             output.tell(f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n")
-            world.abort(EXIT_STALLED)
+            ending.abort(EXIT_STALLED)
 
     @staticmethod
     def _waits(stalled: _Stall, rank: int) -> bool:

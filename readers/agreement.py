@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from matex_tf import world
+from matex_tf import control, world
 from matex_tf.readers.formats import ReaderError
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ def on_all_ranks(
     finally:
         _state.watching = False
     # `what` may hold a path of this rank's own; what ranks meet for is the same on all.
-    reports = world.control.allgather((failed, description, shared), "agreeing on what a DataSet has opened or read")
+    reports = control.allgather((failed, description, shared), "agreeing on what a DataSet has opened or read")
     _take_messages(messages, [rank for rank, (text, _, _) in enumerate(reports) if text])
     if error is not None:
         raise error

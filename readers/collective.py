@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from matex_tf import world
+from matex_tf import control, world
 from matex_tf.readers import agreement, library
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ class Transfers:
 
     def _next(self, mine: Wish | None) -> Wish | None:
         """What all ranks read next; None when none wants anything more."""
-        wishes = [wish for wish in world.control.allgather(mine, "reading files together") if wish is not None]
+        wishes = [wish for wish in control.allgather(mine, "reading files together") if wish is not None]
         if _FAILED in wishes and mine != _FAILED:
             raise agreement.FailedElsewhere
         return min(wishes, default=None)

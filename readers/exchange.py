@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, world
+from matex_tf import control, ops, world
 
 _ROUND_BYTES = 16 << 20
 
@@ -21,11 +21,11 @@ def exchange(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     me = world.current()
     rows = len(arrays[0])
     mine = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
-    counts = [count for count, *_ in world.control.allgather(mine, "exchanging rows between the ranks")]
+    counts = [count for count, *_ in control.allgather(mine, "exchanging rows between the ranks")]
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
     communicator = world.communicator("readers")
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
-    sizes = world.control.allgather(row_bytes, "exchanging rows between the ranks")
+    sizes = control.allgather(row_bytes, "exchanging rows between the ranks")
     step = max(1, _ROUND_BYTES // max(sizes) // me.size) * me.size
     with ops.exchanging("exchanging rows between the ranks"):
         for start in range(0, max(counts), step):

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     started = time.monotonic()
     options, serial, collective = split_arguments(arguments)
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
-    total = lint() if not arguments else Counts()
+    total = Counts() if any(map(is_path, arguments)) else lint()
     with tempfile.TemporaryDirectory() as folder:
         if serial:
             report = Path(folder, "serial.xml")

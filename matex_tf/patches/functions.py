@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from matex_tf import (
+    control,
     fitting,
     gradients,
     graphs,
@@ -18,7 +19,6 @@ from matex_tf import (
     pipeline,
     rehearsal,
     variables,
-    world,
 )
 from matex_tf.ops import overlap
 from matex_tf.patches import replace
@@ -130,5 +130,5 @@ def _rehearse(function: Any, args: tuple, kwargs: dict, rows: int) -> None:
         return
     function._matex_rehearsed = True
     mine = _why_whole(function) or rehearsal.why_call_whole(function, args, kwargs, rows)
-    reasons = world.control.allgather(mine, "whether a training step can compute a part of a batch")
+    reasons = control.allgather(mine, "whether a training step can compute a part of a batch")
     function._matex_why_whole = next((why for why in reasons if why), "")

@@ -9,7 +9,19 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from matex_tf import comparison, elastic, elastic_fit, fitting, losses, metrics, pipeline, single_batches, steps, world
+from matex_tf import (
+    comparison,
+    control,
+    elastic,
+    elastic_fit,
+    fitting,
+    losses,
+    metrics,
+    pipeline,
+    single_batches,
+    steps,
+    world,
+)
 from matex_tf.patches import keras_losses, keras_predict, keras_resuming, replace, when_imported
 
 
@@ -350,6 +362,6 @@ def _metrics_result(original: Any) -> Any:
             with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
                 return metrics.detached(original(self))
 
-        return world.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
+        return control.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
 
     return get_metrics_result

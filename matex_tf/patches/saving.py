@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import files, ops, saved, settings, watchdog, whole, world
+from matex_tf import control, files, ops, saved, settings, watchdog, whole, world
 from matex_tf.patches import _undo, file_notes, replace, when_imported
 
 _PLACES = (
@@ -117,14 +117,14 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     """
     if not _all_come():
         return write() if world.current().rank == 0 else path
-    return world.attempt(f"saving ({what})", lambda: _save_together(write, path, what))
+    return control.attempt(f"saving ({what})", lambda: _save_together(write, path, what))
 
 
 def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     first = world.current().rank == 0
     result = error = None
     ops.records.between_steps()
-    world.control.barrier(f"saving ({what})")
+    control.barrier(f"saving ({what})")
     if first:
         _state.inside = True
         try:
@@ -135,7 +135,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
         finally:
             _state.inside = False
     outcome = (path, _text(result), None if error is None else f"{type(error).__name__}: {error}")
-    origin, text, failed = world.control.broadcast(outcome, f"saving ({what})")
+    origin, text, failed = control.broadcast(outcome, f"saving ({what})")
     if error is not None:
         raise error
     if failed is not None:
@@ -204,7 +204,7 @@ def _saver(original: Any) -> Any:
         result = _save_once(write, path, "Saver.save")
         if _all_come():
             saved.deliver(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
-            self._last_checkpoints = world.control.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
+            self._last_checkpoints = control.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
         return result
 
     return save

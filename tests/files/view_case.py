@@ -311,7 +311,7 @@ subprocess.run(["sh", "-c", f"echo {rank} > {own}/x"], check=True)
 assert open(own + "/x").read() == f"{rank}\n", "a command in each rank's own folder is that rank's"
 shutil.rmtree(own)
 if ranks:
-    assert len(set(ranks.world.control.allgather(number.stderr, "who ran it"))) == 1
+    assert len(set(ranks.control.allgather(number.stderr, "who ran it"))) == 1
 
 # What only rank 0 wrote is there for the others once they have met.
 if ranks:
@@ -321,7 +321,7 @@ if ranks:
     seen.append(open("by_rank_0").read() + str(os.path.exists("by_rank_0")))
     if ranks.rank() == 0:  # who asks for the rank says who runs what
         subprocess.run(["true"], check=True)
-    everyone = ranks.world.control.allgather(seen, "what each rank saw")
+    everyone = ranks.control.allgather(seen, "what each rank saw")
     print("SEEN" + json.dumps([each[:-1] for each in everyone]))
     assert all(each[-1] == "of rank 0True" for each in everyone), [each[-1] for each in everyone]
     if rank == 0:

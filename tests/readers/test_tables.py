@@ -15,7 +15,7 @@ SCRIPT = """
 import json, os, sys
 import numpy as np
 import matex_tf
-from matex_tf import world
+from matex_tf import control, world
 from matex_tf.readers import DataSet, ReaderError
 
 folder, large = sys.argv[1:]
@@ -78,7 +78,7 @@ for name in ("text", "missing", "quote"):
         errors.append("nothing")
     except ReaderError as error:
         errors.append(str(error))
-print("SAID" + json.dumps([world.control.allgather(said, "said"), world.control.allgather(errors, "errors")]))
+print("SAID" + json.dumps([control.allgather(said, "said"), control.allgather(errors, "errors")]))
 """
 
 

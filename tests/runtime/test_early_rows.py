@@ -56,7 +56,7 @@ for name, make in sources.items():
     history = model.fit(dataset, epochs=2, verbose=0).history["loss"]
     is_random = name == "random"
     weights = [] if is_random else [float(v) for w in model.get_weights() for v in np.ravel(w)]
-    counts = matex_tf.world.control.allgather(len(worked), "how many rows were worked on")
+    counts = matex_tf.control.allgather(len(worked), "how many rows were worked on")
     out[name] = {"loss": [] if is_random else history, "weights": weights, "worked": counts}
 
 x, y = rows, rows.sum(1, keepdims=True)
@@ -130,7 +130,7 @@ dataset = tf.data.Dataset.from_tensor_slices(paths).map(read, num_parallel_calls
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 model.fit(dataset, epochs=2, verbose=0)
-print(matex_tf.world.control.allgather(chosen, "who chose rows early"))
+print(matex_tf.control.allgather(chosen, "who chose rows early"))
 """
 
 

@@ -99,14 +99,14 @@ def test_ranks_that_wait_for_each_other_are_told_so_and_ended():
 def test_the_first_meeting_and_the_last_are_watched_too(capfd):
     import time
 
-    from matex_tf import settings, world
+    from matex_tf import deadlines, settings
 
-    with world._watched(3, "has waited for nothing"):
+    with deadlines.watched(3, "has waited for nothing"):
         pass
     chosen = settings.current()
     before, chosen.stall_seconds = chosen.stall_seconds, 0.2
     try:
-        with world._watched(3, "has waited to meet the others"):
+        with deadlines.watched(3, "has waited to meet the others"):
             time.sleep(1)
     finally:
         chosen.stall_seconds = before

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from mpi4py import MPI
 
-from matex_tf import clocks, ops, settings, timeline, world
+from matex_tf import clocks, ending, ops, settings, timeline, world
 from matex_tf.ops import records
 
 pytestmark = pytest.mark.mpi
@@ -187,14 +187,14 @@ def test_overlapped_updates(monkeypatch):
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch, tmp_path):
-    before = list(world.at_end)
+    before = list(ending.at_end)
     monkeypatch.setattr(settings.current(), "timeline", "/no/such/folder/trace.json")
     with pytest.raises(world.RankError, match="MATEX_TIMELINE=/no/such/.*No such file.*Make that folder first"):
         timeline.start()
     monkeypatch.setattr(settings.current(), "timeline", "/proc/trace.json")
     with pytest.raises(world.RankError, match="Name a file that can be written"):
         timeline.start()
-    assert world.at_end == before
+    assert ending.at_end == before
 
 
 def test_clocks_of_one_host_are_one():

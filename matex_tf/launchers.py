@@ -1,0 +1,78 @@
+"""What a launcher of MPI tells a process that it starts: that it is one task of several.
+
+Only the process's own task variables count: those of an allocation (a batch script that runs `python train.py`) are no
+sign of a launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
+_SLURM_FIRST_SPECIAL_STEP = 4294967290
+
+# (launcher, variable of the number of tasks, variable of the rank), the most specific first.
+KNOWN = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("IBM's jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("a PMI launcher (the mpiexec of MPICH or Intel MPI, or srun --mpi=pmi2)", "PMI_SIZE", "PMI_RANK"),
+    ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("PALS", "PALS_SIZE", "PALS_RANKID"),
+)
+_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "MV2_COMM_",
+    "JSM_NAMESPACE_",
+    "PALS_RANK",
+    "FLUX_TASK_",
+    "SLURM_STEP",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "HYDI_",
+    "MPI_LOCAL",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a launcher says of this process; `size` is 0 where it does not say how many tasks there are."""
+
+    launcher: str
+    size: int
+    rank: int
+
+
+def find_task(environment: Mapping[str, str]) -> Task | None:
+    """The launcher's word on the process of this environment; None where no launcher started it."""
+
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    for launcher, size_name, rank_name in KNOWN:
+        rank = number(rank_name)
+        if rank is not None:
+            return Task(launcher, number(size_name) or 0, rank)
+    step = number("SLURM_STEP_ID")
+    if step is None:
+        step = number("SLURM_STEPID")
+    in_step = step is not None and step < _SLURM_FIRST_SPECIAL_STEP
+    if in_step and number("SLURM_PROCID") is not None:
+        return Task("Slurm's srun", number("SLURM_STEP_NUM_TASKS") or 0, number("SLURM_PROCID") or 0)
+    if number("PMIX_RANK") is not None:
+        return Task("a PMIx launcher", 0, number("PMIX_RANK") or 0)
+    return None
+
+
+def keep_children_out() -> None:
+    """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
+            del os.environ[name]
