@@ -15,6 +15,8 @@ from .overlap import OP_TYPES as OVERLAPPED
 KERNELS = ("MatexAllreduce", "MatexBroadcast", "MatexBarrier", "MatexReduceGradients")
 """The ops that XLA has kernels for. The shape of what an allgather gives is known only once it has run."""
 
+_loaded: ctypes.CDLL | None = None
+
 
 def obstacle(types: Iterable[str]) -> str:
     """Why XLA cannot compile a function with ops of these types; "" if it can. Communicates with nobody.
@@ -34,19 +36,16 @@ def forget(variable: int) -> None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))
 
 
-_loaded: ctypes.CDLL | None = None
-
-
 @functools.cache
 def _kernels() -> str:
     """Loads the kernels; "" or why that cannot be."""
+    global _loaded
     import tensorflow as tf
 
     if settings.current().xla == "off":
         return "MATEX_XLA=off"
     if tf.config.list_physical_devices("GPU"):
         return "the collectives have XLA kernels for CPUs only"
-    global _loaded
     try:
         _loaded = ctypes.CDLL(str(build.build_xla()))
     except (build.BuildError, OSError) as error:

@@ -58,22 +58,27 @@ struct Max {
   }
 };
 
+// c = a combined with b; c may be either of them.
 template <typename T, typename Rule>
-void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  const T* a = static_cast<const T*>(in);
-  T* b = static_cast<T*>(inout);
+void CombineAs(const T* a, const T* b, T* c, int64_t count) {
   if constexpr (kIsHalf<T>) {
     float left[kBlock], right[kBlock];
-    for (int i = 0; i < *count; i += kBlock) {
-      const int taken = std::min(kBlock, *count - i);
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
       Load(a + i, left, taken);
       Load(b + i, right, taken);
       for (int k = 0; k < taken; ++k) right[k] = Rule::Combine(left[k], right[k]);
-      Store(right, b + i, taken);
+      Store(right, c + i, taken);
     }
   } else {
-    for (int i = 0; i < *count; ++i) b[i] = Rule::Combine(a[i], b[i]);
+    for (int64_t i = 0; i < count; ++i) c[i] = Rule::Combine(a[i], b[i]);
   }
+}
+
+template <typename T, typename Rule>
+void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
+  T* const to = static_cast<T*>(inout);
+  CombineAs<T, Rule>(static_cast<const T*>(in), to, to, *count);
 }
 
 template <typename T, typename Rule>
@@ -104,20 +109,7 @@ void ScaleAs(const void* from, void* to, int64_t count, double weight) {
 
 template <typename T>
 void AddAs(const void* one, const void* other, void* to, int64_t count) {
-  const T *a = static_cast<const T*>(one), *b = static_cast<const T*>(other);
-  T* const c = static_cast<T*>(to);
-  if constexpr (kIsHalf<T>) {
-    float left[kBlock], right[kBlock];
-    for (int64_t i = 0; i < count; i += kBlock) {
-      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
-      Load(a + i, left, taken);
-      Load(b + i, right, taken);
-      for (int k = 0; k < taken; ++k) right[k] = left[k] + right[k];
-      Store(right, c + i, taken);
-    }
-  } else {
-    for (int64_t i = 0; i < count; ++i) c[i] = a[i] + b[i];
-  }
+  CombineAs<T, Sum>(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
 }
 
 template <typename T>

@@ -1,6 +1,7 @@
 // MatexBarrier: is over when all ranks have come to it.
 #include "engine/collectives.h"
 #include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 
 namespace matex {
 namespace {
@@ -25,7 +26,7 @@ REGISTER_OP("MatexBarrier")
     .Attr("turn: int = -1")
     .MATEX_ORDER
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_CPU), BarrierKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexBarrier").Device(DEVICE_GPU).HostMemory("order"), BarrierKernel);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_handle.h"
 
 namespace matex {
@@ -50,7 +51,7 @@ class LetGoKernel : public OpKernel {
 REGISTER_OP("MatexLetGo")
     .Input("resource: resource")
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_CPU), LetGoKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resource"), LetGoKernel);

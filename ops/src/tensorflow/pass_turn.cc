@@ -1,5 +1,6 @@
 // MatexPassTurn: takes the turn of a collective in a branch of a v1 graph that is not taken, so that others have theirs.
 #include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 
 namespace matex {
 namespace {
@@ -18,7 +19,7 @@ REGISTER_OP("MatexPassTurn")
     .Attr("turn: int")
     .Input("other_branch: bool")
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext*) { return TfStatus(); });
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_CPU), PassTurnKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexPassTurn").Device(DEVICE_GPU).HostMemory("other_branch"), PassTurnKernel);
