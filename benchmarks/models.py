@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -84,9 +86,65 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
+DEVICE = 100e9  # floating-point operations a second of the device that `on_device` stands for
+
+
+def on_device(case: Case) -> Case:
+    """Gradients of the sizes of those of `case`, a chain of layers, computed by a device, which here is sleep.
+
+    Each layer takes as long as its multiplications and additions take a device of `DEVICE` operations a second, a third
+    of them forwards and two thirds backwards, and none of the processor's time.
+    """
+
+    def built(keras: Any, shape: tuple[int, ...]) -> Any:
+        import tensorflow as tf
+
+        def after(x: Any, seconds: Any) -> Any:
+            def pause(values: Any, time_taken: Any) -> Any:
+                time.sleep(float(time_taken))
+                return values
+
+            waited = tf.numpy_function(pause, [x, seconds], x.dtype)
+            waited.set_shape(x.shape)
+            return waited
+
+        class OnDevice(keras.layers.Layer):
+            def __init__(self, shapes: list[tuple[int, ...]], operations: float):
+                super().__init__()
+                self.shapes, self.operations = shapes, operations
+
+            def build(self, _: Any) -> None:
+                self.values = [self.add_weight(shape=one, initializer="zeros") for one in self.shapes]
+
+            def call(self, x: Any) -> Any:
+                seconds = self.operations * tf.cast(tf.shape(x)[0], tf.float32) / DEVICE
+
+                @tf.custom_gradient
+                def compute(x: Any, *values: Any) -> Any:
+                    def backwards(upstream: Any) -> Any:
+                        upstream = after(upstream, 2 * seconds)
+                        mean = tf.reduce_mean(upstream)
+                        return upstream, *(tf.fill(one.shape, mean) for one in values)
+
+                    return after(x, seconds), backwards
+
+                return compute(x, *map(tf.convert_to_tensor, self.values))
+
+        layers = [layer for layer in case.build(keras, case.shape).layers if layer.weights]
+        steps = []
+        for layer in layers:
+            kernel, *_ = shapes = [tuple(one.shape) for one in layer.weights]
+            places = math.prod(layer.output.shape[1:-1])
+            steps.append(OnDevice(shapes, 2.0 * math.prod(kernel) * places))
+        return keras.Sequential([keras.Input(shape), *steps])
+
+    return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built)
+
+
 CASES = {
     "mlp": Case("MLP of 84 small gradients", (256,), 256, 40, mlp),
     "cnn": Case("small CNN", (28, 28, 1), 64, 20, cnn),
     "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20, normalises=True),
     "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
 }
+ON_DEVICE = {"alexnet-device": on_device(CASES["alexnet"])}
