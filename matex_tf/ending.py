@@ -87,8 +87,7 @@ def leave() -> None:
     control.barrier("what is done after the script")
     proof.give()
     watchdog.stop()
-    if not world.current().has_lost:
-        with deadlines.watched(
-            world.current().rank, "has waited for MPI to end, after all ranks have come to the end of the script"
-        ):
-            MPI.Finalize.plain()  # else it may wait for those that were lost
+    me = world.current()
+    if not me.has_lost:  # else MPI may wait for those that were lost
+        with deadlines.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+            MPI.Finalize.plain()

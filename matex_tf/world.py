@@ -107,6 +107,17 @@ def _start() -> World:
     if task is None or task.size == 1 or settings.current().disable:
         return World()
     _yield_when_crowded()
+    with deadlines.watched(task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE):
+        return _join_as(task)
+
+
+_UNREACHABLE = (
+    "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
+    "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
+)
+
+
+def _join_as(task: launchers.Task) -> World:
     try:
         import mpi4py
 
@@ -129,8 +140,7 @@ def _start() -> World:
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
         )
-    with deadlines.watched(task.rank, f"has waited to meet the others for the first time. {_UNREACHABLE}"):
-        return _join(MPI, size)
+    return _join(MPI)
 
 
 def _yield_when_crowded() -> None:
@@ -140,13 +150,7 @@ def _yield_when_crowded() -> None:
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
-_UNREACHABLE = (
-    "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
-    "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
-)
-
-
-def _join(MPI: Any, size: int) -> World:
+def _join(MPI: Any) -> World:
     everyone = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise RankError(

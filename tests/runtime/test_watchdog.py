@@ -96,18 +96,43 @@ def test_ranks_that_wait_for_each_other_are_told_so_and_ended():
         assert "line 6, in <module>" in there.group(2), result.stderr
 
 
-def test_the_first_meeting_and_the_last_are_watched_too(capfd):
-    import time
+BEFORE_MPI = """
+import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv[2]:
+    time.sleep(float(sys.argv[1]))
+import matex_tf
+print(matex_tf.allreduce(1.0, "sum").numpy())
+"""
 
-    from matex_tf import deadlines, settings
 
-    with deadlines.watched(3, "has waited for nothing"):
-        pass
-    chosen = settings.current()
-    before, chosen.stall_seconds = chosen.stall_seconds, 0.2
-    try:
-        with deadlines.watched(3, "has waited to meet the others"):
-            time.sleep(1)
-    finally:
-        chosen.stall_seconds = before
-    assert re.fullmatch(r"matex_tf: for 0 s rank 3 \(\S+\) has waited to meet the others\n", capfd.readouterr().err)
+def test_the_start_of_mpi_is_watched():
+    result = launch.run(2, BEFORE_MPI, 6, 1, env=SETTINGS, module=False).check()
+    assert "2.0" in result.stdout
+    told = re.findall(r"matex_tf: for (\d+) s rank 0 \(\S+\) has waited for MPI to start.* One may not", result.stderr)
+    assert told == ["2"], result.stderr
+
+
+def test_mpi_that_does_not_start_is_ended():
+    limits = {**SETTINGS, "MATEX_ABORT_SECONDS": "4"}
+    result = launch.run(2, BEFORE_MPI, 300, 0, env=limits, module=False, timeout=100)
+    assert result.returncode == 137, result.output
+    ended = (
+        r"killing rank 1 \(\S+\), which has waited for MPI to start and the others to come: MATEX_ABORT_SECONDS=4 are"
+    )
+    assert re.search(ended, result.stderr), result.stderr
+
+
+LATE_END = """
+import time
+import matex_tf
+from mpi4py import MPI
+
+if matex_tf.rank() == 1:
+    plain = MPI.Finalize.plain
+    MPI.Finalize.plain = lambda: (time.sleep(5), plain())
+"""
+
+
+def test_the_end_of_mpi_is_watched():
+    result = launch.run(2, LATE_END, env=SETTINGS).check()
+    assert re.search(r"matex_tf: for 2 s rank [01] \(\S+\) has waited for MPI to end", result.stderr), result.stderr
