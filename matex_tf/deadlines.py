@@ -1,57 +1,63 @@
 """Limits on the time of a wait for other ranks where there is no watchdog yet, or no more: as MPI starts and ends.
 
-Python's other threads stand still within MPI's own start and end, so another process looks at the time. It waits for
-the end of its input, which comes when this process has gone on, or is gone.
+Python's other threads stand still within MPI's own start and end, so another process looks at the time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
-from matex_tf import settings
+from matex_tf import settings, stopwatch
 
-_WATCHERS = 4  # ranks that watch; others would only say the same
-_TIME_IS_UP = 124  # the exit code of `timeout`
+_SPEAKERS = 4  # ranks that say so; others would only say the same
+_PATIENCE = 5.0  # seconds for a process that has no more to do but to end
 
 
 @contextlib.contextmanager
 def watched(rank: int, size: int, what: str, hint: str = "") -> Iterator[None]:
     """Around what waits for other ranks: says so after MATEX_STALL_SECONDS, ends it after MATEX_ABORT_SECONDS.
 
-    The end is SIGKILL, since no code of this process might run.
+    The end is SIGKILL, since no code of this process might run; `matex run` makes `proof.EXIT_STALLED` of it.
 
     Args:
         rank, size: of this process among those that wait; a size of 0 is one that is not known.
         what: what the rank does, after its name.
         hint: sentences on what that may come from.
     """
-    me, now, program = f"rank {rank} ({socket.gethostname()})", 0.0, ""
+    from matex_tf import output
+
     chosen = settings.current()
-    for after, ends in sorted(((chosen.stall_seconds, False), (chosen.abort_seconds, True))):
-        if after > now:
-            program += f"timeout {after - now} cat; [ $? -eq {_TIME_IS_UP} ] || exit 0\n"
-            now = after
-        if after and not ends:
-            program += _say(f"for {after:.0f} s {me} {what}. {hint}".rstrip())
-        elif after:
-            program += _say(f"killing {me}, which {what}: MATEX_ABORT_SECONDS={after:g} are over")
-            program += f"kill -KILL {os.getpid()}\n"
-    spread = {number * (size - 1) // (_WATCHERS - 1) for number in range(_WATCHERS)} if size else range(_WATCHERS)
-    if rank not in spread or not program:
+    if not chosen.stall_seconds and not chosen.abort_seconds:
         yield
         return
-    watcher = subprocess.Popen(["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    texts = ["", ""]
+    if rank in ({number * (size - 1) // (_SPEAKERS - 1) for number in range(_SPEAKERS)} if size else range(_SPEAKERS)):
+        me = f"rank {rank} ({socket.gethostname()})"
+        texts[0] = f"matex_tf: for {chosen.stall_seconds:.0f} s {me} {what}. {hint}".rstrip()
+        texts[1] = f"matex_tf: killing {me}, which {what}: MATEX_ABORT_SECONDS={chosen.abort_seconds:g} are over"
+    numbers = (f"{chosen.stall_seconds}", texts[0], f"{chosen.abort_seconds}", texts[1])
+    command = [sys.executable, "-I", "-S", stopwatch.__file__, f"{os.getpid()}", chosen.proof or "", *numbers]
+    try:
+        watch = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=output.terminal(), cwd="/"
+        )
+    except OSError as error:
+        output.tell(f"matex_tf: nobody can look at how long rank {rank} waits for MPI: {error}\n")
+        yield
+        return
     try:
         yield
     finally:
-        watcher.stdin.close()
-        watcher.wait()
-
-
-def _say(text: str) -> str:
-    return f"printf %s {shlex.quote(f'matex_tf: {text}')} >&2; echo >&2\n"
+        # Its input might not end: a process that was forked meanwhile has it open.
+        with contextlib.suppress(BrokenPipeError), watch.stdin:
+            watch.stdin.write(b".")
+        try:
+            watch.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            watch.kill()
+            watch.wait()

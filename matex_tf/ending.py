@@ -85,9 +85,9 @@ def leave() -> None:
     for work in at_end:
         work()
     control.barrier("what is done after the script")
-    proof.give()
-    watchdog.stop()
     me = world.current()
-    if not me.has_lost:  # else MPI may wait for those that were lost
-        with deadlines.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+    with deadlines.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+        proof.give()
+        watchdog.stop()
+        if not me.has_lost:  # else MPI may wait for those that were lost
             MPI.Finalize.plain()

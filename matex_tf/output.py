@@ -51,6 +51,11 @@ def tell(text: str) -> None:
     stream.flush()
 
 
+def terminal() -> int:
+    """The descriptor of what the launcher's user reads, on any rank."""
+    return 2 if _terminal is None else _terminal.fileno()
+
+
 def attach() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
     global _terminal, _lines

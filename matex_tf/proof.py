@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from matex_tf import control, settings, world
+from matex_tf import control, settings, stopwatch, world
 
 EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
@@ -61,6 +61,11 @@ def has_failed(folder: str | os.PathLike) -> bool:
 
 def asks_again(folder: str | os.PathLike) -> bool:
     return Path(folder, _ASK_AGAIN).exists()
+
+
+def exit_code(code: int, folder: str | os.PathLike) -> int:
+    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
+    return EXIT_STALLED if code and Path(folder, stopwatch.MARK).exists() else code
 
 
 def is_given(folder: str | os.PathLike) -> bool:

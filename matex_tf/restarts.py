@@ -96,7 +96,7 @@ def run(
         heard: set[int] = set()
         began = time.monotonic()
         with running.proof_folder(shared) as folder:
-            code = running.wait_for(command(attempt), _INSTEAD, heard)
+            code = proof.exit_code(running.wait_for(command(attempt), _INSTEAD, heard), folder)
             end = judge(code, folder, heard)
         if end == WELL:
             _remove(state)

@@ -39,7 +39,7 @@ def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
 
 def run(command: Sequence[str], folder: str) -> int:
     """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`."""
-    code = wait_for(command)
+    code = proof.exit_code(wait_for(command), folder)
     if code != 0 or proof.is_given(folder):
         return code
     print(

@@ -1,10 +1,14 @@
 """Ranks that wait for one that does not come say for whom, and where that is; in the end the job ends."""
 
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
 import launch
+from matex_tf import proof, stopwatch
 
 LATE = """
 import os, signal, sys, time
@@ -123,16 +127,56 @@ def test_mpi_that_does_not_start_is_ended():
 
 
 LATE_END = """
-import time
+import sys, time
 import matex_tf
 from mpi4py import MPI
 
-if matex_tf.rank() == 1:
+if matex_tf.rank() == int(sys.argv[1]):
     plain = MPI.Finalize.plain
     MPI.Finalize.plain = lambda: (time.sleep(5), plain())
 """
 
 
-def test_the_end_of_mpi_is_watched():
-    result = launch.run(2, LATE_END, env=SETTINGS).check()
-    assert re.search(r"matex_tf: for 2 s rank [01] \(\S+\) has waited for MPI to end", result.stderr), result.stderr
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_end_of_mpi_is_watched(late):
+    result = launch.run(2, LATE_END, late, env=SETTINGS).check()
+    for rank in range(2):
+        assert f"matex_tf: for 2 s rank {rank} (" in result.stderr and "waited for MPI to end" in result.stderr, result
+
+
+WATCHED = """
+import sys, time
+from matex_tf import deadlines
+
+with deadlines.watched(int(sys.argv[1]), 6, "has waited for nothing"):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_every_rank_ends_itself_and_four_say_so(rank, tmp_path):
+    limits = {"MATEX_STALL_SECONDS": "1", "MATEX_ABORT_SECONDS": "2", "MATEX_PROOF": str(tmp_path)}
+    result = launch.run_alone(WATCHED, rank, 60, env=limits)
+    assert result.returncode == -9, result.output
+    lines = re.findall(r"matex_tf: (for 1 s|killing) rank 0 \(\S+\)", result.stderr)
+    assert lines == ([] if rank else ["for 1 s", "killing"]), result.stderr
+    assert proof.exit_code(137, tmp_path) == proof.EXIT_STALLED
+    assert launch.run_alone(WATCHED, 0, 0.1, env={**limits, "MATEX_STALL_SECONDS": "0"}).check().stderr == ""
+
+
+def test_a_process_that_is_stopped_is_not_ended(tmp_path):
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        other.send_signal(signal.SIGSTOP)
+        command = [sys.executable, stopwatch.__file__, str(other.pid), "", "0", "", "1", "the end"]
+        watch = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            watch.wait(4)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            watch.send_signal(number)
+        other.send_signal(signal.SIGCONT)
+        assert other.wait(30) == -signal.SIGKILL
+        assert watch.communicate()[1] == "the end\n" and watch.returncode == 0
+    finally:
+        other.kill()
+        other.wait()
