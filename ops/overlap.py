@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf import settings, world
 
-from . import readiness
+from . import announcing, readiness
 from .library import library
 from .order import order_handles
 
@@ -108,6 +108,7 @@ def reduce_gradients(
         place=place,
         checked=checked,
     )
+    announcing.bring_forward(ticket.op, tensors)
     return [
         ours.matex_hand_over_gradient(gradient=tensor, ticket=ticket, entry=index)
         for index, tensor in enumerate(tensors)

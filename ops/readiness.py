@@ -21,7 +21,7 @@ def in_their_order(gradients: Sequence[Any]) -> None:
     """
     from tensorflow.python.framework import ops
 
-    if _threads() > 1:
+    if threads() > 1:
         return  # one that is free takes the oldest
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
@@ -51,7 +51,7 @@ def in_their_order(gradients: Sequence[Any]) -> None:
         made.append(gradient.op)
 
 
-def _threads() -> int:
+def threads() -> int:
     """How many threads TensorFlow runs ops on, side by side."""
     import tensorflow as tf
 

@@ -74,7 +74,7 @@ def test_without_it_they_do():
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    monkeypatch.setattr(readiness, "_threads", lambda: 1)
+    monkeypatch.setattr(readiness, "threads", lambda: 1)
 
 
 def test_branches_with_variables_that_both_write(one_thread):
@@ -112,7 +112,7 @@ def test_branches_with_variables_that_both_write(one_thread):
 
 @pytest.mark.parametrize("threads, ordered", [(1, True), (2, False)])
 def test_several_threads_need_no_order(monkeypatch, threads, ordered):
-    monkeypatch.setattr(readiness, "_threads", lambda: threads)
+    monkeypatch.setattr(readiness, "threads", lambda: threads)
     weights = [tf.Variable(tf.ones([3, 3])) for _ in range(4)]
 
     def controls(order):

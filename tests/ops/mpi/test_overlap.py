@@ -199,3 +199,38 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
             with pytest.raises(tf.errors.FailedPreconditionError, match=f"rank {SIZE - 1} has given up a test"):
                 step(tf.constant(1.0))
         assert step(tf.constant(1.0)).numpy() == SIZE
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_collectives_of_backward_passes_come_after_the_announcement(threads, monkeypatch):
+    """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
+    from matex_tf.ops import overlap, readiness
+
+    monkeypatch.setattr(readiness, "threads", lambda: threads)
+    monkeypatch.setattr(settings.current(), "overlap", "auto")
+
+    def made(way):
+        @tf.function
+        def step(x):
+            weights = [tf.constant(value, tf.float64) for value in (2.0, 3.0, 5.0)]
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(weights)
+                first = ops.allreduce(x * weights[0] * weights[1], "sum")
+                second = ops.allreduce(first * weights[2], "mean")
+            found = []
+            for number, loss in enumerate((first, second)):
+                with overlap.told(way):
+                    present = [one for one in tape.gradient(loss, weights) if one is not None]
+                    names = NAMES[: len(present)]
+                    found += ops.reduce_gradients(present, names, 1.0 / SIZE, f"update {number}")
+            return [*found, ops.allreduce(second, "max")]
+
+        return step
+
+    overlapped, inline = made(True), made(False)
+    x = tf.constant(float(RANK + 1), tf.float64)
+    types = kinds(overlapped, x)
+    assert types.count("MatexAnnounceUpdate") == (2 if SIZE > 1 else 0)
+    for _ in range(5):
+        for one, other in zip(overlapped(x), inline(x)):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
