@@ -58,7 +58,6 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
             upstream = numbers[0] * tf.concat([upstream_m, upstream_v], 0)
             upstream = tf.where(numbers[0] > 0, upstream, tf.zeros_like(upstream))
             summed = ops.allreduce(upstream, op="sum", name="the gradients of a normalisation layer's statistics")
-            ops.note_in_backward_pass(summed)
             part = tf.math.divide_no_nan(count, total[0])
             grad_m, grad_v = tf.split(summed * tf.math.divide_no_nan(part, numbers[0]), 2)
             return grad_m + 2 * grad_v * (m - all_m), grad_v

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import records
-from .announcing import note_in_backward_pass
 from .build import BuildError
 from .collectives import (
     DTYPES,
@@ -48,7 +47,6 @@ __all__ = [
     "expect",
     "let_go",
     "library",
-    "note_in_backward_pass",
     "pass_turn",
     "records",
     "reduce_gradients",

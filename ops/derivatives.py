@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf import world
 
-from . import announcing, collectives
+from . import collectives
 
 
 def register() -> None:
@@ -29,13 +29,6 @@ def _name(op: Any) -> str:
     return f"the gradient of {place}" if place else "a gradient"
 
 
-def _over_ranks(op: Any, tensor: Any, reduction: str = "sum") -> Any:
-    """The sum or mean over ranks of what a rank has of the gradient of `op`."""
-    reduced = collectives.allreduce(tensor, reduction, _name(op))
-    announcing.note_in_backward_pass(reduced)
-    return reduced
-
-
 def _with_order(op: Any, gradient: Any) -> Any:
     """A gradient for the first input of `op` and none for the handle that orders it, where it has one."""
     return gradient if len(op.inputs) == 1 else [gradient, *[None] * (len(op.inputs) - 1)]
@@ -46,24 +39,24 @@ def _allreduce(op: Any, gradient: Any) -> Any:
 
     reduction = op.get_attr("reduction").decode()
     if reduction in ("sum", "mean"):
-        return _with_order(op, _over_ranks(op, gradient, reduction))
+        return _with_order(op, collectives.allreduce(gradient, reduction, _name(op)))
     # Ranks whose value is the extreme one share the gradient equally, as tf.reduce_max does with equal elements.
     mine = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)
-    ranks = _over_ranks(op, mine)
-    return _with_order(op, tf.math.divide_no_nan(mine, ranks) * _over_ranks(op, gradient))
+    ranks = collectives.allreduce(mine, "sum", _name(op))
+    return _with_order(op, tf.math.divide_no_nan(mine, ranks) * collectives.allreduce(gradient, "sum", _name(op)))
 
 
 def _broadcast(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
-    summed = _over_ranks(op, gradient)
+    summed = collectives.allreduce(gradient, "sum", _name(op))
     return _with_order(op, summed if world.current().rank == op.get_attr("root") else tf.zeros_like(summed))
 
 
 def _allgather(op: Any, gradient: Any, _rows: Any) -> Any:
     import tensorflow as tf
 
-    summed = _over_ranks(op, gradient)
+    summed = collectives.allreduce(gradient, "sum", _name(op))
     rank = world.current().rank
     rows = op.outputs[1]
     start = tf.reduce_sum(rows[:rank])

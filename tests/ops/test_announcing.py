@@ -1,44 +1,50 @@
-"""An overlapped update is announced before the backward pass, in one order with the other collectives."""
+"""An overlapped update is announced before its gradients are computed, but never before an older collective."""
 
 from __future__ import annotations
 
 import pytest
 import tensorflow as tf
 
-from matex_tf.ops import announcing, overlap, readiness
+from matex_tf.ops import overlap, readiness
 from matex_tf.ops.library import library
 from matex_tf.ops.order import order_handles
 from matex_tf.ops.overlap import OP_TYPES
 
 
-def collective(x, name, late=False):
-    y = library().ops.matex_allreduce(x=x, order=order_handles(), reduction="sum", place=name)
-    if late:
-        announcing.note_in_backward_pass(y)
-    return y
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr(readiness, "threads", lambda: 1)
 
 
-def normalised(x, name):
+@pytest.fixture
+def weights():
+    return [tf.Variable(2.0), tf.Variable(3.0), tf.Variable(5.0)]
+
+
+def collective(x, place):
+    return library().ops.matex_allreduce(x=x, order=order_handles(), reduction="sum", place=place)
+
+
+def normalised(x):
     """Something with a collective forwards and one backwards."""
 
     @tf.custom_gradient
     def layer(x):
-        return collective(x, f"forwards {name}"), lambda dy: collective(dy, f"backwards {name}", late=True)
+        return collective(x, "forwards"), lambda dy: collective(dy, "backwards")
 
     return layer(x)
 
 
-def update(tape, loss, weights, name, weight=1.0):
-    found = tape.gradient(loss, weights)[::-1]
-    names = [f"{name} {index}" for index in range(len(found))]
+def update(found, weight=1.0):
+    names = [f"gradient {index}" for index in range(len(found))]
     return overlap.reduce_gradients(
-        found, names, tf.convert_to_tensor(weight, tf.float64), name, False, [0] * len(found)
+        found, names, tf.convert_to_tensor(weight, tf.float64), "update", False, [0] * len(found)
     )
 
 
-def places(function):
-    """For each collective of the function, by its place, those that must have run before it."""
-    graph = function.get_concrete_function().graph
+def waits(step):
+    """Of a function: what waits for what, as a function; its announcement; the gradients in the order given."""
+    graph = step.get_concrete_function().graph
     known, path = {}, set()
 
     def before(op):
@@ -51,95 +57,40 @@ def places(function):
             path.remove(op)
         return known[op]
 
-    ops = [op for op in graph.get_operations() if op.type.startswith("Matex") and "place" in op.node_def.attr]
-    name = {}
-    for op in ops:
-        place = op.get_attr("place").decode()
-        name[op] = f"{place} again" if place in name.values() else place
-    gradients = [op for op in graph.get_operations() if op.type == OP_TYPES[1]]
-    return {name[op]: {name[one] for one in before(op) if one in name} for op in ops}, gradients, before
-
-
-def in_one_order(found):
-    """Their names in the order in which they run, if there is one alone."""
-    order = sorted(found, key=lambda name: len(found[name]))
-    assert [len(found[name]) for name in order] == list(range(len(order))), found
-    return order
-
-
-@pytest.fixture
-def weights():
-    return [tf.Variable(2.0), tf.Variable(3.0), tf.Variable(5.0)]
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_an_update_comes_before_the_collectives_of_its_backward_pass(weights, threads, monkeypatch):
-    monkeypatch.setattr(readiness, "threads", lambda: threads)
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            x = normalised(weights[0] * 1.0, "a")
-            x = normalised(x * weights[1], "b")
-            loss = x * weights[2]
-        reduced = update(tape, loss, weights, "update")
-        collective(loss, "metrics")
-        return reduced
-
-    found, gradients, before = places(step)
-    order = ["forwards a", "forwards b", "update", "backwards b", "backwards a", "metrics"]
-    assert in_one_order(found) == order
-
-
-def test_several_updates_of_one_step(weights):
-    @tf.function
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            first = normalised(weights[0] * weights[1], "a")
-            second = normalised(first * weights[2], "b")
-        one = update(tape, first, weights[:2], "update 1")
-        other = update(tape, second, weights, "update 2")
-        collective(second, "metrics")
-        return one, other
-
-    found, *_ = places(step)
-    order = ["forwards a", "forwards b", "update 1", "backwards a", "update 2", "backwards b", "backwards a again"]
-    assert in_one_order(found) == [*order, "metrics"]
-
-
-def test_a_weight_that_needs_the_backward_pass_comes_after_it(weights):
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = normalised(weights[0] * weights[1], "a")
-        found = tape.gradient(loss, weights[:2])
-        weight = tf.cast(collective(found[0], "the weight", late=True), tf.float64)
-        return overlap.reduce_gradients(found, ["x", "y"], weight, "update", False, [0, 0])
-
-    found, *_ = places(step)
-    assert in_one_order(found) == ["forwards a", "backwards a", "the weight", "update"]
-
-
-def test_one_thread_announces_before_the_first_gradient(weights, monkeypatch):
-    """Else it may well come last: nothing that the step computes needs it."""
-    monkeypatch.setattr(readiness, "threads", lambda: 1)
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = x * weights[0] * weights[1] * weights[2]
-        return update(tape, loss, weights, "update")
-
-    graph = step.get_concrete_function(tf.constant(1.0)).graph
+    for op in graph.get_operations():
+        before(op)
     (announcement,) = [op for op in graph.get_operations() if op.type == OP_TYPES[0]]
     gradients = [op.inputs[0].op for op in graph.get_operations() if op.type == OP_TYPES[1]]
-    number = {op: position for position, op in enumerate(graph.get_operations())}
-    assert announcement in min(gradients, key=number.get).control_inputs
+    return before, announcement, gradients
 
 
-def test_what_shares_a_variable_with_the_weight_may_come_before_it(weights, monkeypatch):
-    """The weight is read after the backward pass has written to its variable: no gradient can wait for that."""
-    monkeypatch.setattr(readiness, "threads", lambda: 1)
+def test_it_comes_before_the_gradients_and_after_what_is_no_gradient(weights):
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = normalised(weights[0] * 1.0) * weights[1] * weights[2]
+        return update([*tape.gradient(loss, weights)[::-1], loss])
+
+    before, announcement, (last, middle, first, loss) = waits(step)
+    # The first layer's gradient alone comes after the collective backwards.
+    assert announcement in before(first) and announcement not in before(middle) and announcement not in before(last)
+    places = {op.get_attr("place") for op in before(announcement) if op.type == "MatexAllreduce"}
+    assert places == {b"forwards", b"backwards"}
+
+
+def test_without_collectives_it_comes_before_all_gradients(weights):
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = weights[0] * weights[1] * weights[2]
+        return update([*tape.gradient(loss, weights)[::-1], loss])
+
+    before, announcement, gradients = waits(step)
+    assert all(announcement in before(gradient) for gradient in gradients)
+
+
+def test_it_waits_for_what_its_weight_is_made_of(weights):
+    """The weight is read after the backward pass has written to its variable: that gradient cannot wait for it."""
     share = tf.Variable(1.0, dtype=tf.float64)
 
     @tf.function
@@ -148,8 +99,20 @@ def test_what_shares_a_variable_with_the_weight_may_come_before_it(weights, monk
             loss = weights[0] * weights[1]
         found = tape.gradient(loss, weights[:2])
         share.assign(tf.cast(found[1], tf.float64))
-        return overlap.reduce_gradients(found, ["x", "y"], share.read_value(), "update", False, [0, 0])
+        return update(found, share.read_value())
 
-    *_, before = places(step)
-    (announcement,) = [op for op in step.get_concrete_function().graph.get_operations() if op.type == OP_TYPES[0]]
-    assert any(op.type == "AssignVariableOp" for op in before(announcement))
+    before, announcement, (_, second) = waits(step)
+    assert second in before(announcement)
+
+
+def test_with_several_threads_nothing_waits_for_it(weights, monkeypatch):
+    monkeypatch.setattr(readiness, "threads", lambda: 2)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = weights[0] * weights[1]
+        return update(tape.gradient(loss, weights[:2]))
+
+    before, announcement, gradients = waits(step)
+    assert not any(announcement in before(gradient) for gradient in gradients)

@@ -202,7 +202,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_collectives_of_backward_passes_come_after_the_announcement(threads, monkeypatch):
+def test_collectives_in_backward_passes(threads, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
     from matex_tf.ops import overlap, readiness
 
