@@ -63,10 +63,12 @@ def main(process: int, folder: str, stall: float, told: str, abort: float, ended
         passed = after
         say(text)
         if kills:
-            if os.path.isdir(folder):
-                with open(os.path.join(folder, MARK), "w"):
-                    pass
-            os.kill(process, signal.SIGKILL)
+            try:
+                if os.path.isdir(folder):
+                    with open(os.path.join(folder, MARK), "w"):
+                        pass
+            finally:  # also where the disk is full
+                os.kill(process, signal.SIGKILL)
             return
     select.select([0], [], [])
 

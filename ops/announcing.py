@@ -47,7 +47,7 @@ def _needed(last: Any) -> set[Any]:
         if op in found:
             continue
         found.add(op)
-        pending += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        pending += readiness.made_of(op)
         shared = [user for resource in _resources(op) for user in users[resource]]
         if not shared and op._is_stateful:
             shared = lonely

@@ -31,12 +31,12 @@ def in_their_order(gradients: Sequence[Any]) -> None:
         if gradient.graph is not graph:
             continue
         for op in _new_ancestors(gradient.op, waits_for):
-            made_of = _made_of(op)
+            sources = made_of(op)
             bits = 0
-            for each in made_of:
+            for each in sources:
                 bits |= waits_for[each]
             # What is made of nothing costs nothing.
-            missing = first[bisect.bisect_left(numbers, number[op])] & ~bits if made_of else 0
+            missing = first[bisect.bisect_left(numbers, number[op])] & ~bits if sources else 0
             while missing:
                 latest = made[missing.bit_length() - 1]
                 op._add_control_input(latest)
@@ -62,7 +62,7 @@ def _new_ancestors(op: Any, known: dict[Any, int]) -> Iterator[Any]:
     """The op and all that it is made of but for those `known`, each after those that it is made of."""
     if op in known:
         return
-    path, seen = [(op, iter(_made_of(op)))], {op}
+    path, seen = [(op, iter(made_of(op)))], {op}
     while path:
         current, rest = path[-1]
         following = next((each for each in rest if each not in known and each not in seen), None)
@@ -71,8 +71,9 @@ def _new_ancestors(op: Any, known: dict[Any, int]) -> Iterator[Any]:
             path.pop()
         else:
             seen.add(following)
-            path.append((following, iter(_made_of(following))))
+            path.append((following, iter(made_of(following))))
 
 
-def _made_of(op: Any) -> list[Any]:
+def made_of(op: Any) -> list[Any]:
+    """The ops that run before `op`: those of its inputs, and others that it waits for."""
     return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
