@@ -21,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from matex_tf import ledger, leftovers, settings, world
@@ -142,6 +142,7 @@ class View:
         if self._is_hidden(key):
             return None
         place = self._before + key
+        is_there = os.path.lexists(key)  # first: rank 0 writes its news before it changes the disk
         if self.news.was_folder(key):
             os.makedirs(place, exist_ok=True)
             return place
@@ -151,7 +152,28 @@ class View:
             with open(place, "wb") as file:
                 file.write(content)
             return place
-        return key if os.path.lexists(key) and not self.news.is_new(key) else None
+        return key if is_there and not self.news.is_new(key) else None
+
+    def steadily(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
+        """What `ask` returns, or its OSError, asked again as long as rank 0's news come in between.
+
+        Args:
+            drop: frees an answer that is not the one; one for which it returns False is the one nevertheless.
+        """
+        while True:
+            known = self._known()
+            try:
+                answer = ask()
+            except OSError:
+                if self._known() == known:
+                    raise
+                continue
+            if self._known() == known or (drop is not None and not drop(answer)):
+                return answer
+
+    def _known(self) -> int:
+        with plainly():
+            return self.news.known()
 
     def exists(self, key: str) -> bool:
         return self.is_own(key) or self.below(key) is not None
@@ -216,12 +238,13 @@ class View:
         os.mkdir(self.upper(key), mode)
 
     def names(self, key: str) -> list[str]:
-        """What is in the folder `key`, in the order of the system, this rank's own last."""
+        """What is in the folder `key`, in the order of the disk, what that does not have last."""
         if not self.is_folder(key):
             return os.listdir(self.real(key))  # raises what is to be raised
-        found = self.news.names_before(key)
+        found = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may be this rank's own, or no more
-            found = os.listdir(key) + found
+            found = os.listdir(key)
+        found += self.news.names_before(key)  # after the disk: what is no more on it is in the news by now
         found = [name for name in dict.fromkeys(found) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.upper(key)):
             known = set(found)

@@ -118,6 +118,11 @@ class Ledger:
         """Whether rank 0 removed `key`, or a folder that it was in, since the ranks last met."""
         return self._is_recent(self._removed, key)
 
+    def known(self) -> int:
+        """A number that grows with rank 0's news."""
+        self._read()
+        return self._offset
+
     def has_news(self) -> bool:
         """Whether there may be something that is new, gone or changed."""
         self._read()

@@ -12,6 +12,7 @@ import io
 import os
 import pathlib
 import shutil
+import stat
 import sys
 import tempfile
 from typing import Any
@@ -51,7 +52,7 @@ def _install_view() -> None:
         (builtins, "open", _open),
         (os, "open", _os_open),
         *((os, name, _question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
-        *((os, name, _question_of_link) for name in ("lstat", "readlink")),
+        *((os, name, functools.partial(_question, of_link=True)) for name in ("lstat", "readlink")),
         *((os, name, _change) for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")),
         (os, "mkdir", _mkdir),
         (os, "rmdir", _removal(folder=True)),
@@ -123,19 +124,42 @@ def _key(path: Any, kwargs: dict | None = None, follow: bool = True, question: b
             return None  # the original says what is wrong
 
 
+def _steadily(ask: Any, drop: Any = None) -> Any:
+    return ask() if files.inside_plain() else files.view().steadily(ask, drop)
+
+
 def _open(original: Any) -> Any:
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
-        key = None if opener is not None else _key(file, question=not writes)
-        if key is None:
-            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
-        def place(path: Any, flags: int) -> int:
-            return _descriptor(key, path, flags, 0o666)
+        def opened():
+            key = None if opener is not None else _key(file, question=not writes)
+            if key is None:
+                return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
-        return original(file, mode, buffering, encoding, errors, newline, closefd, place)
+            def place(path: Any, flags: int) -> int:
+                return _descriptor(key, path, flags, 0o666)
+
+            return original(file, mode, buffering, encoding, errors, newline, closefd, place)
+
+        return opened() if writes or isinstance(file, int) else _steadily(opened, _close_file)
 
     return open
+
+
+def _close_file(file: Any) -> bool:
+    """Close a file that is to be opened again; not one like a pipe, whose other end would notice."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return False
+    file.close()
+    return True
+
+
+def _close_descriptor(handle: int) -> bool:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        return False
+    os.close(handle)
+    return True
 
 
 def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
@@ -156,26 +180,26 @@ def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 def _os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
-        key = _key(path, {"dir_fd": dir_fd}, question=not flags & file_notes.WRITING)
-        if key is None:
-            return original(path, flags, mode, dir_fd=dir_fd)
-        return _descriptor(key, path, flags, mode)
+        def opened():
+            key = _key(path, {"dir_fd": dir_fd}, question=not flags & file_notes.WRITING)
+            if key is None:
+                return original(path, flags, mode, dir_fd=dir_fd)
+            return _descriptor(key, path, flags, mode)
+
+        return opened() if flags & file_notes.WRITING else _steadily(opened, _close_descriptor)
 
     return open
 
 
-def _question(original: Any) -> Any:
+def _question(original: Any, of_link: bool = False) -> Any:
     def ask(path, *args, **kwargs):
-        key = _key(path, kwargs, follow=kwargs.get("follow_symlinks", True), question=True)
-        return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+        follow = not of_link and kwargs.get("follow_symlinks", True)
 
-    return ask
+        def answer():
+            key = _key(path, kwargs, follow=follow, question=True)
+            return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
 
-
-def _question_of_link(original: Any) -> Any:
-    def ask(path, *args, **kwargs):
-        key = _key(path, kwargs, follow=False, question=True)
-        return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+        return _steadily(answer)
 
     return ask
 
@@ -288,12 +312,15 @@ def _symlink(original: Any) -> Any:
 
 def _listdir(original: Any) -> Any:
     def listdir(path="."):
-        key = _key(path, question=True)
-        if key is None:
-            return original(path)
-        with files.plainly():
-            found = files.view().names(key)
-        return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+        def listed():
+            key = _key(path, question=True)
+            if key is None:
+                return original(path)
+            with files.plainly():
+                found = files.view().names(key)
+            return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+
+        return _steadily(listed)
 
     return listdir
 
@@ -333,7 +360,7 @@ class _Entry:
 class _Entries:
     """The iterator and context that `os.scandir` returns."""
 
-    def __init__(self, entries: list[_Entry]):
+    def __init__(self, entries: list[_Entry] | list[os.DirEntry]):
         self._entries = iter(entries)
 
     def __iter__(self) -> _Entries:
@@ -355,12 +382,19 @@ class _Entries:
 def _scandir(original: Any) -> Any:
     def scandir(path="."):
         path = "." if path is None else path
-        key = _key(path, question=True)
-        if key is None:
-            return original(path)
-        with files.plainly():
-            found = files.view().names(key)
-        return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
+
+        def entries():
+            key = _key(path, question=True)
+            if key is None:
+                if files.inside_plain() or isinstance(path, int):
+                    return original(path)
+                with original(path) as found:
+                    return _Entries(list(found))
+            with files.plainly():
+                found = files.view().names(key)
+            return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
+
+        return _steadily(entries)
 
     return scandir
 
@@ -412,7 +446,7 @@ def real_path(path: Any, mode: str | None) -> Any:
     with files.plainly():
         view = files.view()
         if mode is None:
-            return view.readable(key)
+            return view.steadily(lambda: view.readable(key))
         if mode == "r+" and not view.exists(key):
             return view.real(key)
         return view.writable(key, keep=mode != "w", exclusive=mode in ("x", "w-"))

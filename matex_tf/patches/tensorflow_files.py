@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import glob
 import os
+import re
 import shutil
 from typing import Any
 
@@ -19,14 +19,14 @@ from matex_tf.patches.files import real_path
 
 
 def install() -> None:
-    if files.news() is None and files.view() is None:
-        return
     import tensorflow as tf
     from tensorflow.python.lib.io import file_io, tf_record
     from tensorflow.python.ops import summary_ops_v2
 
     _undo.append(functools.partial(setattr, file_io, "_pywrap_file_io", file_io._pywrap_file_io))
     file_io._pywrap_file_io = _Files(file_io._pywrap_file_io)
+    if files.news() is None and files.view() is None:
+        return
     replace(tf_record.TFRecordWriter, "__init__", _written)
     for name in ("create_file_writer", "create_file_writer_v2"):
         replace(summary_ops_v2, name, _log_folder)
@@ -57,13 +57,6 @@ class _Files:
         """Whether this rank has a view of the files, in which `paths` are."""
         return files.view() is not None and not files.inside_plain() and all(map(is_local, paths))
 
-    def _asks(self, path: Any) -> bool:
-        """Whether the answer on `path` may be another than the disk's."""
-        if not self._views(path):
-            return False
-        with files.plainly():
-            return not files.view().is_untouched()
-
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
         return self._original.BufferedInputStream(like(name, real_path(name, None)) if is_local(name) else name, *args)
 
@@ -75,22 +68,22 @@ class _Files:
         return self._original.WritableFile(name, mode)
 
     def FileExists(self, path: Any) -> Any:
-        return raised(os.stat, path) and None if self._asks(path) else self._original.FileExists(path)
+        return raised(os.stat, path) and None if self._views(path) else self._original.FileExists(path)
 
     def IsDirectory(self, path: Any) -> Any:
-        return os.path.isdir(path) if self._asks(path) else self._original.IsDirectory(path)
+        return os.path.isdir(path) if self._views(path) else self._original.IsDirectory(path)
 
     def Stat(self, path: Any) -> Any:
-        if self._asks(path):
+        if self._views(path):
             raised(os.stat, path)
             path = like(path, real_path(path, None))
         return self._original.Stat(path)
 
     def GetChildren(self, path: Any) -> Any:
-        return raised(os.listdir, os.fsdecode(path)) if self._asks(path) else self._original.GetChildren(path)
+        return raised(os.listdir, os.fsdecode(path)) if self._views(path) else self._original.GetChildren(path)
 
     def GetMatchingFiles(self, pattern: Any) -> Any:
-        return matching(os.fsdecode(pattern)) if self._asks(pattern) else self._original.GetMatchingFiles(pattern)
+        return matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
 
     def CreateDir(self, path: Any) -> Any:
         if self._views(path):
@@ -170,15 +163,32 @@ def raised(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def matching(pattern: str) -> list[str]:
-    """The paths that match TensorFlow's `pattern`, in which names that begin with a dot are like others."""
+    """The paths that match TensorFlow's `pattern`, in the order of the disk, folder by folder.
+
+    TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
+    that ranks would not agree. As there, names that begin with a dot are like others.
+    """
+    start = re.search(r"[*?\[\\]", pattern)
+    if start is None:
+        return [pattern] if pattern and os.path.exists(pattern) else []
+    if not os.path.dirname(pattern[: start.start()]):
+        pattern = os.path.join(".", pattern)
+    return _matching(pattern.rstrip("/"))
+
+
+def _matching(pattern: str) -> list[str]:
+    if not re.search(r"[*?\[\\]", pattern):
+        return [pattern]
     folder, name = os.path.split(pattern)
-    folders = matching(folder) if glob.has_magic(folder) else [folder]
+    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
     found = []
-    for each in folders:
-        if not os.path.isdir(each or "."):
+    for each in _matching(folder):
+        try:
+            entries = os.listdir(each)
+        except OSError:  # no folder, or none that may be read: TensorFlow finds nothing there, either
             continue
-        found += [os.path.join(each, entry) for entry in os.listdir(each or ".") if fnmatch.fnmatchcase(entry, name)]
-    return sorted(found)
+        found += [os.path.join(each, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
+    return found
 
 
 def _written(original: Any) -> Any:
