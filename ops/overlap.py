@@ -1,7 +1,7 @@
 """The overlapped way: inside a function each gradient is an op of its own, which ends when the engine has its sum.
 
-One op announces the update, as one of the collectives that run in the order in which they were made. The gradients
-follow in any order, each when it is computed, and the function goes on computing the others meanwhile.
+One op announces the update, or several announce parts of it, as collectives of the one order that all ranks have. The
+gradients follow in any order, each when it is computed, and the function goes on computing the others meanwhile.
 """
 
 from __future__ import annotations
@@ -98,21 +98,26 @@ def reduce_gradients(
     readiness.in_their_order(tensors)
     ours = library().ops
     _let_gradients_run_in_any_order()
-    ticket = ours.matex_announce_update(
-        weight=weight,
-        order=order_handles(),
-        T=[tensor.dtype for tensor in tensors],
-        names=list(names),
-        shapes=[tensor.shape for tensor in tensors],
-        variables=list(variables),
-        place=place,
-        checked=checked,
-    )
-    announcing.bring_forward(ticket.op, tensors)
-    return [
-        ours.matex_hand_over_gradient(gradient=tensor, ticket=ticket, entry=index)
-        for index, tensor in enumerate(tensors)
-    ]
+    order = order_handles()
+    parts = announcing.Parts(tensors, weight, order[0], OP_TYPES[0])
+    reduced: list[Any] = [None] * len(tensors)
+    for part in parts:
+        ticket = ours.matex_announce_update(
+            weight=weight,
+            order=order,
+            T=[tensors[index].dtype for index in part.entries],
+            names=[names[index] for index in part.entries],
+            shapes=[tensors[index].shape for index in part.entries],
+            variables=[variables[index] for index in part.entries] if variables else [],
+            place=place,
+            of="" if len(part.entries) == len(tensors) else f"{names[0]} and {len(names) - 1} more",
+            more=not parts.is_last(part),
+            checked=checked,
+        )
+        parts.put(ticket.op, part)
+        for entry, index in enumerate(part.entries):
+            reduced[index] = ours.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
+    return reduced
 
 
 def _let_gradients_run_in_any_order() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 
@@ -30,7 +30,7 @@ def in_their_order(gradients: Sequence[Any]) -> None:
     for gradient in gradients:
         if gradient.graph is not graph:
             continue
-        for op in _new_ancestors(gradient.op, waits_for):
+        for op in ancestors(gradient.op, waits_for, made_of):
             sources = made_of(op)
             bits = 0
             for each in sources:
@@ -58,11 +58,11 @@ def threads() -> int:
     return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
 
 
-def _new_ancestors(op: Any, known: dict[Any, int]) -> Iterator[Any]:
-    """The op and all that it is made of but for those `known`, each after those that it is made of."""
+def ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]]) -> Iterator[Any]:
+    """The op, its `sources`, theirs and so on, but for those `known`; each after its own sources."""
     if op in known:
         return
-    path, seen = [(op, iter(made_of(op)))], {op}
+    path, seen = [(op, iter(sources(op)))], {op}
     while path:
         current, rest = path[-1]
         following = next((each for each in rest if each not in known and each not in seen), None)
@@ -71,7 +71,7 @@ def _new_ancestors(op: Any, known: dict[Any, int]) -> Iterator[Any]:
             path.pop()
         else:
             seen.add(following)
-            path.append((following, iter(made_of(following))))
+            path.append((following, iter(sources(following))))
 
 
 def made_of(op: Any) -> list[Any]:

@@ -281,7 +281,7 @@ class Overlapping {
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), own);
     pause_ = Up(own, 4) ? 0 : static_cast<int>(Up(own, 300));
-    Check(Announce(layout_, gradients_.weights[my_rank], step, "an overlapped update", &ticket_));
+    Check(Announce({layout_, "an overlapped update", "", Up(random, 3) == 0}, gradients_.weights[my_rank], step, &ticket_));
     thread_ = std::thread([this] { HandThemOver(); });
   }
 
@@ -374,7 +374,7 @@ class Forgotten {
   Forgotten(std::shared_ptr<const Layout> layout, Random& random)
       : gradients_(layout->entries(), Weights(random), false) {
     int64_t ticket = 0;
-    Check(Announce(layout, 1.0, step, "a forgotten update", &ticket));
+    Check(Announce({layout, "a forgotten update"}, 1.0, step, &ticket));
     for (size_t i = 0; my_rank > 0 && i < gradients_.entries.size(); ++i) {
       const auto done = [this](const Error& error) { failed_ += error ? 1 : 0; };
       HandOver(ticket, static_cast<int>(i), {gradients_.from[i], gradients_.to[i], done});

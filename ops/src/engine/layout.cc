@@ -40,6 +40,10 @@ bool Entry::operator==(const Entry& other) const {
   return name == other.name && type == other.type && shape == other.shape;
 }
 
+std::string Part::Name() const {
+  return place + ": " + (of.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : of);
+}
+
 std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end) {
   if (begin == end) return "no gradients";
   return entries[begin].name + (end - begin == 1 ? "" : " and " + std::to_string(end - begin - 1) + " more");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,16 @@ class Layout {
   bool checked_;
   std::vector<Residual> residuals_;
   uint64_t key_;
+};
+
+// What is announced of an overlapped update at once: all of it, or those gradients that need the same collectives.
+struct Part {
+  std::shared_ptr<const Layout> layout;
+  std::string place;    // of the update in the program
+  std::string of = "";  // the gradients of the whole update, for people; empty: those of the layout
+  bool more = false;    // further parts of the update will be announced
+
+  std::string Name() const;  // of the whole update: Adam: dense/kernel and 7 more
 };
 
 // The gradients of entries [begin, end), for people: dense/kernel and 7 more.

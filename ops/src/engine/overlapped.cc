@@ -31,12 +31,17 @@ using Clock = std::chrono::steady_clock;
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Update {
-  std::shared_ptr<const Layout> layout;
+  explicit Update(const Part& one, double by)
+      : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
+        waits_for(Count()) {}
+
+  size_t Count() const { return part.layout->entries().size(); }
+
+  const Part part;
   Clock::time_point announced;
   std::vector<double> ready;  // seconds after it was announced, of each gradient
-  double weight = 0;
+  const double weight;
   int64_t number = 0;  // among this rank's updates, from 1
-  std::string place;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
@@ -139,13 +144,13 @@ class Overlapped {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
-      return update->place + ", with the gradients of " + update->layout->entries()[entries[0]].name + more;
+      return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
     const Waits here(Waiter::kOverlapped, &what);
     int without = -1;
-    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->place, &without)) return Break(error);
+    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->part.place, &without)) return Break(error);
     if (without >= 0) {
-      return Error("rank " + std::to_string(without) + " has given up " + update->place +
+      return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
     const Error error = step();
@@ -170,12 +175,12 @@ class Overlapped {
 
   Error Reduce(int64_t ticket, Update* update) {
     if (broken_) return broken_;
-    const Layout& layout = *update->layout;
+    const Layout& layout = *update->part.layout;
     Learning& learning = learned_.Of(layout);
     const std::vector<Step>& steps = learning.steps();
     const std::vector<Entry>& gradients = layout.entries();
-    const auto place = [update] { return update->place; };
-    const OverlappedRecord record(update->place, layout);
+    const auto place = [update] { return update->part.place; };
+    const OverlappedRecord record(update->part);
     const AddUp add_up = [&place](const Step& step, void* data, float* left) {
       return OverlappedAdder().Sum(step, data, left, place);
     };
@@ -185,8 +190,8 @@ class Overlapped {
     }
     size_t owed = left.size();
     const auto give_back = [&](int entry) {
-      // Recorded before the script can go on.
-      if (--owed == 0) {
+      // Recorded before the script can go on; while more is to come, it has something to compute.
+      if (--owed == 0 && !update->part.more) {
         const int64_t came = Came(*update);
         record.Done(came);
         AddNanoseconds(Kind::kGradients, Now() - came);
@@ -194,7 +199,7 @@ class Overlapped {
       GiveBack(update, entry);
     };
     std::vector<int> entries;
-    const auto numbered = [update] { return update->place + ", update " + std::to_string(update->number); };
+    const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
     const AddUp checked = [&](const Step& step, void* data, float* kept) {
       return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
     };
@@ -273,25 +278,15 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Error Announce(const std::shared_ptr<const Layout>& layout, double weight, int64_t rows, const std::string& place,
-               int64_t* ticket) {
-  const std::function<std::string()> what = [&place] { return place; };
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, ~layout->key()), what, layout.get(), rows,
-                  true};
-  const size_t count = layout->entries().size();
-  auto update = std::make_shared<Update>();
-  update->weight = weight;
-  update->place = place;
-  update->inputs.resize(count);
-  update->outputs.resize(count);
-  update->done.resize(count);
-  update->here.resize(count);
-  update->waits_for.resize(count);
-  update->ready.resize(count);
+Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket) {
+  const std::function<std::string()> what = [&part] { return part.place; };
+  const int64_t agreed[] = {rows, part.more};
+  const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), rows,
+                  &part};
+  auto update = std::make_shared<Update>(part, weight);
   // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
-  update->layout = layout;
   update->announced = Clock::now();
   update->number = CountOf(Kind::kGradients) + 1;
   *ticket = TheOverlapped().Add(std::move(update));

@@ -5,6 +5,9 @@
 // updates are in the same order on all ranks; the thread takes them in that order, and the steps of each in the order of
 // its layout: when which gradient is ready differs from rank to rank and does not matter. Before each step the ranks
 // tell each other, asleep until then, that theirs is ready, or that it will not come; on a communicator of its own.
+//
+// An update may be announced in parts, each with a layout of its own. To all that follows, a part is an update; only
+// what counts updates counts the last one.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +29,9 @@ struct HandedOver {
   std::function<void(const Error&)> done;
 };
 
-// Says that an update will come, with the weight and rows of `ReduceInline`, and meets the other ranks, who must say the
-// same; `ticket` is by what its gradients name it.
-Error Announce(const std::shared_ptr<const Layout>& layout, double weight, int64_t rows, const std::string& place,
-               int64_t* ticket);
+// Says that an update, or a part of one, will come, with the weight and rows of `ReduceInline`, and meets the other
+// ranks, who must say the same; `ticket` is by what its gradients name it.
+Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket);
 
 // Hands over gradient `entry` of the update `ticket`. Each of its gradients must come, and once, or it be given up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);

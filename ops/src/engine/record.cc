@@ -100,7 +100,11 @@ class Recorder {
       Add({stretch_.since, gap, 0, -1, Activity::kGap, Lane::kScript});
       stretch_.compute += gap;
     }
-    if (call.layout != nullptr) IsUpdate(Lane::kScript, call.what(), *call.layout);
+    if (call.announced != nullptr) {
+      IsUpdate(Lane::kScript, *call.announced);
+    } else if (call.layout != nullptr) {
+      IsUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
+    }
   }
 
   void End(const Call& call) {
@@ -108,9 +112,10 @@ class Recorder {
     Current& current = At(Lane::kScript);
     if (current.start == 0) return;  // nothing was recorded when it began
     const int64_t now = Now(), took = now - current.start;
-    const bool is_update = current.label >= 0;
+    const bool is_update = current.label >= 0, announces = call.announced != nullptr;
+    const bool ends_step = is_update && !(announces && call.announced->more);
     Activity activity = Activity::kCollective;
-    if (is_update) activity = call.announces ? Activity::kAnnouncement : Activity::kUpdate;
+    if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
     if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
     Add({current.start, took, 0, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
     // Only what lies beside an overlapped update is asked for.
@@ -118,7 +123,7 @@ class Recorder {
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += took - current.meet;
-    if (current.counts) {
+    if (current.counts && ends_step) {
       Totals& totals = totals_[current.label];
       if (stretch_.is_step) {
         ++totals.steps;
@@ -126,12 +131,12 @@ class Recorder {
         totals.meet += stretch_.meet;
         totals.collectives += stretch_.collectives;
       }
-      if (!call.announces) {
+      if (!announces) {
         ++totals.updates;
         totals.exposed += took - current.meet;
       }
     }
-    if (is_update) {
+    if (ends_step) {
       stretch_ = Stretch();
       stretch_.is_step = true;
     }
@@ -139,11 +144,11 @@ class Recorder {
     current = Current();
   }
 
-  int64_t Enter(const std::string& place, const Layout& layout) {
+  int64_t Enter(const Part& part) {
     lane_of_thread = Lane::kCommunication;
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
-    IsUpdate(Lane::kCommunication, place, layout);
+    IsUpdate(Lane::kCommunication, part);
     return At(Lane::kCommunication).start;
   }
 
@@ -187,13 +192,15 @@ class Recorder {
   }
 
   // A place of the program with other gradients is another place.
-  void IsUpdate(Lane lane, const std::string& place, const Layout& layout) {
-    const uint64_t key = Hasher().Add(place).Add(static_cast<int64_t>(layout.key())).value();
-    const auto [found, is_new] = places_.emplace(key, -1);
-    if (is_new) found->second = Label(place + ": " + NameOf(layout.entries(), 0, layout.entries().size()));
+  void IsUpdate(Lane lane, const Part& part) {
+    const int64_t gradients = part.of.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
+    const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.of).Add(gradients).value(), -1);
+    if (is_new) found->second = Label(part.Name());
     Current& current = At(lane);
     current.label = found->second;
-    current.counts = ++seen_[static_cast<int>(lane)][current.label] > kFirst;
+    int64_t& seen = seen_[static_cast<int>(lane)][current.label];
+    current.counts = seen >= kFirst;
+    if (!part.more) ++seen;
   }
 
   int Label(const std::string& name) {
@@ -255,8 +262,8 @@ void RecordEnd(const Call& call) {
   if (IsRecording()) TheRecorder().End(call);
 }
 
-OverlappedRecord::OverlappedRecord(const std::string& place, const Layout& layout) {
-  if (IsRecording()) start_ = TheRecorder().Enter(place, layout);
+OverlappedRecord::OverlappedRecord(const Part& part) {
+  if (IsRecording()) start_ = TheRecorder().Enter(part);
 }
 
 OverlappedRecord::~OverlappedRecord() {

@@ -107,15 +107,15 @@ class Span {
 void RecordBegin(const Call& call);
 void RecordEnd(const Call& call);
 
-// An overlapped update, for as long as it lives; made by the thread that reduces it, whose spans are then of it.
+// A part of an overlapped update, for as long as it lives; made by the thread that reduces it, whose spans are then of it.
 class OverlappedRecord {
  public:
-  OverlappedRecord(const std::string& place, const Layout& layout);
+  explicit OverlappedRecord(const Part& part);
   ~OverlappedRecord();
   OverlappedRecord(const OverlappedRecord&) = delete;
   OverlappedRecord& operator=(const OverlappedRecord&) = delete;
 
-  // The last sum is there now; the last gradient came at `came`.
+  // The last sum of the update is there now; the last gradient came at `came`.
   void Done(int64_t came) const;
 
  private:

@@ -116,7 +116,7 @@ Error Finish(const Call& call, Error error) {
     sequence.poison = error;
   } else {
     const int kind = static_cast<int>(call.kind);
-    ++sequence.counts[kind];
+    if (call.announced == nullptr || !call.announced->more) ++sequence.counts[kind];
     sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }
   return error;

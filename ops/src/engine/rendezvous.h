@@ -20,15 +20,15 @@ struct Call {
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
   int64_t rows = 0;
-  bool announces = false;  // an overlapped update, whose gradients come later
+  const Part* announced = nullptr;  // of an overlapped update, whose gradients come later
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.
 // After a failure every later meeting fails at once with the same message: nobody waits for ranks that have gone.
 Error Meet(const Call& call);
 
-// To be called, under the same mutex, when the collective that was met for is over: counts it, or, where MPI failed,
-// makes its error the one that later meetings give. Returns `error`.
+// To be called, under the same mutex, when the collective that was met for is over: counts it, unless more of its update
+// is to come; or, where MPI failed, makes its error the one that later meetings give. Returns `error`.
 Error Finish(const Call& call, Error error);
 
 // After ranks were lost: the sequence goes on at `number`, whatever made the last collective fail. `counts` are those of

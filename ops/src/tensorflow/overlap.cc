@@ -1,5 +1,6 @@
-// The overlapped way as ops: MatexAnnounceUpdate meets the other ranks, without any gradient; MatexHandOverGradient,
-// one for each gradient, gives it to the engine and is done when the engine has its sum over ranks.
+// The overlapped way as ops: MatexAnnounceUpdate meets the other ranks for an update, or a part of one, without any
+// gradient; MatexHandOverGradient, one for each gradient, gives it to the engine and is done when the engine has its sum
+// over ranks.
 #include <algorithm>
 #include <memory>
 
@@ -25,7 +26,9 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &shapes));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &types));
     bool checked = false;
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &part_.place));
+    OP_REQUIRES_OK(construction, construction->GetAttr("of", &part_.of));
+    OP_REQUIRES_OK(construction, construction->GetAttr("more", &part_.more));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked));
     std::vector<tensorflow::int64> variables;
     OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables));
@@ -39,8 +42,8 @@ class AnnounceUpdateKernel : public OpKernel {
       entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end()), variables[i]});
     }
     const World& world = TheWorld();
-    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
-                                       /*compiled=*/false, checked);
+    part_.layout = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
+                                            /*compiled=*/false, checked);
   }
 
   void Compute(OpKernelContext* context) override {
@@ -53,7 +56,7 @@ class AnnounceUpdateKernel : public OpKernel {
     const double* const numbers = static_cast<const double*>(DataOf(weight));
     const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
     int64_t number = 0;
-    MATEX_RETURN_IF_ERROR(context, Announce(layout_, numbers[0], rows, place_, &number));
+    MATEX_RETURN_IF_ERROR(context, Announce(part_, numbers[0], rows, &number));
     ticket->scalar<tensorflow::int64>()() = number;
     // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
     // callback lives as long as the step does, and is of no consequence once the update is over.
@@ -64,8 +67,7 @@ class AnnounceUpdateKernel : public OpKernel {
   }
 
  private:
-  std::string place_;
-  std::shared_ptr<const Layout> layout_;
+  Part part_;
 };
 
 class HandOverGradientKernel : public AsyncOpKernel {
@@ -102,6 +104,8 @@ REGISTER_OP("MatexAnnounceUpdate")
     .Attr("shapes: list(shape)")
     .Attr("variables: list(int) = []")
     .Attr("place: string = ''")
+    .Attr("of: string = ''")
+    .Attr("more: bool = false")
     .Attr("checked: bool = false")
     .Input("weight: double")
     .MATEX_ORDER
