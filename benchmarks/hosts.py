@@ -1,14 +1,15 @@
 """What a network costs: sums of 16 MiB and whole steps on hosts of this machine with links of limited bandwidth.
 
     sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--ranks-per-host 1 2] [--rounds 2]
-                                    [--models alexnet alexnet-device resnet20]
+                                    [--models alexnet alexnet-device resnet20] [--normalise-globally]
 
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
 link, for a step the larger of the computation, in a process on each host without the library, and the time of the
 gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
 at once (off), in turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
 overlapped steps take of it beyond the computation. "alexnet-device" has a device compute the same gradients, which here
-is sleep, so that the core is free for the network.
+is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each of its layers.
+With `--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ from network import Hosts
 HERE = Path(__file__).resolve().parent
 UNITS = {"gbit": 1e9, "mbit": 1e6}
 # Batches whose computation takes about as long as their gradients' way, at 1 Gbit/s on one core, and twice as long.
-BATCHES = {"alexnet": (28, 56), "alexnet-device": (28, 56), "resnet20": (1, 4), "mlp": (384, 768), "cnn": (32, 64)}
-HEADER = "  model           batch    compute   transfer     of the core         overlapped            at once"
+BATCHES = {
+    "alexnet": (28, 56),
+    "alexnet-device": (28, 56),
+    "normalised-device": (28, 56),
+    "resnet20": (1, 4),
+    "mlp": (384, 768),
+    "cnn": (32, 64),
+}
+HEADER = "  model              batch    compute   transfer     of the core         overlapped            at once"
 CHOSEN = "16"  # steps after which buckets are chosen
 BYTES = 16 << 20
 
@@ -59,9 +67,10 @@ def sums(count: int, rate: str, per_host: int) -> None:
                   f"   over the ideal {ours / ideal:.2f}", flush=True)  # fmt: skip
 
 
-def steps(name: str, batch: int, rate: str, rounds: int) -> None:
-    """The line of model `name` with batches of so many rows, on two hosts."""
+def steps(name: str, batch: int, rate: str, rounds: int, normalisation: str) -> None:
+    """The line of model `name` with batches of so many rows, on two hosts; `normalisation`: MATEX_SYNC_BATCHNORM."""
     environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment["MATEX_SYNC_BATCHNORM"] = normalisation
     words = [str(HERE / "hosts_worker.py"), "step", name, str(batch)]
     found: dict[str, list[list[float]]] = {"copies": [], "on": [], "off": []}
     with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder, own_cores=True) as hosts:
@@ -88,7 +97,7 @@ def steps(name: str, batch: int, rate: str, rounds: int) -> None:
     )
     transfer = parameters * 4 / bandwidth(rate) * 1e3
     best = max(compute, transfer)
-    print(f"  {name:15} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {cpu_on - cpu:14.1f}  {on:10.1f} ({on / best:.2f})"
+    print(f"  {name:18} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {cpu_on - cpu:14.1f}  {on:10.1f} ({on / best:.2f})"
           f"  {off:10.1f} ({off / best:.2f})", flush=True)  # fmt: skip
 
 
@@ -100,6 +109,7 @@ def main() -> int:
     parser.add_argument(
         "--models", nargs="*", choices=BATCHES, default=["alexnet", "alexnet-device", "resnet20"], metavar="MODEL"
     )
+    parser.add_argument("--normalise-globally", action="store_const", const="on", default="off", dest="normalisation")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     for per_host in arguments.ranks_per_host if arguments.sums else ():
@@ -109,7 +119,7 @@ def main() -> int:
         print(HEADER)
     for name in arguments.models:
         for batch in BATCHES[name]:
-            steps(name, batch, arguments.rate, arguments.rounds)
+            steps(name, batch, arguments.rate, arguments.rounds, arguments.normalisation)
     return 0
 
 

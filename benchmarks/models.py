@@ -89,9 +89,10 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
 DEVICE = 100e9  # floating-point operations a second of the device that `on_device` stands for
 
 
-def on_device(case: Case) -> Case:
+def on_device(case: Case, normalises: bool = False) -> Case:
     """Gradients of the sizes of those of `case`, a chain of layers, computed by a device, which here is sleep.
 
+    Where it `normalises`, BatchNormalization of ten numbers comes before each layer.
     Each layer takes as long as its multiplications and additions take a device of `DEVICE` operations a second, a third
     of them forwards and two thirds backwards, and none of the processor's time.
     """
@@ -135,10 +136,11 @@ def on_device(case: Case) -> Case:
         for layer in layers:
             kernel, *_ = shapes = [tuple(one.shape) for one in layer.weights]
             places = math.prod(layer.output.shape[1:-1])
+            steps += [keras.layers.BatchNormalization()] * normalises
             steps.append(OnDevice(shapes, 2.0 * math.prod(kernel) * places))
         return keras.Sequential([keras.Input(shape), *steps])
 
-    return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built)
+    return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built, normalises=normalises)
 
 
 CASES = {
@@ -147,4 +149,7 @@ CASES = {
     "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20, normalises=True),
     "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
 }
-ON_DEVICE = {"alexnet-device": on_device(CASES["alexnet"])}
+ON_DEVICE = {
+    "alexnet-device": on_device(CASES["alexnet"]),
+    "normalised-device": on_device(CASES["alexnet"], normalises=True),
+}

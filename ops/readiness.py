@@ -14,7 +14,7 @@ from typing import Any
 
 
 def in_their_order(gradients: Sequence[Any]) -> None:
-    """Make what only later ones of these tensors need wait for those before, where one thread runs all ops.
+    """Make what only later made ones of these tensors need wait for those before, where one thread runs all ops.
 
     The tensors are those of a function that is being traced. An op waits only for gradients that were made before it,
     as it does for its inputs and for what it shares variables with: so no two ops wait for each other.
@@ -26,29 +26,27 @@ def in_their_order(gradients: Sequence[Any]) -> None:
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
     waits_for: dict[Any, int] = {}  # the gradients that an op runs after, as bits by their position
-    made, numbers, first = [], [], [0]  # the gradients' ops; their numbers, sorted; the bits of so many of these
-    for gradient in gradients:
-        if gradient.graph is not graph:
-            continue
-        for op in ancestors(gradient.op, waits_for, made_of):
+    made: list[Any] = []
+    numbers: list[int] = []
+    for gradient in sorted(
+        {each.op for each in gradients if getattr(each, "graph", None) is graph}, key=number.__getitem__
+    ):
+        for op in ancestors(gradient, waits_for, made_of):
             sources = made_of(op)
             bits = 0
             for each in sources:
                 bits |= waits_for[each]
             # What is made of nothing costs nothing.
-            missing = first[bisect.bisect_left(numbers, number[op])] & ~bits if sources else 0
+            missing = ((1 << bisect.bisect_left(numbers, number[op])) - 1) & ~bits if sources else 0
             while missing:
                 latest = made[missing.bit_length() - 1]
                 op._add_control_input(latest)
                 bits |= waits_for[latest]
                 missing &= ~bits
             waits_for[op] = bits
-        waits_for[gradient.op] |= 1 << len(made)
-        position = bisect.bisect_left(numbers, number[gradient.op])
-        numbers.insert(position, number[gradient.op])
-        bit = 1 << len(made)
-        first[position + 1 :] = [first[position] | bit, *(bits | bit for bits in first[position + 1 :])]
-        made.append(gradient.op)
+        waits_for[gradient] |= 1 << len(made)
+        made.append(gradient)
+        numbers.append(number[gradient])
 
 
 def threads() -> int:
