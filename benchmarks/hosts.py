@@ -8,8 +8,8 @@ link, for a step the larger of the computation, in a process on each host withou
 gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
 at once (off), in turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
 overlapped steps take of it beyond the computation. "alexnet-device" has a device compute the same gradients, which here
-is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each of its layers.
-With `--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
+is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each layer. With
+`--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
 """
 
 from __future__ import annotations
