@@ -182,6 +182,63 @@ def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
     assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
 
 
+IN_PARTS = """
+import sys
+import tensorflow as tf
+import matex_tf
+from matex_tf import ops
+from matex_tf.ops import announcing
+
+announcing._LEAST_BYTES = 1
+last = matex_tf.rank() == matex_tf.size() - 1
+layers = 2 if sys.argv[1] == "layers" and last else 3
+
+@tf.function
+def step(x, limit):
+    found = [x]
+    for number in range(layers):
+        x = found[-1]
+        if number == 1:
+            with tf.control_dependencies([tf.debugging.assert_less(x, limit, message="too much")]):
+                x = tf.identity(x)
+        found.append(ops.allreduce(x, "mean", f"layer {number}"))
+    return ops.reduce_gradients(found, [f"kernel {number}" for number in range(layers + 1)], 1.0, "a backward pass")
+
+graph = step.get_concrete_function(tf.ones([4]), tf.constant(2.0)).graph
+assert str(graph.as_graph_def()).count('op: "MatexAnnounceUpdate"') == layers + 1
+for turn in range(3):
+    fails = sys.argv[1] != "layers" and turn == 1 and last
+    try:
+        step(tf.ones([4]), tf.constant(0.0 if fails else 2.0))
+    except tf.errors.OpError as error:
+        if sys.argv[1] != "caught":
+            raise
+        print(matex_tf.rank(), "in turn", turn, type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ("raise", ["rank 2 of 3", "too much"]),
+        ("layers", ["a backward pass: rank 0 (", ") will compute more, rank 2 (", ") computes no more"]),
+    ],
+)
+def test_a_rank_that_does_not_come_to_the_next_part_of_an_update(how, said):
+    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"})
+    for text in said:
+        assert text in result.output, result.output
+
+
+def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_go_on():
+    """They are at different collectives from then on: the others at one of the step, this one at the next step's."""
+    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    found = sorted(line for line in result.stdout.splitlines() if "in turn" in line)
+    assert [line for line in found if "in turn 0" in line] == []
+    assert [line.split(" in ")[0] for line in found] == ["0", "0", "1", "1", "2", "2"], result.output
+    assert "2 in turn 1 InvalidArgumentError" in found and "2 in turn 2 FailedPreconditionError" in found
+
+
 def test_ranks_at_different_places_are_named():
     result, _ = failed(2, LOOP, "break")
     assert "tape.gradient" in result.output and "metrics" in result.output

@@ -15,7 +15,7 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
          a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compression == b.compression &&
-         a.compiled == b.compiled && a.checked == b.checked && a.rows == b.rows;
+         a.compiled == b.compiled && a.checked == b.checked && a.way == b.way && a.rows == b.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -61,6 +61,7 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
     return "MATEX_CHECK_NUMERICS looks at this update on " + (reports[a].checked ? first : second) + " but not on " +
            (reports[a].checked ? second : first) + ", where a LossScaleOptimizer is in use";
   }
+  if (reports[a].way != reports[b].way) return first + " " + reports[a].way + ", " + second + " " + reports[b].way;
   return "";
 }
 
@@ -120,6 +121,7 @@ std::string Encode(const Report& report) {
   Put(text, static_cast<int64_t>(report.compiled));
   Put(text, static_cast<int64_t>(report.checked));
   Put(text, report.entries);
+  Put(text, report.way);
   Put(text, report.rows);
   return text;
 }
@@ -137,6 +139,7 @@ Report Decode(const std::string& text) {
   report.compiled = fields.Number() != 0;
   report.checked = fields.Number() != 0;
   report.entries = fields.Entries();
+  report.way = fields.Text();
   report.rows = fields.Number();
   return report;
 }

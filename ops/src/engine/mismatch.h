@@ -34,6 +34,7 @@ struct Report {
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;
+  std::string way;  // what this rank does with these gradients, for people
   int64_t rows = 0;
 };
 

@@ -43,6 +43,8 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
     mine.compiled = call.layout->compiled();
     mine.checked = call.layout->checked();
     mine.entries = call.layout->entries();
+    mine.way = "reduces them at once";
+    if (call.announced != nullptr) mine.way = call.announced->more ? "will compute more" : "computes no more";
     mine.rows = call.rows;
   }
   std::string text = Encode(mine);

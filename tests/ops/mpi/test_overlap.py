@@ -202,11 +202,13 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_collectives_in_backward_passes(threads, monkeypatch):
+@pytest.mark.parametrize("least, parts", [(1, 4), (1 << 20, 2)])
+def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
-    from matex_tf.ops import overlap, readiness
+    from matex_tf.ops import announcing, overlap, readiness
 
     monkeypatch.setattr(readiness, "threads", lambda: threads)
+    monkeypatch.setattr(announcing, "_LEAST_BYTES", least)
     monkeypatch.setattr(settings.current(), "overlap", "auto")
 
     def made(way):
@@ -230,7 +232,10 @@ def test_collectives_in_backward_passes(threads, monkeypatch):
     overlapped, inline = made(True), made(False)
     x = tf.constant(float(RANK + 1), tf.float64)
     types = kinds(overlapped, x)
-    assert types.count("MatexAnnounceUpdate") == (2 if SIZE > 1 else 0)
+    assert types.count("MatexAnnounceUpdate") == (parts if SIZE > 1 else 0)
     for _ in range(5):
-        for one, other in zip(overlapped(x), inline(x)):
+        before = ops.count(KIND)
+        found = overlapped(x)
+        assert ops.count(KIND) == before + 2 * (SIZE > 1)
+        for one, other in zip(found, inline(x)):
             np.testing.assert_allclose(one, other, rtol=1e-12)

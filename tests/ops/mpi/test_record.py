@@ -11,7 +11,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from matex_tf import clocks, ending, ops, settings, timeline, world
-from matex_tf.ops import records
+from matex_tf.ops import announcing, records
 
 pytestmark = pytest.mark.mpi
 
@@ -145,15 +145,20 @@ def test_the_probe_of_the_link(engine):
         assert len(set(everyone)) == 1 and start_up.value > 0 and byte.value >= 0
 
 
-def test_overlapped_updates(monkeypatch):
-    """Of the library in this process, whose thread has a lane of its own."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_overlapped_updates(monkeypatch, parts):
+    """Of the library in this process, whose thread has a lane of its own. Parts are of one update."""
     if SIZE == 1:
         return
     monkeypatch.setattr(settings.current(), "overlap", "on")
+    monkeypatch.setattr(announcing, "_LEAST_BYTES", 1)
 
     @tf.function
     def step(x, y):
-        return ops.reduce_gradients([x, tf.linalg.matmul(y, y)[0], y[:0]], ["first", "second", "none"], 1.0, "a record")
+        product = tf.linalg.matmul(y, y)
+        if parts == 2:
+            product = ops.allreduce(product, "mean")
+        return ops.reduce_gradients([x, product[0], y[:0]], ["first", "second", "none"], 1.0, f"a record of {parts}")
 
     for _ in range(2):
         step(tf.ones([300_000]), tf.ones([300, 300]))
@@ -165,16 +170,16 @@ def test_overlapped_updates(monkeypatch):
     events, dropped = records.events()
     records.record(0)
     assert dropped == 0
-    place = "a record: first and 2 more"
+    place = f"a record of {parts}: first and 2 more"
     (totals,) = [one for one in records.totals() if one.place == place]
     assert (totals.updates, totals.steps) == (count - FIRST, count - FIRST)
     assert totals.bytes == totals.updates * 4 * 300_300
     labels = records.labels()
     mine = events[events["lane"] == records.LANES.index("communication")]
-    assert len(only(mine, "exposed")) == count and len(only(mine, "choice")) == 1
+    assert len(only(mine, "exposed")) == count and len(only(mine, "choice")) == parts
     exposed = only(mine, "exposed")["duration"][FIRST:].sum()
     assert totals.exposed + totals.exposed_wait == exposed and totals.exposed_wait >= 0
-    assert len(only(events[events["lane"] == 0], "announcement")) == count
+    assert len(only(events[events["lane"] == 0], "announcement")) == parts * count
 
     times = np.stack([events["start"], events["start"] + events["duration"]]) - events["start"].min()
     drawn = list(timeline.slices(events, labels, times))
