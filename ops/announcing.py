@@ -81,8 +81,13 @@ class Parts:
 
     def put(self, announcement: Any, part: Part) -> None:
         """Have the op `announcement`, the newest of its function, come where its part is to be announced."""
-        if part.after is not None:
-            announcement._add_control_input(part.after)
+        gradients = [op for index in part.entries if (op := _op_in(self._graph, self._gradients[index])) is not None]
+        # Right before the first: a rank that announced at the start of its step, and one that did so after its forward
+        # pass, would wait for each other in turns.
+        number = self._order.number
+        first = min((op for op in gradients if op in number), key=number.__getitem__, default=None)
+        for source in [*filter(None, [part.after]), *(readiness.made_of(first) if first is not None else [])]:
+            announcement._add_control_input(source)
         if part.before is not None:
             # TensorFlow would have it last, since all seem to write to one variable.
             self._manager.run_independently(announcement)
@@ -90,11 +95,11 @@ class Parts:
             part.before._add_control_input(announcement)
         if readiness.threads() > 1:
             return
-        # One thread takes the newest op first, and nothing that a step computes needs the announcement: it might come
-        # last. So those gradients wait for it that it need not wait for.
+        # One thread takes the newest op first, and nothing that a step computes needs the announcement: it might still
+        # come last. So those gradients wait for it that it need not wait for.
         self._announced.update(readiness.ancestors(announcement, self._announced, self._order.sources))
-        for op in (_op_in(self._graph, self._gradients[index]) for index in part.entries):
-            if op is not None and op not in self._announced:
+        for op in gradients:
+            if op not in self._announced:
                 op._add_control_input(announcement)
 
 
@@ -112,7 +117,8 @@ class _Order:
 
     def __init__(self, graph: Any, handle: Any):
         self._graph = graph
-        number = {op: position for position, op in enumerate(graph.get_operations())}
+        self.number = number = {op: position for position, op in enumerate(graph.get_operations())}
+        """Of the ops, in the order in which they were made."""
         users = sorted((op for op in handle.consumers() if op not in _next), key=number.__getitem__)
         self.sequence = users
         """The collectives, in the order in which they run."""
