@@ -8,7 +8,6 @@ it would wait for all of them, so such an update is announced in parts.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +18,15 @@ _LEAST_BYTES = 256 << 10
 """Of a part: it takes a meeting of its own, some 0.1 ms over Ethernet, and this much 2 ms at 1 Gbit/s."""
 _MOST_PARTS = 16
 
-_next: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The collective that comes after an announcement which is not where it was made."""
+
+def _moved(graph: Any) -> dict[Any, Any]:
+    """The announcements of `graph` that do not come where they were made, each with the collective that comes after.
+
+    The graph holds it, and is let go of with it.
+    """
+    if not hasattr(graph, "_matex_tf_moved"):
+        graph._matex_tf_moved = {}
+    return graph._matex_tf_moved
 
 
 @dataclass
@@ -69,7 +75,8 @@ class Parts:
         for index in sorted(everything, key=places.__getitem__):
             part = parts[-1]
             if part.bytes >= least and places[index] > places[part.entries[-1]]:
-                parts.append(part := Part())
+                part = Part()
+                parts.append(part)
             part.entries.append(index)
             part.bytes += sizes[index]
         for part in parts:
@@ -81,7 +88,8 @@ class Parts:
 
     def put(self, announcement: Any, part: Part) -> None:
         """Have the op `announcement`, the newest of its function, come where its part is to be announced."""
-        gradients = [op for index in part.entries if (op := _op_in(self._graph, self._gradients[index])) is not None]
+        tensors = [self._gradients[index] for index in part.entries]
+        gradients = [tensor.op for tensor in tensors if _is_in(self._graph, tensor)]
         # Right before the first: a rank that announced at the start of its step, and one that did so after its forward
         # pass, would wait for each other in turns.
         number = self._order.number
@@ -91,7 +99,7 @@ class Parts:
         if part.before is not None:
             # TensorFlow would have it last, since all seem to write to one variable.
             self._manager.run_independently(announcement)
-            _next[announcement] = part.before
+            _moved(self._graph)[announcement] = part.before
             part.before._add_control_input(announcement)
         if readiness.threads() > 1:
             return
@@ -103,9 +111,9 @@ class Parts:
                 op._add_control_input(announcement)
 
 
-def _op_in(graph: Any, tensor: Any) -> Any:
-    """The op of `graph` that gives `tensor`; None where that comes from outside."""
-    return tensor.op if getattr(tensor, "graph", None) is graph else None
+def _is_in(graph: Any, tensor: Any) -> bool:
+    """Whether an op of `graph` gives `tensor`, which may also come from outside."""
+    return getattr(tensor, "graph", None) is graph
 
 
 class _Order:
@@ -119,24 +127,24 @@ class _Order:
         self._graph = graph
         self.number = number = {op: position for position, op in enumerate(graph.get_operations())}
         """Of the ops, in the order in which they were made."""
-        users = sorted((op for op in handle.consumers() if op not in _next), key=number.__getitem__)
+        self._moved = _moved(graph)
+        users = sorted((op for op in handle.consumers() if op not in self._moved), key=number.__getitem__)
         self.sequence = users
         """The collectives, in the order in which they run."""
-        for op in sorted((op for op in handle.consumers() if op in _next), key=number.__getitem__):
-            users.insert(users.index(_next[op]), op)
+        for op, after in self._moved.items():
+            users.insert(users.index(after), op)
         self._place = {op: place for place, op in enumerate(self.sequence)}
         self._previous: dict[Any, list[Any]] | None = None
         self._places: dict[Any, int] = {}
 
     def place_of(self, tensor: Any) -> int:
         """That of the last collective of the sequence that `tensor` is made from; -1: of none."""
-        last = _op_in(self._graph, tensor)
-        if last is None or not self.sequence:
+        if not self.sequence or not _is_in(self._graph, tensor):
             return -1
-        for op in readiness.ancestors(last, self._places, self.sources):
+        for op in readiness.ancestors(tensor.op, self._places, self.sources):
             before = (self._places.get(source, -1) for source in self.sources(op))
             self._places[op] = max(self._place.get(op, -1), *before, -1)
-        return self._places[last]
+        return self._places[tensor.op]
 
     def sources(self, op: Any) -> list[Any]:
         """The ops that run before `op` because it needs them, or because it comes after them in some order."""
@@ -150,7 +158,7 @@ class _Order:
             latest: dict[Any, Any] = {}
             self._previous = {}
             for op in self._graph.get_operations():
-                if op in _next or op.type in unordered:
+                if op in self._moved or op.type in unordered:
                     continue
                 shared = {tensor.name for tensor in op.inputs if tensor.dtype.name == "resource"}
                 if not shared and op._is_stateful:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import tensorflow as tf
 
@@ -232,6 +235,20 @@ def test_no_part_is_announced_before_what_its_weight_is_made_of(weights, any_thr
     assert sequence(step) == [*FORWARDS, "backwards", "update 0 1 ...", "backwards", "update 2"]
 
 
+def test_it_comes_after_the_forward_pass(weights, any_threads):
+    """If it could come at the start of a step as well, a rank that is there would wait for the other's forward pass."""
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = network(weights)
+        return update([*tape.gradient(loss, weights)[::-1], loss])
+
+    before, announcement, gradients = waits(step)
+    assert announcement not in before(gradients[-1]) or readiness.threads() == 1
+    assert {tensor.op for tensor in gradients[-1].inputs} <= before(announcement)
+
+
 def test_it_passes_collectives_that_no_gradient_needs(weights, any_threads):
     @tf.function
     def step():
@@ -253,3 +270,20 @@ def test_what_is_made_of_the_first_update_comes_after_it(weights, any_threads, s
         return update([gradient * reduced for gradient in others], place="others")
 
     assert sequence(step)[3:] == ["head 0", "backwards", "others 0 ...", "backwards", "others 1"]
+
+
+def test_nothing_keeps_the_graph_of_a_function(weights, small_parts):
+    def traced():
+        @tf.function
+        def step():  # without tf.custom_gradient, whose graphs TensorFlow keeps
+            found = [weights[0] * 1.0]
+            for _ in range(2):
+                found.append(collective(found[-1], "a layer"))
+            return update(found)
+
+        assert sequence(step) == ["update 0 ...", "a layer", "update 1 ...", "a layer", "update 2"]
+        return weakref.ref(step.get_concrete_function().graph)
+
+    graph = traced()
+    gc.collect()
+    assert graph() is None

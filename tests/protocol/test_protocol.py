@@ -30,7 +30,8 @@ def check(*programs: Program, **options) -> set:
 
 X, Y, Z, TALK = Op("sum", "x"), Op("sum", "y"), Op("sum", "z"), Op("control", "talk")
 SIMPLE = (Step((X,)), Step((Y,)), Step((TALK,)), Step(update("a", 2)))
-# Two updates under way at once, and between their announcements a collective, of which the second is made.
+# Two updates under way at once, or an update in two parts, and between their announcements a collective, of which the
+# second is made.
 BUSY = Step((*update("a", 2), Op("sum", "statistics", after=(0,)), *update("b", 1, (3,), 4)))
 # The second update of the step waits for the sum of the first, as in a loop.
 CHAINED = Step((*update("a", 2), Op("announce", "b", after=(0,)), Op("gradient", "b", 0, (1, 3))))
@@ -99,6 +100,17 @@ def test_a_busy_step_that_fails_on_one_rank():
         for catches in (False, True):
             programs = Program((BUSY, Step((X,))), catches), Program((failing, Step((X,))), catches)
             assert check(*programs) == {"an error"}, place
+
+
+def test_ranks_that_announce_an_update_in_other_parts():
+    """Of a backward pass with collectives: here in two parts, there in three, or after all of them."""
+    two = Step((*update("a", 1), X._replace(after=(0,)), *update("b", 1, (2,), 3)))
+    three = Step((*two.ops, Y._replace(after=(3,)), *update("c", 1, (5,), 6)))
+    at_last = Step((X, *update("a and b", 2, (0,), 1)))
+    for mine, other in itertools.product((two, three, at_last), repeat=2):
+        for catches in itertools.product((False, True), repeat=2):
+            programs = [Program((step, Step((Z,))), one) for step, one in zip((mine, other), catches)]
+            assert check(*programs) == {"the same result" if mine is other else "an error"}
 
 
 def test_an_update_that_nobody_gives_up_is_given_up_at_the_end():
