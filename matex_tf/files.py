@@ -29,6 +29,7 @@ from matex_tf.ops import build
 
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
 _PREFIX = "matex_tf-files-"
+_MOST_TRIES = 10
 _state = threading.local()
 
 
@@ -155,12 +156,12 @@ class View:
         return key if is_there and not self.news.is_new(key) else None
 
     def steadily(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
-        """What `ask` returns, or its OSError, asked again as long as rank 0's news come in between.
+        """What `ask` returns, or its OSError, asked again where rank 0's news came in between, unless it has too many.
 
         Args:
             drop: frees an answer that is not the one; one for which it returns False is the one nevertheless.
         """
-        while True:
+        for _ in range(_MOST_TRIES - 1):
             known = self._known()
             try:
                 answer = ask()
@@ -170,6 +171,7 @@ class View:
                 continue
             if self._known() == known or (drop is not None and not drop(answer)):
                 return answer
+        return ask()
 
     def _known(self) -> int:
         with plainly():

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import atexit
 import base64
+import functools
 import json
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from matex_tf import leftovers, ops, world
 from matex_tf.ops import build
@@ -33,6 +36,17 @@ def meetings() -> int:
     return sum(ops.count(kind) for kind in _KINDS)
 
 
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a ledger that several threads of a script may come to, to read files."""
+
+    @functools.wraps(method)
+    def locked(self: Ledger, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return locked
+
+
 class Ledger:
     """The file of rank 0's news: `made`, `changed` and `removed` write on rank 0; the others read.
 
@@ -48,6 +62,11 @@ class Ledger:
         self._folders: dict[str, tuple[int, float]] = {}
         self._noted: dict[str, int] = {}
         self._touched: set[str] = set()
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
@@ -110,32 +129,39 @@ class Ledger:
         finally:
             os.close(handle)
 
+    @_locked
     def is_new(self, key: str) -> bool:
         """Whether rank 0 made `key`, or a folder that it is in, since the ranks last met."""
         return self._is_recent(self._made, key)
 
+    @_locked
     def is_gone(self, key: str) -> bool:
         """Whether rank 0 removed `key`, or a folder that it was in, since the ranks last met."""
         return self._is_recent(self._removed, key)
 
+    @_locked
     def known(self) -> int:
         """A number that grows with rank 0's news."""
         self._read()
         return self._offset
 
+    @_locked
     def has_news(self) -> bool:
         """Whether there may be something that is new, gone or changed."""
         self._read()
         return bool(self._made or self._before or self._folders)
 
+    @_locked
     def before(self, key: str) -> bytes | None:
         """What the file `key` held, if rank 0 changed or removed it since the ranks last met."""
         return self._before[key][2] if self._is_recent(self._before, key, alone=True) else None
 
+    @_locked
     def was_folder(self, key: str) -> bool:
         """Whether `key` was a folder that rank 0 removed since the ranks last met."""
         return self._is_recent(self._folders, key, alone=True)
 
+    @_locked
     def names_before(self, folder: str) -> list[str]:
         """The names of what is in `folder` for which there is a `before`, or that was a folder."""
         self._read()

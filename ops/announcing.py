@@ -14,6 +14,9 @@ from typing import Any
 
 from . import readiness
 
+ANNOUNCE, HAND_OVER = "MatexAnnounceUpdate", "MatexHandOverGradient"
+"""The types of the ops of an overlapped update."""
+
 _LEAST_BYTES = 256 << 10
 """Of a part: it takes a meeting of its own, some 0.1 ms over Ethernet, and this much 2 ms at 1 Gbit/s."""
 _MOST_PARTS = 16
@@ -42,17 +45,22 @@ class Part:
 class Parts:
     """The parts of an update of these gradients, tensors of known shapes in the function that is being traced."""
 
-    def __init__(self, gradients: Sequence[Any], weight: Any, order: Any, announcements: str):
-        """`order`: the handle that orders collectives; `announcements`: the type of ops that announce updates."""
+    def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
+        """`order`: the handle that orders collectives."""
         from tensorflow.python.framework import ops
 
         self._gradients = gradients
         self._graph = ops.get_default_graph()
         self._manager = getattr(self._graph, "experimental_acd_manager", None)
-        handle = self._graph.capture(order)
-        self._order = _Order(self._graph, handle)
-        self._announced: set[Any] = set()
-        self._parts = self._chosen(weight, announcements)
+        self._order = _Order(self._graph, self._graph.capture(order))
+        # What the gradients that others have handed over are made of; then also what announcements come after.
+        self._settled: set[Any] = set()
+        if readiness.threads() == 1:
+            for op in self._graph.get_operations():
+                if op.type == HAND_OVER:
+                    self._settled.update(readiness.ancestors(op.inputs[0].op, self._settled, self._order.sources))
+            readiness.in_their_order(gradients, self._order.sources, self._settled)
+        self._parts = self._chosen(weight)
 
     def __iter__(self):
         return iter(self._parts)
@@ -60,13 +68,14 @@ class Parts:
     def is_last(self, part: Part) -> bool:
         return part is self._parts[-1]
 
-    def _chosen(self, weight: Any, announcements: str) -> list[Part]:
+    def _chosen(self, weight: Any) -> list[Part]:
         sequence = self._order.sequence
         everything = list(range(len(self._gradients)))
         # Not before that of an update that was made before: those are taken in this order.
-        updates = [place for place, op in enumerate(sequence) if op.type == announcements]
+        updates = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
         first = max([self._order.place_of(weight), *updates[-1:]])
-        if self._manager is None or first == len(sequence) - 1:
+        made = any(_is_in(self._graph, each) and readiness.made_of(each.op) for each in self._gradients)
+        if self._manager is None or first == len(sequence) - 1 or not made:
             return [Part(everything, after=sequence[-1] if sequence else None)]
         places = [max(first, self._order.place_of(gradient)) for gradient in self._gradients]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
@@ -93,7 +102,8 @@ class Parts:
         # Right before the first: a rank that announced at the start of its step, and one that did so after its forward
         # pass, would wait for each other in turns.
         number = self._order.number
-        first = min((op for op in gradients if op in number), key=number.__getitem__, default=None)
+        made = [op for op in gradients if op in number and readiness.made_of(op)]
+        first = min(made, key=number.__getitem__, default=None)
         for source in [*filter(None, [part.after]), *(readiness.made_of(first) if first is not None else [])]:
             announcement._add_control_input(source)
         if part.before is not None:
@@ -105,9 +115,9 @@ class Parts:
             return
         # One thread takes the newest op first, and nothing that a step computes needs the announcement: it might still
         # come last. So those gradients wait for it that it need not wait for.
-        self._announced.update(readiness.ancestors(announcement, self._announced, self._order.sources))
+        self._settled.update(readiness.ancestors(announcement, self._settled, self._order.sources))
         for op in gradients:
-            if op not in self._announced:
+            if op not in self._settled:
                 op._add_control_input(announcement)
 
 
@@ -160,8 +170,10 @@ class _Order:
             for op in self._graph.get_operations():
                 if op in self._moved or op.type in unordered:
                     continue
-                shared = {tensor.name for tensor in op.inputs if tensor.dtype.name == "resource"}
-                if not shared and op._is_stateful:
+                shared = set()
+                if any(tensor.dtype.name == "resource" for tensor in op.inputs):
+                    shared = {tensor.name for tensor, _ in auto_control_deps._get_resource_inputs(op)}
+                if not shared and auto_control_deps.op_is_stateful(op):
                     shared = {None}
                 if shared:
                     self._previous[op] = [latest[one] for one in shared if one in latest]

@@ -15,7 +15,7 @@ from matex_tf import arguments, world
 
 from . import overlap
 from .library import library
-from .order import order_handles
+from .order import in_order
 
 OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
 """The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""
@@ -73,7 +73,7 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
     tensor = _tensor("broadcast", tensor)
     if not world.is_active():
         return _same(tensor)
-    return library().ops.matex_broadcast(x=tensor, order=order_handles(), root=root, place=name or "", turn=_turn())
+    return in_order(library().ops.matex_broadcast, x=tensor, root=root, place=name or "", turn=_turn())
 
 
 def allgather(tensor: Any, name: str | None = None) -> Any:
@@ -92,7 +92,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
     """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
-    gathered = library().ops.matex_allgather(x=tensor, order=order_handles(), place=name or "", turn=_turn())
+    gathered = in_order(library().ops.matex_allgather, x=tensor, place=name or "", turn=_turn())
     return gathered.y, gathered.rows
 
 
@@ -102,7 +102,7 @@ def barrier(name: str | None = None) -> Any:
         import tensorflow as tf
 
         return None if tf.executing_eagerly() else tf.no_op()
-    return library().ops.matex_barrier(order=order_handles(), place=name or "", turn=_turn())
+    return in_order(library().ops.matex_barrier, place=name or "", turn=_turn())
 
 
 def reduce_gradients(
@@ -166,10 +166,10 @@ def reduce_inline(
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     return list(
-        library().ops.matex_reduce_gradients(
+        in_order(
+            library().ops.matex_reduce_gradients,
             gradients=tensors,
             weight=weight,
-            order=order_handles(),
             names=list(names),
             variables=list(variables),
             place=place,
@@ -207,7 +207,7 @@ def _wait_for_let_go_at_exit() -> None:
 
 
 def _allreduce(tensor: Any, op: str, name: str | None) -> Any:
-    return library().ops.matex_allreduce(x=tensor, order=order_handles(), reduction=op, place=name or "", turn=_turn())
+    return in_order(library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=_turn())
 
 
 def _tensor(function: str, value: Any) -> Any:

@@ -50,7 +50,9 @@ def _broadcast(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     summed = collectives.allreduce(gradient, "sum", _name(op))
-    return _with_order(op, summed if world.current().rank == op.get_attr("root") else tf.zeros_like(summed))
+    # The same ops on all ranks: by what a gradient is made of, its update is announced (announcing.py).
+    is_root = tf.constant(world.current().rank == op.get_attr("root"))
+    return _with_order(op, tf.where(is_root, summed, tf.zeros_like(summed)))
 
 
 def _allgather(op: Any, gradient: Any, _rows: Any) -> Any:

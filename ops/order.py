@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _variable: Any = None
@@ -21,6 +22,27 @@ def order_handles() -> list[Any]:
         with tf.init_scope(), tf.device("CPU:0"):
             _variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
     return [_variable.handle]
+
+
+def in_order(make: Callable[..., Any], **inputs: Any) -> Any:
+    """What `make`, which makes one of our ops, gives with these inputs and the order: the op runs after those before.
+
+    The graph of a backward pass that TensorFlow makes for a function called in eager code has nothing that orders ops
+    by their variables: there each waits for the one before it.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    graph = None
+    if not tf.executing_eagerly() and ops.inside_function():
+        graph = ops.get_default_graph()
+    if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
+        return make(order=order_handles(), **inputs)
+    with tf.control_dependencies(getattr(graph, "_matex_tf_last", [])):
+        made = make(order=order_handles(), **inputs)
+    first = tf.nest.flatten(made)[0]
+    graph._matex_tf_last = [first if isinstance(first, tf.Operation) else first.op]
+    return made
 
 
 def is_handle(tensor: Any) -> bool:

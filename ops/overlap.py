@@ -14,12 +14,11 @@ from typing import Any
 
 from matex_tf import settings, world
 
-from . import announcing, readiness
+from . import announcing
 from .library import library
-from .order import order_handles
+from .order import in_order, order_handles
 
-OP_TYPES = ("MatexAnnounceUpdate", "MatexHandOverGradient")
-"""The types of the ops of an overlapped update."""
+OP_TYPES = (announcing.ANNOUNCE, announcing.HAND_OVER)
 
 _state = threading.local()
 
@@ -95,16 +94,14 @@ def reduce_gradients(
     tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool, variables: Sequence[int]
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
-    readiness.in_their_order(tensors)
     ours = library().ops
     _let_gradients_run_in_any_order()
-    order = order_handles()
-    parts = announcing.Parts(tensors, weight, order[0], OP_TYPES[0])
+    parts = announcing.Parts(tensors, weight, order_handles()[0])
     reduced: list[Any] = [None] * len(tensors)
     for part in parts:
-        ticket = ours.matex_announce_update(
+        ticket = in_order(
+            ours.matex_announce_update,
             weight=weight,
-            order=order,
             T=[tensors[index].dtype for index in part.entries],
             names=[names[index] for index in part.entries],
             shapes=[tensors[index].shape for index in part.entries],

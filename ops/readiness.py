@@ -13,11 +13,21 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 
-def in_their_order(gradients: Sequence[Any]) -> None:
+def made_of(op: Any) -> list[Any]:
+    """The ops that run before `op`: those of its inputs, and others that it waits for."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def in_their_order(
+    gradients: Sequence[Any],
+    sources: Callable[[Any], list[Any]] = made_of,
+    settled: Container[Any] = (),
+) -> None:
     """Make what only later made ones of these tensors need wait for those before, where one thread runs all ops.
 
-    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it,
-    as it does for its inputs and for what it shares variables with: so no two ops wait for each other.
+    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it
+    and that do not need it, also by `sources`, so that no two ops wait for each other; and only if it is none of those
+    `settled`, of which another update's gradients are made.
     """
     from tensorflow.python.framework import ops
 
@@ -31,13 +41,14 @@ def in_their_order(gradients: Sequence[Any]) -> None:
     for gradient in sorted(
         {each.op for each in gradients if getattr(each, "graph", None) is graph}, key=number.__getitem__
     ):
-        for op in ancestors(gradient, waits_for, made_of):
-            sources = made_of(op)
+        for op in ancestors(gradient, waits_for, sources):
+            before = sources(op)
             bits = 0
-            for each in sources:
+            for each in before:
                 bits |= waits_for[each]
-            # What is made of nothing costs nothing.
-            missing = ((1 << bisect.bisect_left(numbers, number[op])) - 1) & ~bits if sources else 0
+            missing = ((1 << bisect.bisect_left(numbers, number[op])) - 1) & ~bits
+            if not before or op in settled:  # what is made of nothing costs nothing
+                missing = 0
             while missing:
                 latest = made[missing.bit_length() - 1]
                 op._add_control_input(latest)
@@ -70,8 +81,3 @@ def ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]
         else:
             seen.add(following)
             path.append((following, iter(sources(following))))
-
-
-def made_of(op: Any) -> list[Any]:
-    """The ops that run before `op`: those of its inputs, and others that it waits for."""
-    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]

@@ -142,7 +142,8 @@ def _open(original: Any) -> Any:
 
             return original(file, mode, buffering, encoding, errors, newline, closefd, place)
 
-        return opened() if writes or isinstance(file, int) else _steadily(opened, _close_file)
+        once = writes or isinstance(file, int) or opener is not None
+        return opened() if once else _steadily(opened, _close_file)
 
     return open
 

@@ -5,6 +5,7 @@ The private folder of a rank is one that TensorFlow's C++ knows nothing of, so i
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import functools
 import os
@@ -68,7 +69,10 @@ class _Files:
         return self._original.WritableFile(name, mode)
 
     def FileExists(self, path: Any) -> Any:
-        return raised(os.stat, path) and None if self._views(path) else self._original.FileExists(path)
+        if not self._views(path):
+            return self._original.FileExists(path)
+        if not os.path.exists(path):  # whatever the reason
+            raised(_missing, path)
 
     def IsDirectory(self, path: Any) -> Any:
         return os.path.isdir(path) if self._views(path) else self._original.IsDirectory(path)
@@ -131,6 +135,10 @@ class _Files:
             return raised(shutil.copyfile, source, target) and None
         note_made(target)
         return self._original.CopyFile(source, target, overwrite)
+
+
+def _missing(path: Any) -> None:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _refuse_to_overwrite(target: Any, overwrite: bool) -> None:

@@ -272,6 +272,23 @@ def test_what_is_made_of_the_first_update_comes_after_it(weights, any_threads, s
     assert sequence(step)[3:] == ["head 0", "backwards", "others 0 ...", "backwards", "others 1"]
 
 
+@pytest.mark.parametrize("first", range(3))
+def test_updates_of_networks_that_share_an_input(weights, any_threads, small_parts, first):
+    """An actor and two critics, whose gradients are all taken before their updates."""
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [network([weight]) for weight in weights]
+        actor, *critics = [(losses[number], weights[number]) for number in (first, first - 1, first - 2)]
+        one = tape.gradient(*actor)
+        two = [tape.gradient(*critic) for critic in critics[::-1]]
+        return [*update([one], place="actor"), *update(two, place="critics")]
+
+    updates = [text.split()[0] for text in sequence(step) if text != "forwards"]
+    assert updates[0] == "actor" and set(updates[1:]) == {"critics"}
+
+
 def test_nothing_keeps_the_graph_of_a_function(weights, small_parts):
     def traced():
         @tf.function

@@ -151,3 +151,33 @@ def test_gradients_of_an_outer_function_are_left_alone(one_thread):
         return inner()
 
     assert step().numpy().tolist() == [2.0, 4.0]
+
+
+def test_a_loop_and_a_branch_that_share_a_collective_s_order(one_thread):
+    """A loop's gradient adds inputs to it, which were made after it: they wait for nothing that the loop is before."""
+    state = tf.Variable(0.0, trainable=False)
+    weights = [tf.Variable(2.0), tf.Variable(3.0)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            looped = tf.constant(1.0)
+            for _ in tf.range(3):
+                state.assign_add(1.0)
+                looped = looped * weights[0]
+            with tf.control_dependencies([state.assign_add(10.0)]):
+                other = weights[1] * tf.identity(state)
+            loss = other + looped
+        order = announcing._Order(tf.compat.v1.get_default_graph(), tf.compat.v1.get_default_graph().capture(handle))
+        gradients = tape.gradient(loss, weights)
+        readiness.in_their_order(gradients[::-1], order.sources)
+        return gradients
+
+    from matex_tf.ops import announcing
+    from matex_tf.ops.order import order_handles
+
+    handles = []
+    tf.function(lambda: handles.extend(order_handles()) or tf.constant(0))()
+    (handle,) = handles
+    for turn in range(2):
+        assert [float(gradient) for gradient in step()] == [12.0, 13.0 * (turn + 1)]

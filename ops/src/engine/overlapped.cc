@@ -115,7 +115,10 @@ class Overlapped {
       const std::shared_ptr<Update> update = updates_[ticket];
       lock.unlock();
       const Error error = Reduce(ticket, update.get());
-      if (error) Fail(update.get(), error);
+      if (error) {
+        came_ = 0;
+        Fail(update.get(), error);
+      }
       lock.lock();
       // Of an update that has failed, gradients may still come, and are told so.
       if (!error) updates_.erase(ticket);
@@ -191,10 +194,13 @@ class Overlapped {
     size_t owed = left.size();
     const auto give_back = [&](int entry) {
       // Recorded before the script can go on; while more is to come, it has something to compute.
-      if (--owed == 0 && !update->part.more) {
-        const int64_t came = Came(*update);
-        record.Done(came);
-        AddNanoseconds(Kind::kGradients, Now() - came);
+      if (--owed == 0) {
+        came_ = std::max(came_, Came(*update));
+        if (!update->part.more) {
+          record.Done(came_);
+          AddNanoseconds(Kind::kGradients, Now() - came_);
+          came_ = 0;
+        }
       }
       GiveBack(update, entry);
     };
@@ -267,6 +273,7 @@ class Overlapped {
   std::thread thread_;
   std::vector<char> buffer_;
   AllLearned learned_;
+  int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
   Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are; the thread sets it
 };
 

@@ -149,6 +149,9 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     IsUpdate(Lane::kCommunication, part);
+    At(Lane::kCommunication).waits.swap(waits_);
+    waits_.clear();
+    more_ = part.more;
     return At(Lane::kCommunication).start;
   }
 
@@ -180,6 +183,7 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kCommunication);
     Add({current.start, Now() - current.start, 0, current.label, Activity::kUpdate, Lane::kCommunication});
+    if (more_) waits_ = current.waits;
     current = Current();
   }
 
@@ -226,6 +230,8 @@ class Recorder {
   std::unordered_map<std::string, int> known_;
   std::unordered_map<uint64_t, int> places_;
   std::unordered_map<int, int64_t> seen_[2];
+  std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
+  bool more_ = false;
   std::map<int, Totals> totals_;
   Current currents_[2];
   Stretch stretch_;
