@@ -247,6 +247,7 @@ seen.append(["gfile", sorted(tf.io.gfile.listdir("out/gfile")), sorted(tf.io.gfi
              tf.io.gfile.GFile("out/gfile/deep/c.txt").read(), tf.io.gfile.stat("out/gfile/a.txt").length,
              tf.io.read_file("out/gfile/op.txt").numpy().decode(),
              sorted(name for _, _, names in tf.io.gfile.walk("out/gfile") for name in names)])  # fmt: skip
+seen.append(["within a file", tf.io.gfile.exists("out/gfile/a.txt/inside"), tf.io.gfile.exists("no/such/folder")])
 if ranks:  # alone TensorFlow goes through several folders in an order that is another each time
     assert tf.io.gfile.glob("table/../*/*") == glob.glob("table/../*/*")
 tf.io.gfile.remove("out/gfile/a.txt")
