@@ -55,12 +55,12 @@ class Parts:
         self._order = _Order(self._graph, self._graph.capture(order))
         # What the gradients that others have handed over are made of; then also what announcements come after.
         self._settled: set[Any] = set()
+        self._parts = self._chosen(weight)
         if readiness.threads() == 1:
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
                     self._settled.update(readiness.ancestors(op.inputs[0].op, self._settled, self._order.sources))
-            readiness.in_their_order(gradients, self._order.sources, self._settled)
-        self._parts = self._chosen(weight)
+            readiness.in_their_order(gradients, self._order.sources, self._order.place_of, self._settled)
 
     def __iter__(self):
         return iter(self._parts)
@@ -73,11 +73,11 @@ class Parts:
         everything = list(range(len(self._gradients)))
         # Not before that of an update that was made before: those are taken in this order.
         updates = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
-        first = max([self._order.place_of(weight), *updates[-1:]])
-        made = any(_is_in(self._graph, each) and readiness.made_of(each.op) for each in self._gradients)
-        if self._manager is None or first == len(sequence) - 1 or not made:
+        first = max([self._place_of(weight), *updates[-1:]])
+        places = [max(first, self._place_of(gradient)) for gradient in self._gradients]
+        computed = any(_is_in(self._graph, each) and readiness.made_of(each.op) for each in self._gradients)
+        if self._manager is None or not computed or not sequence:
             return [Part(everything, after=sequence[-1] if sequence else None)]
-        places = [max(first, self._order.place_of(gradient)) for gradient in self._gradients]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
         least = max(_LEAST_BYTES, sum(sizes) // _MOST_PARTS)
         parts = [Part()]
@@ -94,6 +94,9 @@ class Parts:
             part.after = sequence[place] if place >= 0 else None
             part.before = sequence[place + 1] if place + 1 < len(sequence) else None
         return parts
+
+    def _place_of(self, tensor: Any) -> int:
+        return self._order.place_of(tensor.op) if _is_in(self._graph, tensor) else -1
 
     def put(self, announcement: Any, part: Part) -> None:
         """Have the op `announcement`, the newest of its function, come where its part is to be announced."""
@@ -147,14 +150,14 @@ class _Order:
         self._previous: dict[Any, list[Any]] | None = None
         self._places: dict[Any, int] = {}
 
-    def place_of(self, tensor: Any) -> int:
-        """That of the last collective of the sequence that `tensor` is made from; -1: of none."""
-        if not self.sequence or not _is_in(self._graph, tensor):
+    def place_of(self, last: Any) -> int:
+        """That of the last collective of the sequence that the op `last` is made of; -1: of none."""
+        if not self.sequence:
             return -1
-        for op in readiness.ancestors(tensor.op, self._places, self.sources):
+        for op in readiness.ancestors(last, self._places, self.sources):
             before = (self._places.get(source, -1) for source in self.sources(op))
             self._places[op] = max(self._place.get(op, -1), *before, -1)
-        return self._places[tensor.op]
+        return self._places[last]
 
     def sources(self, op: Any) -> list[Any]:
         """The ops that run before `op` because it needs them, or because it comes after them in some order."""

@@ -21,13 +21,14 @@ def made_of(op: Any) -> list[Any]:
 def in_their_order(
     gradients: Sequence[Any],
     sources: Callable[[Any], list[Any]] = made_of,
+    place: Callable[[Any], int] = lambda op: 0,
     settled: Container[Any] = (),
 ) -> None:
     """Make what only later made ones of these tensors need wait for those before, where one thread runs all ops.
 
     The tensors are those of a function that is being traced. An op waits only for gradients that were made before it
-    and that do not need it, also by `sources`, so that no two ops wait for each other; and only if it is none of those
-    `settled`, of which another update's gradients are made.
+    and that do not need it, also by `sources`, so that no two ops wait for each other. It waits for none with a greater
+    `place`, and not at all if it is one of those `settled`: by these a rank with one thread announces what others do.
     """
     from tensorflow.python.framework import ops
 
@@ -38,26 +39,32 @@ def in_their_order(
     waits_for: dict[Any, int] = {}  # the gradients that an op runs after, as bits by their position
     made: list[Any] = []
     numbers: list[int] = []
-    for gradient in sorted(
-        {each.op for each in gradients if getattr(each, "graph", None) is graph}, key=number.__getitem__
-    ):
+    inside = {each.op for each in gradients if getattr(each, "graph", None) is graph}
+    places = sorted({place(op) for op in inside})
+    up_to = [0] * len(places)  # the gradients, as bits, that are at this place or at one before
+    for gradient in sorted(inside, key=number.__getitem__):
         for op in ancestors(gradient, waits_for, sources):
             before = sources(op)
             bits = 0
             for each in before:
                 bits |= waits_for[each]
-            missing = ((1 << bisect.bisect_left(numbers, number[op])) - 1) & ~bits
-            if not before or op in settled:  # what is made of nothing costs nothing
-                missing = 0
+            missing = 0
+            reached = bisect.bisect_right(places, place(op))
+            if before and reached and op not in settled:  # what is made of nothing costs nothing
+                older = (1 << bisect.bisect_left(numbers, number[op])) - 1
+                missing = older & up_to[reached - 1] & ~bits
             while missing:
                 latest = made[missing.bit_length() - 1]
                 op._add_control_input(latest)
                 bits |= waits_for[latest]
                 missing &= ~bits
             waits_for[op] = bits
-        waits_for[gradient] |= 1 << len(made)
+        bit = 1 << len(made)
+        waits_for[gradient] |= bit
         made.append(gradient)
         numbers.append(number[gradient])
+        at = bisect.bisect_left(places, place(gradient))
+        up_to[at:] = [bits | bit for bits in up_to[at:]]
 
 
 def threads() -> int:

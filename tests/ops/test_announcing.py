@@ -272,6 +272,27 @@ def test_what_is_made_of_the_first_update_comes_after_it(weights, any_threads, s
     assert sequence(step)[3:] == ["head 0", "backwards", "others 0 ...", "backwards", "others 1"]
 
 
+def test_ranks_with_one_thread_and_with_several_announce_the_same(weights, small_parts, monkeypatch):
+    """Two heads: on one thread the second's gradients would wait for the first's, and for the collective of those."""
+
+    @tf.custom_gradient
+    def scaled(x):
+        return x * 2.0, lambda dy: tf.tanh(dy) * 2.0
+
+    def step():
+        with tf.GradientTape() as tape:
+            x = tf.constant(1.5)
+            plain = scaled(scaled(x * weights[2]) * weights[1])
+            loss = plain + normalised(x * weights[0])
+        return update([*tape.gradient(loss, weights), loss])
+
+    found = []
+    for threads in (1, 2):
+        monkeypatch.setattr(readiness, "threads", lambda threads=threads: threads)
+        found.append(sequence(tf.function(step)))
+    assert found[0] == found[1] == ["update 1 2 ...", "forwards", "update 3 ...", "backwards", "update 0"]
+
+
 @pytest.mark.parametrize("first", range(3))
 def test_updates_of_networks_that_share_an_input(weights, any_threads, small_parts, first):
     """An actor and two critics, whose gradients are all taken before their updates."""

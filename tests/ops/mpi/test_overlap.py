@@ -202,7 +202,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
         assert step(tf.constant(1.0)).numpy() == SIZE
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [1, 4, 1 + RANK % 2], ids=["one", "several", "one or two"])
 @pytest.mark.parametrize("least, parts", [(1, 3), (1 << 20, 2)])
 def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
