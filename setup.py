@@ -23,4 +23,4 @@ def op_sources() -> list[str]:
     return sorted(str(path.relative_to(room)) for path in room.rglob("*") if path.suffix in SOURCES)
 
 
-setup(packages=packages(), package_dir=ROOMS, package_data={"matex_tf.ops": op_sources()})
+setup(packages=packages(), package_dir=ROOMS, package_data={"matex_tf": ["py.typed"], "matex_tf.ops": op_sources()})

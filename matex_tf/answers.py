@@ -49,7 +49,7 @@ class Answer:
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.current().size for leaf in leaves)
-        self.whole = few or comparison.are_shares(leaves, "the data of predict")
+        self.whole = few or comparison.are_each_ranks_own(leaves, "the data of predict")
 
     def distribute(self, dataset: Any) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`."""

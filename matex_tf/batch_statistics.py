@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import ops, settings, steps, whole_runs, world
+from matex_tf import ops, settings, steps, world
+from matex_tf.analysis import interpreter, verdict
 
 
 def are_global() -> bool:
@@ -21,7 +22,8 @@ def are_global() -> bool:
         import tensorflow as tf
 
         # Its collectives would have to be put in order with all others of a run, which is not known yet.
-        whole_runs.note_normalisation(tf.compat.v1.get_default_graph())
+        why = "it normalises by the statistics of its batch (MATEX_SYNC_BATCHNORM=off takes those of each rank's slice)"
+        verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
         return False
     return True
 
@@ -36,16 +38,19 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
     Returns:
         Both, in the shape and dtype given, and the count over all ranks (float64).
 
-    With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. The gradients of a rank are
-    later multiplied by its weight w, so upstream gradients are weighed by w before they are summed, and p by 1 / w.
+    With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. A rank's gradients are its part
+    of a sum; of a rank's own rows in eager code they are later multiplied by its weight w, so that upstream gradients
+    are weighed by w before they are summed, and p by 1 / w.
     """
     import tensorflow as tf
+    from tensorflow.python.ops import custom_gradient  # that of scripts is patched
 
     shape, dtype = tf.shape(mean), mean.dtype
     numbers = steps.numbers()
+    weight = numbers[0] if tf.executing_eagerly() and not steps.is_within_slice() else numbers[1]
     count = tf.stop_gradient(tf.cast(count, tf.float64)) * numbers[2]
 
-    @tf.custom_gradient
+    @custom_gradient.custom_gradient
     def combine(m: Any, v: Any) -> Any:
         packed = tf.concat([count[tf.newaxis], count * m, count * (v + m * m)], 0)
         # Selected, not multiplied: what a rank without rows computed may be no number.
@@ -55,16 +60,19 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
         all_v = tf.maximum(all_square - all_m * all_m, 0.0)
 
         def back(upstream_m: Any, upstream_v: Any, _: Any) -> Any:
-            upstream = numbers[0] * tf.concat([upstream_m, upstream_v], 0)
-            upstream = tf.where(numbers[0] > 0, upstream, tf.zeros_like(upstream))
+            upstream = weight * tf.concat([upstream_m, upstream_v], 0)
+            upstream = tf.where(weight > 0, upstream, tf.zeros_like(upstream))
             summed = ops.allreduce(upstream, op="sum", name="the gradients of a normalisation layer's statistics")
             part = tf.math.divide_no_nan(count, total[0])
-            grad_m, grad_v = tf.split(summed * tf.math.divide_no_nan(part, numbers[0]), 2)
+            grad_m, grad_v = tf.split(summed * tf.math.divide_no_nan(part, weight), 2)
             return grad_m + 2 * grad_v * (m - all_m), grad_v
 
         return (all_m, all_v, total[0]), back
 
     *whole, everything = combine(*(tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)))
+    if not tf.executing_eagerly():
+        for part in (*whole, everything):
+            interpreter.declare(part, interpreter.replicated())
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
 
 

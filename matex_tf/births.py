@@ -1,28 +1,26 @@
-"""Gradients where they are born: those with respect to variables, within any structure, are reduced at once."""
+"""Gradients where they are born: those with respect to variables, within any structure, are reduced at once.
+
+In graphs the backward pass begins with what `recombine.seeds` says, so that gradients with respect to variables are
+partial sums over the rows, and those with respect to rows are those rows' own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from matex_tf import figures, gradients, graphs, loops, losses, steps, variables
+from matex_tf import gradients, loops, model_calls, output, recombine, settings, steps, variables
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
+
+OWN_ROWS = (
+    "a training step in eager code works on each rank's own rows: gradients are averaged over the ranks, weighted by "
+    "their rows, which is exact where the loss is a mean over rows. Of a step in a tf.function that is proved"
+)
 
 
 def _is_trained_variable(source: Any) -> bool:
     return hasattr(gradients.underlying(source), "assign")
-
-
-def leave_to_optimizer(sources: Any) -> None:
-    """Note that gradients of the variables in `sources` were taken while another tape records."""
-    import tensorflow as tf
-
-    trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
-    if not trained:
-        return
-    losses.inexact(
-        "gradients are taken of gradients: what a penalty on gradients is made of are those of each rank's slice, so "
-        "the result is close to that of the script alone but not the same"
-    )
-    gradients.entangle(trained)
 
 
 def not_of_slices(sources: Any, why: str) -> None:
@@ -36,16 +34,121 @@ def not_of_slices(sources: Any, why: str) -> None:
     if not trained:
         return
     gradients.mark(trained, born=False)
-    if tf.executing_eagerly():
-        loops.compute_whole(why)
+    if not tf.executing_eagerly():
+        verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
+
+
+def in_graph(
+    compute: Callable[[Any, Any], Any], target: Any, sources: Any, upstream: Any, reduces: bool, owed: bool
+) -> Any:
+    """What a backward pass in the graph being built gives the script, in the structure of `sources`.
+
+    Args:
+        compute: gives the gradients of the tensors in its first argument, multiplied by those in its second (None:
+            ones), with respect to `sources` (or what `sources` gives once that was called).
+        target, upstream: what the script differentiates, and what it multiplies the gradients by (or None).
+        reduces: whether gradients of variables are put together here; not while another tape records.
+        owed: whether that is left to the optimizer.
+    """
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(target)
+    tensors = [part for part in flat if isinstance(part, tf.Tensor)]
+    if len(tensors) != len(flat):
+        chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
     else:
-        graphs.note_whole(why)
+        given = [None] * len(flat) if upstream is None else tf.nest.flatten(upstream)
+        chosen, factors, why = recombine.seeds(tensors, given)
+        if why is not None:
+            chosen, factors = target, upstream
+        elif all(one is None for one in factors):
+            factors = None
+    result = compute(chosen, factors)
+    sources = sources() if callable(sources) else sources
+    flat_sources = tf.nest.flatten(sources)
+    found = _flatten_like(result, len(flat_sources))
+    for source, gradient in zip(flat_sources, found):
+        _declare(gradient, source, why)
+    trained = [
+        index
+        for index, source in enumerate(flat_sources)
+        if _is_trained_variable(source) and (found[index] is None or not gradients.are_same([found[index]]))
+    ]
+    if not trained or not reduces:
+        return result
+    of = [flat_sources[index] for index in trained]
+    if owed:
+        gradients.mark(of, born=False)
+        return result
+    gradients.mark(of, born=True)
+    scalars = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None] if why is None else []
+    scalars = [part for part in scalars if interpreter.placement_of(part).kind == PARTIAL]
+    reduced, totals = gradients.reduce(
+        [found[index] for index in trained],
+        of,
+        [_weighed(part) for part in scalars],
+        place="tape.gradient",
+    )
+    for part, total in zip(scalars, totals):
+        recombine.remember(part, total)
+    if not steps.in_session_graph():
+        variables.expect(of)
+    for index, value in zip(trained, reduced):
+        found[index] = value
+    return _pack_like(result, found)
 
 
-def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False) -> Any:
-    """`result`, gradients in the structure of `sources`, with those of variables reduced.
+def _is_reducible(part: Any) -> bool:
+    """Whether a tensor that is differentiated can travel with its gradients: a loss."""
+    return part.dtype.is_floating and part.shape.rank == 0
 
-    With `owed` they are left to the optimizer.
+
+def _weighed(loss: Any) -> Any:
+    """A rank's part of a loss, which travels with its gradients, as a part of a sum."""
+    import tensorflow as tf
+
+    weight = recombine.factor(interpreter.placement_of(loss).power)
+    return tf.where(weight > 0, loss * tf.cast(weight, loss.dtype), tf.zeros_like(loss))
+
+
+def _declare(gradient: Any, source: Any, why: Placement | None) -> None:
+    """State the placement of a gradient with respect to `source`."""
+    import tensorflow as tf
+
+    if gradient is None or hasattr(gradient, "numpy"):
+        return
+    if gradients.are_same([gradient]):
+        placement = replicated()
+    elif why is not None:
+        placement = why if why.kind == UNKNOWN else unknown(None, "a gradient is taken of a vector of sizes")
+    elif _is_trained_variable(source):
+        if isinstance(gradient, tf.IndexedSlices):
+            rows = interpreter.placement_of(gradient.indices)
+            placement = partial(0) if rows.is_same else rows._replace(power=0, elements=None)
+            interpreter.declare(gradient.values, placement)
+            return
+        placement = partial(0)
+    else:
+        placement = interpreter.placement_of(source)
+        if placement.kind == SHARDED and not placement.power:
+            placement = placement._replace(zero=False)
+        elif placement.is_same:
+            placement = partial(0)
+        else:
+            placement = unknown(gradient.op, "a gradient is taken with respect to a figure of the rows")
+    for part in (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else (gradient,):
+        interpreter.declare(part, placement)
+
+
+def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: bool) -> Any:
+    """`result`, eager gradients in the structure of `sources`, with those of variables the same on all ranks.
+
+    They are of the whole batch: those that a model's call gave (`model_calls`) are the ranks' sum already, of others
+    the first rank's count. Of a batch of this rank's own rows they are averaged over the ranks, weighed by the rows.
+
+    Args:
+        tape: that which took them.
+        reduces, owed: as for `in_graph`.
     """
     import tensorflow as tf
 
@@ -53,28 +156,23 @@ def reduce_structure(result: Any, sources: Any, target: Any, owed: bool = False)
     chosen = [index for index, source in enumerate(flat_sources) if _is_trained_variable(source)]
     if not chosen:
         return result
-    variables_of = [flat_sources[index] for index in chosen]
-    owed = owed or gradients.are_entangled(variables_of)
-    gradients.mark(variables_of, born=not owed)
-    if owed:
-        return result
+    of = [flat_sources[index] for index in chosen]
     flat = _flatten_like(result, len(flat_sources))
-    target_scalars = losses.reducible(target)
-    # The loss goes there as this rank's part, not as what the script would read of it.
-    with figures.left_alone():
-        reduced, totals = gradients.reduce(
-            [flat[index] for index in chosen],
-            variables_of,
-            target_scalars,
-            weight=losses.weight(target),
-            place="tape.gradient",
-        )
-    losses.remember(target_scalars, totals)
-    if not steps.in_session_graph():
-        variables.expect(variables_of)
-    if tf.executing_eagerly():
-        variables.settle()
-        loops.notice_update()
+    mine = [flat[index] for index in chosen]
+    if reduces:
+        model_calls.say_verdict(tape)
+        loops.watch_drift()
+    are_same = gradients.are_same(mine)
+    if are_same or not reduces or owed:
+        gradients.mark(of, born=are_same)
+        return result
+    gradients.mark(of, born=True)
+    if steps.is_sliced() and settings.current().scaling == "strong":
+        output.note(OWN_ROWS)
+    reduced, _ = gradients.reduce(mine, of, place="tape.gradient")
+    gradients.note_same(reduced)
+    variables.expect(of)
+    variables.settle()
     for index, value in zip(chosen, reduced):
         flat[index] = value
     return _pack_like(result, flat)

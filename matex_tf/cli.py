@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from . import info, launch, placement, probe, restarts, running, trial
+from . import hosts, info, launch, outlet, placement, probe, restarts, running, trial
 from .ops.build import BuildError, cache_folder
 from .version import __version__
 
-USAGE = """\
-usage: matex COMMAND ...
-
+USAGES = {
+    "run": """\
   matex run -n RANKS [--dry-run] [mpirun options] SCRIPT.py [arguments]
   matex run -n RANKS [--dry-run] [mpirun options] -m MODULE [arguments]
       train SCRIPT.py, unchanged, data-parallel on RANKS ranks; --dry-run prints the command line instead
   matex run --profile -n RANKS [mpirun options] SCRIPT.py [arguments]
       the same, and a table at the end: compute, waiting, communication, bandwidth, and which rank the others wait for
+  matex run --explain -n RANKS [mpirun options] SCRIPT.py [arguments]
+      the same, and a line for each training step: sharded, or computed whole, and which line of the script is why
   matex run --restarts TIMES -n RANKS [mpirun options] SCRIPT.py [arguments]
       keep the run's state, and after a loss start it again from there, at most TIMES times, on the hosts that are left
   matex run --elastic [--restarts TIMES] -n RANKS [mpirun options] SCRIPT.py [arguments]
       where a rank is lost, the others go on without it within fit; where they cannot, restart, at most 3 or TIMES times
   matex run --check [-n RANKS] [--steps STEPS] [mpirun options] SCRIPT.py [arguments]
       run a few steps alone and on the ranks (5 steps, 2 ranks), and compare loss, weights, printed lines and files
+""",
+    "info": """\
   matex info
       versions, MPI, cores, GPUs, the state of the compiled ops, and what is wrong, if anything, with how to mend it
+""",
+    "build": """\
   matex build [--xla]
       compile the ops now rather than at first use; with --xla their kernels for jit_compile=True, too
-  matex --version | --help
-"""
+""",
+}
+USAGE = f"usage: matex COMMAND ...\n\n{''.join(USAGES.values())}  matex --version | COMMAND --help | --help\n"
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
+OWN_OPTIONS = ("dry-run", "profile", "explain", "restarts", "elastic", "check", "steps")
 ASKED_WRONGLY = 2
 RESTARTS = 3  # where ranks that are left cannot go on by themselves
 MOST = 2**31 - 1  # of what MPI counts
@@ -56,13 +65,14 @@ class Run:
     profile: bool = False
     restarts: int = 0
     elastic: bool = False
+    explain: bool = False
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Reads the words after `matex run`. Raises UsageError if there is no number of ranks or no script."""
     words, target = launch.split_options(words)
     ranks, dry_run, comparing, profile, steps, options = None, False, False, False, None, []
-    again, elastic = 0, False
+    again, elastic, explain = 0, False, False
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -74,6 +84,8 @@ def parse_run(words: Sequence[str]) -> Run:
             comparing = True
         elif word == "--profile":
             profile = True
+        elif word == "--explain":
+            explain = True
         elif word == "--elastic":
             elastic = True
         elif name == "--restarts":
@@ -82,6 +94,7 @@ def parse_run(words: Sequence[str]) -> Run:
             steps = whole_number("--steps", value if equals else next(rest, ""), "steps")
         else:
             options.append(word)
+    refuse_misspelt(options)
     if not target or target == ["-m"]:
         raise UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
@@ -94,6 +107,10 @@ def parse_run(words: Sequence[str]) -> Run:
         raise UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if profile and comparing:
         raise UsageError("--profile and --check do not go together: what is checked is a few first steps")
+    if explain and comparing:
+        raise UsageError("--explain and --check do not go together: what is checked is a few first steps")
+    if explain and ranks == 1:
+        raise UsageError("--explain tells what ranks share: -n expects 2 or more")
     if again and comparing:
         raise UsageError("--restarts and --check do not go together: what is checked is a few first steps")
     if again and ranks == 1:
@@ -106,7 +123,17 @@ def parse_run(words: Sequence[str]) -> Run:
         again = RESTARTS
     if profile and ranks == 1:
         raise UsageError("--profile tells what ranks do together: -n expects 2 or more")
-    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile, again, elastic)
+    return Run(ranks, target, options, dry_run, comparing, steps or trial.STEPS, profile, again, elastic, explain)
+
+
+def refuse_misspelt(options: Sequence[str]) -> None:
+    """Raises UsageError for an option that is none of mpirun's, as far as we know, and close to one of ours."""
+    for word, *_ in hosts.groups(options):
+        name = launch.option_name(word)
+        meant = difflib.get_close_matches(name.lower(), OWN_OPTIONS, n=1, cutoff=0.8)
+        if word.startswith("-") and meant and name not in launch.ARITY:
+            why = f"--{meant[0]} takes no value" if name == meant[0] else f"did you mean --{meant[0]}?"
+            raise UsageError(f"there is no option {word}; {why}")
 
 
 def whole_number(option: str, text: str, of: str) -> int:
@@ -124,17 +151,21 @@ def check_target(run: Run) -> None:
 
 
 def find_mpirun() -> launch.Mpirun:
-    """This machine's mpirun. Raises UsageError if there is none."""
-    mpirun = probe.find_mpirun(probe.mpi_library())
+    """This machine's mpirun. Raises UsageError if there is none, or none of the MPI that mpi4py loads."""
+    library = probe.mpi_library()
+    mpirun = probe.find_mpirun(library)
     if mpirun is None:
         raise UsageError(f"there is no mpirun. {info.GET_MPI}")
+    if other := info.of_another_mpi(mpirun, library):
+        raise UsageError(other)
     return mpirun
 
 
 def command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises UsageError if there is no mpirun."""
     mpirun, cores = find_mpirun(), len(placement.cores())
-    settings = {"MATEX_PROFILE": "1"} if run.profile else {}
+    chosen = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain}
+    settings = {name: "1" for name, is_on in chosen.items() if is_on}
     if run.restarts:
         settings["MATEX_STATE"] = restarts.state_folder(run.target)
     if run.elastic:
@@ -144,15 +175,13 @@ def command_line(run: Run) -> list[str]:
                 f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
             )
         settings["MATEX_ELASTIC"] = "1"
-    options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, settings)
+    by_memory = probe.has_memory_for(run.ranks, mpirun)
+    options = launch.options(mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, settings, by_memory)
     return launch.command(mpirun, options, sys.executable, run.target)
 
 
 def run(words: Sequence[str]) -> int:
     """`matex run`: mpirun's output, signals and exit code, but 0 only where all ranks have ended well."""
-    if "--help" in words[:1] or "-h" in words[:1]:
-        print(USAGE, end="")
-        return 0
     asked = parse_run(words)
     if not asked.dry_run:
         check_target(asked)
@@ -166,6 +195,12 @@ def run(words: Sequence[str]) -> int:
         return trial.check(
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
+    with outlet.Outlet() as out:
+        code = _start(asked)
+    return out.exit_code(code)
+
+
+def _start(asked: Run) -> int:
     elsewhere = launch.chooses_hosts(asked.options, os.environ)
     shared = cache_folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
@@ -219,10 +254,16 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in COMMANDS:
             raise UsageError(f"there is no command {words[0]!r}; the commands are " + ", ".join(COMMANDS))
+        if words[1:2] in (["--help"], ["-h"]):
+            print(f"usage:\n{USAGES[words[0]]}", end="")
+            return 0
+        running.hear_children()
         return COMMANDS[words[0]](words[1:])
     except (UsageError, BuildError) as error:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
+    except KeyboardInterrupt:
+        return running.ended_by({signal.SIGINT})
 
 
 if __name__ == "__main__":

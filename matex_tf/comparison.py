@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -68,39 +69,54 @@ def is_same_batch(mine: tuple[int, int] | None, what: str) -> bool:
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
-    """Whether `arrays` are each rank's own rows and not the same on all ranks. Collective.
+    """Whether `arrays` carry the mark of a share: each rank's own rows. Others are the same on all ranks. Collective.
 
     Raises:
-        RankError: on every rank, if they could be neither: other dtypes or other shapes of a row.
+        RankError: on every rank, if they are neither.
     """
+    everyone = _marks_and_contents(arrays, what)
+    marks = [marked for marked, _ in everyone]
+    of_rows = [[(dtype, shape[1:]) for dtype, shape, _ in theirs] for _, theirs in everyone]
+    alike = of_rows if all(marks) else everyone
+    other = next((rank for rank, theirs in enumerate(alike) if theirs != alike[0]), None)
+    if other is None:
+        return all(marks)
+    hosts = world.current().hosts
+    first, differing = everyone[0], everyone[other]
+    found = (
+        f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe(*first)}, rank {other} ({hosts[other]}) has "
+        f"{_describe(*differing, first[1])}."
+    )
+    if all(marks):
+        raise world.RankError(f"{found} Shares may differ in their rows only.")
+    raise world.RankError(
+        f"{found} Every rank must have the same data, of which it computes its rows. Look for what is another in each "
+        "process: a generator without a seed, the order in which files are listed, a set of strings (start with "
+        "`python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0). Mark rows that are each rank's own: "
+        "matex_tf.readers.DataSet reads them so, matex_tf.shard(x) takes this rank's rows of an x that all ranks have, "
+        "matex_tf.shard(x, own=True) marks an x that has this rank's rows already."
+    )
+
+
+def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
+    """Whether `arrays` are marked as a share, or differ between ranks, so that no rank can do another's. Collective."""
+    everyone = _marks_and_contents(arrays, what)
+    return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
+
+
+def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list]]:
+    """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
     marked = any(sharding.is_share(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
-    everyone = control.allgather(mine, f"comparing {what}")
-    first = [(dtype, shape[1:]) for dtype, shape, _ in everyone[0][1]]
-    hosts = world.current().hosts
-    for rank, (_, rows) in enumerate(everyone):
-        here = [(dtype, shape[1:]) for dtype, shape, _ in rows]
-        if here != first:
-            raise world.RankError(
-                f"{what} differ between ranks in more than their rows: rank 0 ({hosts[0]}) has "
-                f"{_describe(everyone[0][1])}, rank {rank} ({hosts[rank]}) has {_describe(rows)}"
-            )
-    if any(marked for marked, _ in everyone):
-        return True
-    if all(theirs == everyone[0] for theirs in everyone):
-        return False
-    for index, (_, shape, _) in enumerate(everyone[0][1]):
-        if len({tuple(rows[index]) for _, rows in everyone}) == 1:
-            other = next(i for i in range(len(first)) if len({tuple(rows[i]) for _, rows in everyone}) > 1)
-            raise world.RankError(
-                f"{what}: array {index + 1} (shape {list(shape)}) is the same on all ranks but array {other + 1} is "
-                "not, so they are neither the whole data nor each rank's share. Look for an order that depends on the "
-                "process: a set of strings (start with `python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0), "
-                "an unseeded generator, or the order in which files are listed."
-            )
-    output.note(f"{what} differ between ranks, so each rank's are taken as its own share of the data")
-    return True
+    return control.allgather(mine, f"comparing {what}")
 
 
-def _describe(rows: list) -> str:
-    return ", ".join(f"{np.dtype(dtype).name}{list(shape)}" for dtype, shape, _ in rows)
+def _describe(marked: bool, arrays: list, others: list | None = None) -> str:
+    """Arrays in words; of those that look like `others`, another rank's, but are not, it is said."""
+
+    def one(array: tuple, other: tuple | None) -> str:
+        text = f"{np.dtype(array[0]).name}{list(array[1])}"
+        return f"{text} of other values" if other and other[:2] == array[:2] and other != array else text
+
+    pairs = itertools.zip_longest(arrays, (others or [])[: len(arrays)])
+    return ("a share, " if marked else "") + ", ".join(one(array, other) for array, other in pairs)

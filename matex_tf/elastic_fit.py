@@ -84,6 +84,16 @@ def of_some_rows(kind: Any) -> Any:
     return kind
 
 
+def functions_in(plain: Any) -> list[Any]:
+    """The functions of TensorFlow that take an iterator in what Keras calls: it, or in some versions one within it."""
+    inside = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
+    return [
+        one
+        for one in [plain, *inside]
+        if hasattr(one, "get_concrete_function") and "iterator" in inspect.signature(one.python_function).parameters
+    ]
+
+
 def undo_of(source: Any) -> Callable[[], None]:
     """What is to be done before a call that goes through the data `source` is made again."""
     before = kept_random.states()
@@ -193,16 +203,9 @@ class Training:
         return function.plain
 
     def _trace(self) -> None:
-        plain = self._function()
-        # A function of TensorFlow, or in some versions of Keras one of Python around it.
-        inside = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
-        for one in [plain, *inside]:
-            if (
-                hasattr(one, "get_concrete_function")
-                and "iterator" in inspect.signature(one.python_function).parameters
-            ):
-                concrete = one.get_concrete_function(self._feed.put([]))
-                self._changed = list(concrete.graph.variables)
+        for one in functions_in(self._function()):
+            concrete = one.get_concrete_function(self._feed.put([]))
+            self._changed = list(concrete.graph.variables)
 
     def _count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """What is not the same on all ranks but a sum over them: the variables, with this rank's part and the sum."""

@@ -191,6 +191,18 @@ class View:
         """Where to read `key`. What rank 0 has only just made is given rather than an error."""
         return self.upper(key) if self.is_own(key) or self._is_hidden(key) else self.below(key) or key
 
+    def for_child(self, key: str) -> str:
+        """Where a process that this rank starts, which sees the disk alone, finds `key` as this rank does.
+
+        A folder in which there is more than this rank has made itself is the one on disk.
+        """
+        if not self.is_own(key):
+            above = os.path.dirname(key)
+            is_private = self.is_own(above) and self.below(above) is None  # a file that the process may make there
+            return self.upper(key) if is_private else key
+        is_whole = not self.is_folder(key) or self.below(key) is None or self.has_only_own(key)
+        return self.upper(key) if is_whole else key
+
     def writable(self, key: str, keep: bool, exclusive: bool = False) -> str:
         """Where to write `key`, with its content of now if `keep`. Raises OSError as the system would."""
         self.used = True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,21 @@ from matex_tf import (
     early_rows,
     elastic,
     elastic_fit,
+    explain,
     gradients,
-    loops,
     metrics,
+    open_sizes,
     ops,
     output,
+    overlapping,
     pace,
     pipeline,
-    rehearsal,
     resumed_fit,
     resuming,
     settings,
     sharding,
     steps,
+    traces,
     variables,
     world,
 )
@@ -106,8 +109,11 @@ class Stage:
         self.dealt = sharding.Dealt()
         self.numbered: Any = None
         self.whole = False
+        self.why_whole = ""
         self.gives_whole_batches = False  # of which the step takes its slice
         self.rows_of_batch: int | None = None  # of arrays
+        self.pending: tuple[Any, Any] | None = None  # the whole batches, and what is iterated, until it is decided
+        self.element_spec: Any = None  # of what the step is given, where that is not what is iterated
         self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
 
     @property
@@ -186,6 +192,23 @@ class Stage:
 
     def distribute(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `pipeline.Batch`."""
+        mine = self._own(dataset, are_arrays)
+        if mine is not None:
+            self.pending = None, mine
+            return mine
+        dataset = getattr(dataset, "_matex_whole", dataset)
+        if self.trains and elastic.is_on():
+            import tensorflow as tf
+
+            self.gives_whole_batches = True
+            mine = pipeline.exempt(dataset.prefetch(tf.data.AUTOTUNE))
+        else:
+            mine, self.whole_pipeline = early_rows.slices(dataset, are_arrays, self._keep_first)
+        self.pending = dataset, mine
+        return mine
+
+    def _own(self, dataset: Any, are_arrays: bool) -> Any:
+        """The dataset of this rank's own rows, where each rank has its share of the data; else None."""
         if self.counts is not None:
             if self.dealt.reshuffle is not None and self.epochs > 1:
                 output.note(
@@ -201,27 +224,50 @@ class Stage:
             return pipeline.grouped(dataset)
         if self.own_batches is not None:
             return pipeline.own_batches(dataset, self._most_batches())
-        dataset = getattr(dataset, "_matex_whole", dataset)
-        self.whole = not self._takes_any_rows(dataset)
-        if self.trains and elastic.is_on():
-            import tensorflow as tf
+        return None
 
-            self.gives_whole_batches = True
-            return pipeline.exempt(dataset.prefetch(tf.data.AUTOTUNE))
-        if self.whole:
-            return pipeline.whole(dataset)
-        dataset, self.whole_pipeline = early_rows.slices(dataset, are_arrays, self._keep_first)
-        return dataset
+    def decide(self, function: Any) -> bool:
+        """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
 
-    def _takes_any_rows(self, dataset: Any) -> bool:
-        """Whether the model's step can compute a part of a batch; said where it cannot. Collective."""
-        size = None if hasattr(dataset, "_matex_whole") else self.rows_of_batch
+        Collective. It is traced for the batches that it will be given, if it is not yet; nobody has iterated them.
+
+        Returns:
+            Whether it can be called; else it is to be made anew: its trace has failed, or was for slices.
+        """
+        import tensorflow as tf
+
+        if self.pending is None:
+            return True
+        (whole, mine), self.pending = self.pending, None
+        spec = self.element_spec or mine.element_spec
+        if self.gives_whole_batches:
+            spec = pipeline.Batch(
+                tf.nest.map_structure(elastic_fit.of_some_rows, mine.element_spec), tf.TensorSpec([4], tf.float64)
+            )
         kind = "train" if self.trains else "test"
-        mine = rehearsal.why_whole(self.call.model, kind, dataset.element_spec, size)
-        reasons = [why for why in control.allgather(mine, f"whether ranks can share {self.name}") if why]
-        if reasons:
-            output.note(reasons[0])
-        return not reasons
+        is_fixed = whole is not None and _has_fixed_rows(whole.element_spec)
+        why = why_whole(self.call.model, kind, function, spec, is_fixed)
+        reasons = [one for one in control.allgather(why, f"whether ranks can share {self.name}") if one]
+        if not reasons:
+            if self.trains:
+                explain.say_shared(f"the step of fit on '{self.call.model.name}'")
+            return True
+        if whole is None:
+            explain.say_inexact(reasons[0])
+            return why != traces.NAMED
+        self.whole = True
+        if self.calls_shared_model() and not self.gives_whole_batches:
+            # Said once the step was traced, and so what of it is shared; in eager code that shows later.
+            self.why_whole = "" if reasons[0] == EAGER else reasons[0]
+        else:
+            explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
+        if not self.gives_whole_batches:
+            pipeline.iterate_instead(mine, pipeline.whole(whole))
+        return function in _made_for_whole or why != traces.NAMED and not self.trains
+
+    def calls_shared_model(self) -> bool:
+        """Whether every rank computes the step whole, but for the calls of the model in it."""
+        return self.trains and self.whole
 
     def _most_batches(self) -> int | None:
         """The number of batches of the rank that has most; None where they do not end."""
@@ -244,6 +290,58 @@ class Stage:
         return number
 
 
+EAGER = "it is not traced (run_eagerly=True)"
+_known: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+_made_for_whole: weakref.WeakSet = weakref.WeakSet()
+"""Functions that were made once a step was known to be computed whole."""
+
+
+def note_made_for_whole(function: Any) -> None:
+    _made_for_whole.add(function)
+
+
+def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
+    """The step of `model` for `kind` was traced for batches such as `data`; `reason`: why it cannot be sharded."""
+    _known.setdefault(model, {})[kind, _shapes(data)] = "" if reason is None else str(reason)
+
+
+def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
+    """Why the step of `model` cannot compute a part of a batch; empty where it is proved that it can.
+
+    Args:
+        kind: "train" or "test".
+        function: what Keras calls with an iterator.
+        spec: the element spec of that iterator, a `Batch`.
+        is_fixed: alone the number of rows of a batch is known when the step is traced.
+    """
+    from tensorflow.python.data.ops import iterator_ops
+
+    functions = elastic_fit.functions_in(function)
+    if not functions:
+        return EAGER
+    known = _known.setdefault(model, {})
+    try:
+        with open_sizes.watched(is_fixed):
+            overlapping.traced(functions[0], (iterator_ops.IteratorSpec(spec),), {})
+    except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
+        return traces.NAMED
+    return known.get((kind, _shapes(spec.data)), "it is none of Keras' training steps")
+
+
+def _has_fixed_rows(spec: Any) -> bool:
+    import tensorflow as tf
+
+    shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(spec)]
+    return any(shape is not None and shape.rank and shape.as_list()[0] is not None for shape in shapes)
+
+
+def _shapes(data: Any) -> Any:
+    import tensorflow as tf
+
+    parts = tf.nest.flatten(data, expand_composites=True)
+    return tuple((part.dtype, str(part.shape)) for part in parts if hasattr(part, "shape"))
+
+
 class Run:
     """The state of one call."""
 
@@ -251,6 +349,7 @@ class Run:
         self.kind = kind
         self.model = model
         self.training: Stage | None = None
+        self.stage: Stage | None = None  # the last one
         self.stages = 0
         self.step = 0
         self.rows = 0
@@ -266,10 +365,30 @@ class Run:
             output.note("the model has a fixed batch size, so every rank computes whole batches: right, but not faster")
             self.slices = False
 
+    def decide_later(self, which: str, function: Any, make_anew: Callable[[], None]) -> None:
+        """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
+
+        A step that trains is traced no earlier than the script alone traces it, once its data are iterated: callbacks
+        have begun by then, and may have set what it reads. `make_anew` makes the function again, where that is needed.
+        """
+        stages = [call.stage for call in _state.stack if call.stage is not None]
+        if not stages:
+            return
+        stage = stages[-1]  # of what `fit` validates with it may be that of `fit`
+
+        def decide() -> None:
+            if not stage.decide(function):
+                make_anew()
+
+        if which == "train" and stage.pending is not None:
+            pipeline.before_iteration(stage.pending[1], decide)
+        else:
+            decide()
+
     def next_stage(self) -> Stage:
         """The stage of the next data of this call: the first of `fit` trains, others validate."""
         self.stages += 1
-        stage = Stage(self, trains=self.kind == "fit" and self.stages == 1)
+        stage = self.stage = Stage(self, trains=self.kind == "fit" and self.stages == 1)
         if stage.trains:
             self.training = stage
             if stage.weak:
@@ -282,7 +401,6 @@ class Run:
 
     def before_step(self) -> None:
         """Before the first training step: the variables are the same on all ranks."""
-        loops.shared_elsewhere()
         if not self.agreed:
             self.agree()
 
@@ -296,6 +414,9 @@ class Run:
     def after_step(self) -> None:
         """After the first training step of an epoch: the ranks saw the same rows."""
         self.step += 1
+        if self.training is not None and self.training.why_whole:
+            explain.say_whole(self.training.why_whole)
+            self.training.why_whole = ""
         if self.pace is None:
             self.pace = pace.Pace()
         self.pace.tick()

@@ -14,13 +14,15 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops, settings, steps
+from matex_tf import ops, recombine, settings, steps
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import SHARDED, as_partial, partial
 from matex_tf.ops import xla
 
 KIND_GRADIENTS = 1
 
 _born: dict[int, Any] = {}
-_entangled: dict[int, Any] = {}
+_same: dict[int, Any] = {}
 _scaling: weakref.WeakSet = weakref.WeakSet()
 _numbers: dict[int, tuple[int, Any]] = {}
 _count = itertools.count(1)
@@ -57,40 +59,48 @@ def mark(variables: Sequence[Any], born: bool) -> None:
     """Remember whether the gradients of `variables` were reduced where they were born."""
     for variable in variables:
         if born:
-            _remember(_born, variable)
+            _note(_born, underlying(variable))
         else:
             _born.pop(id(underlying(variable)), None)
 
 
-def _remember(where: dict[int, Any], variable: Any) -> None:
-    """Note `variable` in `where` for as long as it lives: the next may have its number."""
-    inner = underlying(variable)
-    key = id(inner)
-    where[key] = weakref.ref(inner, lambda _: where.pop(key, None))
+def _note(where: dict[int, Any], value: Any) -> None:
+    """Note `value` in `where` for as long as it lives: the next may have its number."""
+    key = id(value)
+    where[key] = weakref.ref(value, lambda _: where.pop(key, None))
 
 
-def entangle(variables: Sequence[Any]) -> None:
-    """Note that unreduced gradients of `variables` went into something else that is differentiated.
-
-    What is made of them is a sum of unreduced parts, so the optimizer reduces it and nobody before.
-    """
-    mark(variables, born=False)
-    for variable in variables:
-        _remember(_entangled, variable)
+def note_same(gradients: Sequence[Any]) -> None:
+    """Note that these gradients are those of the whole batch, bit for bit the same on all ranks."""
+    for gradient in gradients:
+        if gradient is not None:
+            _note(_same, _values(gradient))
 
 
-def are_entangled(variables: Sequence[Any]) -> bool:
-    return any(id(underlying(variable)) in _entangled for variable in variables)
-
-
-def disentangle(variables: Sequence[Any]) -> None:
-    for variable in variables:
-        _entangled.pop(id(underlying(variable)), None)
+def are_same(gradients: Sequence[Any]) -> bool:
+    """Whether all of these gradients (None where there is none) were noted so."""
+    return all(gradient is None or id(_values(gradient)) in _same for gradient in gradients)
 
 
 def are_born_reduced(variables: Sequence[Any]) -> bool:
     """Whether the gradients of all `variables` reach the optimizer reduced already."""
     return bool(variables) and all(id(underlying(variable)) in _born for variable in variables)
+
+
+def are_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Whether the gradients of all `variables` that reach the optimizer are those of the whole batch already."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return are_born_reduced(variables)
+    present = [_values(gradient) for gradient in gradients if gradient is not None]
+    return bool(present) and all(interpreter.placement_of(one).is_same for one in present)
+
+
+def _values(gradient: Any) -> Any:
+    import tensorflow as tf
+
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
 @contextlib.contextmanager
@@ -129,11 +139,18 @@ def _dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def _of_a_rank() -> int:
+    """Which of a step's numbers weighs a rank's gradients: in graphs they are parts of a sum (`recombine.seeds`)."""
+    import tensorflow as tf
+
+    return 0 if tf.executing_eagerly() else 1
+
+
 def weigh(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
     """Each gradient times this rank's weight in the step; zeros, not products, where the weight is 0."""
     import tensorflow as tf
 
-    weight = steps.numbers()[0] if weight is None else weight
+    weight = steps.numbers()[_of_a_rank()] if weight is None else weight
     return [
         None
         if gradient is None
@@ -155,8 +172,8 @@ def reduce(
         gradients: tensors, `tf.IndexedSlices` or None, one for each of `variables`.
         variables: what they are gradients of, in the order of the model; names come from here.
         scalars: further floating-point tensors that are to be reduced in the same way, such as the loss.
-        weight: this rank's weight, a float64 scalar, or that and the rows of the global batch; default those of a
-            mean over the rows of the current step.
+        weight: this rank's weight, a float64 scalar, or that and the rows of the global batch; by default, in graphs,
+            those of a sum over the rows of the current step, and in eager code of a mean.
         place: where in the program this is, for messages.
 
     Returns:
@@ -172,8 +189,10 @@ def reduce(
     present = [index for index, gradient in enumerate(gradients) if gradient is not None][::-1]
     if not present:
         return list(gradients), list(scalars)
+    if not tf.executing_eagerly():
+        gradients = [None if gradient is None else _as_sum(gradient) for gradient in gradients]
     order = [index for index in present if not isinstance(gradients[index], tf.IndexedSlices)]
-    weight = steps.weight_and_rows() if weight is None else weight
+    weight = steps.weight_and_rows(of_sum=_of_a_rank() == 1) if weight is None else weight
     # Where all gradients are sparse this op is still the update's own, on which the ranks agree and which is counted.
     further = list(scalars) if order or scalars else [tf.zeros([])]
     names = [f"loss {index}" for index in range(len(further))]
@@ -201,6 +220,28 @@ def reduce(
     return result, list(outputs[len(order) :][: len(scalars)])
 
 
+def _as_sum(gradient: Any) -> Any:
+    """A gradient in a graph as this rank's part of a sum over the ranks; it is noted where it is proved to be none."""
+    import tensorflow as tf
+
+    values = _values(gradient)
+    placement = interpreter.placement_of(values)
+    if isinstance(gradient, tf.IndexedSlices) and not interpreter.placement_of(gradient.indices).is_same:
+        rows = interpreter.placement_of(gradient.indices)
+        if placement.kind == rows.kind == SHARDED and placement.axis == rows.axis == placement.power == 0:
+            return gradient
+    else:
+        part = as_partial(placement)
+        if placement.zero or part == partial(0):
+            return gradient
+        if part is not None and values is gradient:
+            weight = tf.cast(recombine.factor(part.power), gradient.dtype)
+            return tf.where(weight > 0, weight * gradient, tf.zeros_like(gradient))
+    why = placement.why or (values.op, "a gradient is neither a sum nor a mean over the rows")
+    verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why[1], why[0]))
+    return gradient
+
+
 def accumulators(optimizer: Any) -> list[Any]:
     """The variables in which an optimizer of Keras 3 adds up gradients until it updates: each rank its own part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -215,43 +256,27 @@ def _zero_if_finite(values: Any) -> Any:
 
 
 def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:
-    """All ranks' parts of a sparse gradient, and what the next collective is to come after (v1 graphs ask for it).
+    """The whole of a sparse gradient, and what the next collective is to come after (v1 graphs ask for it).
 
-    Rows that the graph has made unique in the batch are so again in the whole batch; and those that are the same on all
-    ranks, each there once, such as positions, are no rows of the batch: alone their gradients are sums over it.
+    Where the indices are the same on all ranks, such as positions, its values are added up; else the ranks' slices
+    stand one below the other.
     """
     import tensorflow as tf
 
     weight = tf.reshape(tf.convert_to_tensor(weight, tf.float64), [-1])[0]
+    if not tf.executing_eagerly() and interpreter.placement_of(slices.indices).is_same:
+        with tf.control_dependencies([before]):
+            mine = tf.where(weight > 0, slices.values * tf.cast(weight, slices.values.dtype), 0)
+            values = ops.allreduce(mine, "sum", name)
+        interpreter.declare(values, interpreter.replicated())
+        return tf.IndexedSlices(values, slices.indices, slices.dense_shape), values
     count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
     with tf.control_dependencies([before]):
-        indices, counts = ops.allgather_rows(slices.indices[:count], name)
+        indices = ops.allgather(slices.indices[:count], name)
     with tf.control_dependencies([indices]):
         values = ops.allgather(slices.values[:count] * tf.cast(weight, slices.values.dtype), name)
-
-    def are_the_same() -> Any:
-        table = tf.reshape(indices, [tf.size(counts), -1])
-        ordered = tf.sort(table[0])
-        return tf.reduce_all(table == table[:1]) & tf.reduce_all(ordered[1:] != ordered[:-1])
-
-    def summed() -> Any:
-        rows, place = tf.unique(indices)
-        return tf.math.unsorted_segment_sum(values, place, tf.size(rows)), rows
-
-    if _is_made_unique(slices.indices):
-        parts, rows = summed()
-    else:
-        even = tf.reduce_all(counts == counts[0]) & (counts[0] > 0)
-        together = tf.cond(even, are_the_same, lambda: tf.constant(False))
-        parts, rows = tf.cond(together, summed, lambda: (values, indices))
     if not tf.executing_eagerly():
-        parts.set_shape([None, *slices.values.shape[1:]])
-    return tf.IndexedSlices(parts, rows, slices.dense_shape), values
-
-
-def _is_made_unique(indices: Any) -> bool:
-    """Whether the tensor `indices` of a graph comes out of `tf.unique`, as in `embedding_lookup_sparse`."""
-    op = getattr(indices, "op", None)
-    while op is not None and op.type in ("Identity", "Reshape", "Cast", "StridedSlice"):
-        op = op.inputs[0].op
-    return op is not None and op.type.startswith("Unique")
+        values.set_shape([None, *slices.values.shape[1:]])
+        for gathered in (indices, values):
+            interpreter.declare(gathered, interpreter.replicated())
+    return tf.IndexedSlices(values, indices, slices.dense_shape), values

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
+
+from matex_tf.analysis import interpreter
 
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
 
@@ -18,63 +22,18 @@ def keep(value: Any) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
-def note_whole(why: str) -> None:
-    """What the graph being built does cannot be put together of slices of a batch."""
-    import tensorflow as tf
-
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        graph._matex_why_whole = why
-        graph = getattr(graph, "outer_graph", None)
-
-
-def why_whole(graph: Any) -> str:
-    """Why `graph` is to have whole batches; empty where slices will do."""
-    return getattr(graph, "_matex_why_whole", "")
-
-
 def note_accounts(variables: Iterable[Any]) -> None:
     """In `variables` the graph being built may keep this rank's part: they are made global elsewhere."""
     import tensorflow as tf
 
     if tf.executing_eagerly():
         return
-    of_tensorflow = [getattr(variable, "_value", variable) for variable in variables]
-    found = {id(variable.handle) for variable in of_tensorflow if hasattr(variable, "handle")}
+    found = [getattr(variable, "_value", variable) for variable in variables]
+    handles = [variable.handle for variable in found if hasattr(variable, "handle")]
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        graph._matex_accounts = getattr(graph, "_matex_accounts", set()) | found
+        interpreter.account(graph, handles)
         graph = getattr(graph, "outer_graph", None)
-
-
-def accounts(graph: Any) -> set[int]:
-    """The ids of the handles of the variables of `note_accounts`."""
-    return getattr(graph, "_matex_accounts", set())
-
-
-def note_targets(tensors: Iterable[Any]) -> None:
-    """The gradients of `tensors` are taken in the graph being built, one of `tf.compat.v1`."""
-    import tensorflow as tf
-
-    graph = tf.compat.v1.get_default_graph()
-    graph._matex_targets = [*targets(graph), *tensors]
-
-
-def targets(graph: Any) -> list[Any]:
-    """The tensors of `note_targets`."""
-    return getattr(graph, "_matex_targets", [])
-
-
-def note_inexact(why: str) -> None:
-    """Of slices, what the graph being built trains by is not that of the whole batch."""
-    import tensorflow as tf
-
-    tf.compat.v1.get_default_graph()._matex_inexact = why
-
-
-def is_inexact(graph: Any) -> bool:
-    """Whether `note_inexact` was called for it."""
-    return hasattr(graph, "_matex_inexact")
 
 
 def behind(leaves: Iterable[Any]) -> list[Any]:
@@ -107,20 +66,35 @@ def is_training_step(graph: Any) -> bool:
     return not control_flow and reduces(graph)
 
 
+def figures(graph: Any) -> set[str]:
+    """The floating constants of `graph` and of the functions that it calls: what Python made of its own values."""
+    import tensorflow as tf
+
+    found: set[str] = set()
+    for node in _nodes(graph):
+        if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
+            values = np.unique(tf.make_ndarray(node.attr["value"].tensor).astype(np.float64))
+            found.update(map(repr, values.tolist()))
+    return found
+
+
 def op_types(graph: Any) -> set[str]:
     """The types of all ops in `graph` and in the functions that they call."""
-    found = set()
+    return {node.op for node in _nodes(graph)}
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The definitions of all ops in `graph` and in the functions that they call."""
     pending = [op.node_def for op in graph.get_operations()]
     seen: set[str] = set()
     while pending:
         node = pending.pop()
-        found.add(node.op)
+        yield node
         for name in _functions_of(node):
             function = None if name in seen else graph._get_function(name)
             seen.add(name)
             if function is not None:
                 pending.extend(function.cached_definition.node_def)
-    return found
 
 
 def _functions_of(node: Any) -> list[str]:

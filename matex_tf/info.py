@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,17 +103,24 @@ def complaints(facts: Facts) -> list[str]:
         )
     if facts.mpirun is None:
         found.append(f"there is no mpirun. {GET_MPI}")
-    elif "error" not in facts.library:
-        family = launch.family_of(facts.library["library"])
-        if facts.mpirun.family and family and facts.mpirun.family != family:
-            found.append(
-                f"mpirun ({facts.mpirun.path}) is of {facts.mpirun.family}, but mpi4py loads {family} "
-                f"({facts.library['path']}): ranks would not find each other. Put the mpirun of {family} on PATH, or "
-                "build mpi4py for the other: `pip install --no-binary mpi4py --force-reinstall mpi4py`."
-            )
+    elif other := of_another_mpi(facts.mpirun, facts.library):
+        found.append(other)
     if "error" in facts.ops and not facts.settings_error:
         found.append(f"the ops cannot be compiled: {facts.ops['error']}")
     return found
+
+
+def of_another_mpi(mpirun: launch.Mpirun, library: Mapping[str, Any]) -> str:
+    """That `mpirun` is of another MPI than mpi4py loads, of which `probe` says `library`, and what to do; "" if not."""
+    if "error" in library or mpirun.fits(library["library"]):
+        return ""
+    family = launch.family_of(library["library"])
+    wanted = f"{family} {launch.version_of(library['library'])}"
+    return (
+        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {wanted} "
+        f"({library['path']}): ranks would not find each other. Put the mpirun of {wanted} first on PATH, or build "
+        "mpi4py for the other MPI: `pip install --no-binary mpi4py --no-cache-dir --force-reinstall mpi4py`."
+    )
 
 
 def version_tuple(text: str) -> tuple[int, ...]:

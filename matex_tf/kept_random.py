@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,13 @@ _STATEFUL = {
 
 
 def states() -> dict[str, Any]:
-    """The states of Python's and NumPy's generators, and of TensorFlow's for the seeds of eager ops."""
-    from tensorflow.python.eager import context
-
-    inner = context.context()
-    seeds = getattr(inner, "_rng", None)
+    """The states of Python's and NumPy's generators, and of TensorFlow's, if imported, for the seeds of eager ops."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    seeds = getattr(context.context(), "_rng", None) if context is not None else None
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "seed": context.global_seed(),
+        "seed": context.global_seed() if context is not None else None,
         "tensorflow": seeds.getstate() if seeds is not None else None,
     }
 
@@ -40,11 +39,11 @@ def step_draws() -> bool:
 
 def put_back(kept: dict[str, Any]) -> None:
     """Go on drawing where `states` was called."""
-    from tensorflow.python.eager import context
-
     random.setstate(kept["python"])
     np.random.set_state(kept["numpy"])
     if kept["seed"] is not None and kept["tensorflow"] is not None:
+        from tensorflow.python.eager import context
+
         inner = context.context()
         if inner._seed != kept["seed"]:
             context.set_global_seed(kept["seed"])

@@ -44,6 +44,11 @@ KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp
 # With it, mpirun and MPI leave the other ranks alone when one is lost, and mpirun tells them. MPI's own detector stays
 # off: it takes ranks for lost that compute for ten seconds without a call of MPI.
 ELASTIC = ["--with-ft", "ulfm"]
+# Ranks on one host use memory. For the way over the network, which is left out, they listen on all addresses.
+NO_NETWORK = ["--mca", "btl", "^tcp"]
+# With these the user, or a file that he names, says himself how ranks reach each other.
+_TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
+_TRANSPORT_FILES = {"tune", "am"}
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 
@@ -57,7 +62,14 @@ class Mpirun:
 
     @property
     def major(self) -> int:
-        return int(self.version.split(".")[0] or 0) if self.version else 0
+        return major_of(self.version)
+
+    def fits(self, library: str) -> bool:
+        """Whether it starts ranks of the MPI that says `library` of itself; so it may where one of them is unknown."""
+        family, major = family_of(library), major_of(version_of(library))
+        return not (self.family and family) or (
+            self.family == family and (self.major == major or 0 in (self.major, major))
+        )
 
 
 def family_of(text: str) -> str:
@@ -76,6 +88,11 @@ def version_of(text: str) -> str:
     """The first version number in `text`, "" if there is none."""
     found = re.search(r"\d+\.\d+(\.\d+)*", text)
     return found.group() if found else ""
+
+
+def major_of(version: str) -> int:
+    """The first number of a version, 0 if it is unknown."""
+    return int(version.split(".")[0]) if version else 0
 
 
 def candidates(library_path: str | None, path: str, prefix: str) -> list[str]:
@@ -152,6 +169,24 @@ def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> boo
     return named or any(name in environment for name in ALLOCATIONS)
 
 
+def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
+    """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
+    if any(word.startswith("-") and option_name(word) in _TRANSPORT_FILES for word in options):
+        return True
+    settings = [line.partition("=")[0].strip() for line in lines]
+    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
+
+
+def files_of_parameters(mpirun: str, home: str) -> list[str]:
+    """Where Open MPI reads parameters from: the user's file, the installation's, and Debian's of the latter."""
+    above = [os.path.dirname(os.path.dirname(path)) for path in (mpirun, os.path.realpath(mpirun))]
+    return [
+        os.path.join(home, ".openmpi", "mca-params.conf"),
+        *(os.path.join(folder, "etc", "openmpi-mca-params.conf") for folder in dict.fromkeys(above)),
+        "/etc/openmpi/openmpi-mca-params.conf",
+    ]
+
+
 def oversubscribing(mpirun: Mpirun) -> list[str]:
     """The options by which Open MPI's mpirun starts more ranks than there are places for."""
     return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
@@ -165,12 +200,13 @@ def options(
     given: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
+    by_memory: bool = False,
 ) -> list[str]:
     """The options of `mpirun` for `ranks` ranks: those `given` by the user, and what he would otherwise stumble over.
 
     The ranks' cores are set by matex_tf.placement, so mpirun is told to bind none, unless the user binds. On
     this machine alone more ranks than cores are allowed; where ranks fill the cores, a waiting one yields.
-    `settings` are variables for the ranks.
+    `settings` are variables for the ranks. With `by_memory` they do without the network on this machine alone.
     """
     environment = environment or {}
     here_only = not chooses_hosts(given, environment)
@@ -196,6 +232,8 @@ def options(
             words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
             words += ["--mca", "mpi_yield_when_idle", "1"]
+        if here_only and by_memory and not chooses_transport(given, environment):
+            words += NO_NETWORK
         for name, value in variables.items():
             words += ["-x", f"{name}={value}"]
         if not here_only:

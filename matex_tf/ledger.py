@@ -9,8 +9,8 @@ what is in it.
 
 from __future__ import annotations
 
-import atexit
 import base64
+import contextlib
 import functools
 import json
 import os
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from matex_tf import leftovers, ops, world
+from matex_tf import ending, leftovers, ops, world
 from matex_tf.ops import build
 
 _PREFIX = "matex_tf-ledger-"
@@ -71,7 +71,7 @@ class Ledger:
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
         leftovers.hold(self.path)
-        atexit.register(_drop, self.path, os.getpid())
+        ending.at_end.append(functools.partial(_drop, self.path))
 
     def made(self, key: str) -> None:
         """Rank 0 is about to make `key`; nothing is written where its new folder says so already."""
@@ -233,10 +233,11 @@ def share() -> Ledger:
         handle, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
         os.close(handle)
         leftovers.hold(path)
-        atexit.register(_drop, path, me.process)
+        # Others may not have come to the end of the script when rank 0 has, and still ask what is news to them.
+        ending.at_end.append(functools.partial(_drop, path))
     return Ledger(world.communicator("control").bcast(path))
 
 
-def _drop(path: str, owner: int) -> None:
-    if os.getpid() == owner and os.path.exists(path):
+def _drop(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # folders for temporary files may be swept
         os.remove(path)

@@ -11,8 +11,9 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 
-_DAY = 86400.0
+_MINUTE, _DAY = 60.0, 86400.0
 
 
 def hold(path: str) -> int | None:
@@ -67,14 +68,19 @@ def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> tuple[int, bool
     return handle, True, True
 
 
-def sweep(prefix: str, folder: str | os.PathLike | None = None, least: float | None = None) -> None:
+def sweep(
+    prefix: str,
+    folder: str | os.PathLike | None = None,
+    least: float | None = None,
+    may_go: Callable[[str], bool] = lambda path: True,
+) -> None:
     """Remove this user's files and folders in `folder` whose names begin with `prefix` and that nobody holds.
 
     What is younger than `least` seconds stays. That is by default a minute, as one that was just made may not be held
     yet, and a day in another `folder` than that of temporary files, which hosts may share that do not see each other's
-    locks, and on a file system without locks.
+    locks, and on a file system without locks. `may_go` is asked last of each.
     """
-    where, usual = (tempfile.gettempdir(), 60) if folder is None else (os.fspath(folder), _DAY)
+    where, usual = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
     least = usual if least is None else least
     for path in glob.glob(os.path.join(glob.escape(where), glob.escape(prefix) + "*")):
         try:
@@ -83,7 +89,7 @@ def sweep(prefix: str, folder: str | os.PathLike | None = None, least: float | N
                 continue
             handle, is_free, is_told = _try(path)
             try:
-                if is_free and (is_told or time.time() - state.st_mtime >= _DAY):
+                if is_free and (is_told or time.time() - state.st_mtime >= _DAY) and may_go(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             finally:
                 os.close(handle)

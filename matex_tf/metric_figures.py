@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import gradients, meetings, ops, reductions, rehearsal, steps
+from matex_tf import gradients, ops, rehearsal, steps
+from matex_tf.analysis import interpreter
+from matex_tf.analysis.placement import ROWS, as_partial, partial
 
 _MEAN, _SUM, _OTHER = "mean", "sum", "other"
 _known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
@@ -50,7 +52,8 @@ def rows_of_all(metric: Any, update: Callable, args: tuple, kwargs: dict) -> tup
     import tensorflow as tf
 
     parts = [*args, *kwargs.values()]
-    if not any(map(_has_rows, parts)) or any(map(rehearsal.is_of_uneven_rows, parts)):
+    of_uneven_rows = any(hasattr(part, "flat_values") or hasattr(part, "dense_shape") for part in parts)
+    if of_uneven_rows or not any(map(_has_rows, parts)):
         return None
     key = repr([(part.dtype, tuple(part.shape[1:])) if hasattr(part, "dtype") else part for part in parts])
     known = _known.setdefault(metric, {})
@@ -72,12 +75,13 @@ def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether all that an update does is to add sums over rows to variables."""
     import tensorflow as tf
 
-    number = rehearsal.ROWS[0]
-
     def spec(part: Any) -> Any:
-        return tf.TensorSpec([number, *part.shape[1:]], tf.as_dtype(part.dtype)) if _has_rows(part) else part
+        return tf.TensorSpec([None, *part.shape[1:]], tf.as_dtype(part.dtype)) if _has_rows(part) else part
 
     def compute(args: tuple, kwargs: dict) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        interpreter.account(graph, [variable.handle for variable in map(gradients.underlying, metric.variables)])
+        _declare_rows((args, kwargs))
         update(metric, *args, **kwargs)
 
     with rehearsal.unnoticed():
@@ -85,11 +89,17 @@ def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:
             graph = tf.function(compute).get_concrete_function(*tf.nest.map_structure(spec, (args, kwargs))).graph
         except Exception:  # of the script's code, any
             return False
-    accounts = {id(variable.handle) for variable in map(gradients.underlying, metric.variables)}
-    if meetings.knows_rows(graph) or meetings.rows_meet(graph, number, accounts):
-        return False
+    found = interpreter.interpreter_of(graph)
     assigned = [op for op in graph.get_operations() if op.type.startswith("Assign") and len(op.inputs) > 1]
-    return bool(assigned) and all(reductions.is_sum(op.inputs[1]) for op in assigned)
+    return bool(assigned) and all(as_partial(found.of(op.inputs[1])) == partial(0) for op in assigned)
+
+
+def _declare_rows(arguments: Any) -> None:
+    import tensorflow as tf
+
+    for part in tf.nest.flatten(arguments):
+        if isinstance(part, tf.Tensor) and part.shape.rank:
+            interpreter.declare(part, ROWS)
 
 
 def is_single(value: Any) -> bool:
@@ -126,21 +136,14 @@ def _kind_of(function: Callable, rows: tuple, kwargs: dict) -> str:
 def _traced_kind(function: Callable, rows: tuple, kwargs: dict) -> str:
     import tensorflow as tf
 
-    number = rehearsal.ROWS[0]
-    found = []
-
     def compute(*parts: Any) -> Any:
-        value = function(*parts, **kwargs)
-        found.append(reductions.analyse(value))
-        return value
+        _declare_rows(parts)
+        return function(*parts, **kwargs)
 
-    specs = [tf.TensorSpec([number, *part.shape[1:]], part.dtype) for part in rows]
+    specs = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in rows]
     with rehearsal.unnoticed():
         try:
             graph = tf.function(compute).get_concrete_function(*specs).graph
         except Exception:  # of the script's code, any
             return _OTHER
-    analysis = found[0]
-    apart = not (meetings.knows_rows(graph) or meetings.rows_meet(graph, number, set()))
-    clean = not (analysis.bent or analysis.ratios or analysis.mixed or analysis.penalty)
-    return analysis.kind if apart and clean and analysis.kind in (_MEAN, _SUM) else _OTHER
+    return {partial(0): _SUM, partial(1): _MEAN}.get(interpreter.placement_of(graph.outputs[0]), _OTHER)

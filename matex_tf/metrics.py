@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf import figures, graphs, ops, steps, world
+from matex_tf import graphs, ops, steps, world
+from matex_tf.analysis import interpreter
 
 _state = threading.local()
 _whole: dict[int, Any] = {}  # by id: the variables of which every rank holds the sum, until one counts again
@@ -32,8 +33,7 @@ def whole_state(variables: Sequence[Any]) -> Iterator[None]:
     own = _add_up(variables)
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        with figures.left_alone():
-            yield
+        yield
     finally:
         _state.depth -= 1
         for variable, value in zip(variables, own):
@@ -74,7 +74,11 @@ def detached(result: Any) -> Any:
     """`result` of a metric with copies in place of variables, whose values are other ones once `whole_state` ends."""
     import tensorflow as tf
 
-    return tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
+    found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
+    for part in tf.nest.flatten(found):
+        if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
+            interpreter.declare(part, interpreter.replicated())
+    return found
 
 
 def _read(variable: Any) -> Any:
@@ -116,14 +120,32 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     """
     import tensorflow as tf
 
-    count_apart(metric.variables)
-    graphs.note_accounts(metric.variables)
-    before = {id(variable): _read(variable) for variable in metric.variables}
-    with figures.left_alone():
+    graph = tf.compat.v1.get_default_graph()
+    outer, _state.before = getattr(_state, "before", None), (graph, {})
+    try:
+        keep(metric.variables)
         yield
-    counts = steps.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
-    for variable in metric.variables:
-        value = tf.convert_to_tensor(variable)
-        # A metric makes its variables at its first update, full of zeros.
-        old = before.get(id(variable))
-        variable.assign(tf.where(counts > 0, value, tf.zeros_like(value) if old is None else old))
+        counts = steps.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
+        for variable, old in _state.before[1].values():
+            variable.assign(tf.where(counts > 0, tf.convert_to_tensor(variable), old))
+    finally:
+        if outer is not None and outer[0] is graph:
+            outer = graph, {**_state.before[1], **outer[1]}
+        _state.before = outer
+
+
+def keep(variables: Sequence[Any]) -> None:
+    """Within `counted`: an update may change `variables` from here on; where it is not to count, they go back to this.
+
+    A metric may tell of its variables only in its first update. So those that it has, those of each metric within
+    it, and those that it makes are read where they come up: in a function each run reads what it finds there.
+    """
+    import tensorflow as tf
+
+    graph, before = getattr(_state, "before", None) or (None, {})
+    if graph is not tf.compat.v1.get_default_graph():
+        return  # outside of `counted`, or in a trace that only looks at what an update does
+    new = [variable for variable in variables if id(variable) not in before]
+    count_apart(new)
+    graphs.note_accounts(new)
+    before.update((id(variable), (variable, _read(variable))) for variable in new)

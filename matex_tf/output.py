@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TextIO
 
-from matex_tf import ending, proof, settings, world
+from matex_tf import ending, frames, proof, settings, world
 
 _said: set[str] = set()
 _unsaid = False
@@ -146,19 +146,39 @@ def _exit_at_once(code: int) -> None:
     _end_all(f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n", code)
 
 
-def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback as Python prints it, without the frames of the launcher module, headed by rank and host."""
+def describe(error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
     me = world.current()
     if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
-    inside = ("<frozen runpy>", os.path.join("matex_tf", "__main__.py"))
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename.endswith(inside)
-        or os.path.basename(trace.tb_frame.f_code.co_filename) == "runpy.py"
-    ):
-        trace = trace.tb_next
-    text = "".join(traceback.format_exception(kind, error, trace))
-    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed:\n{text}"
+    error.__traceback__, hint = trace, ""
+    if settings.current().traceback == "script":
+        for shown in _shown_with(error):
+            short = _without_ours(shown.__traceback__)
+            if short is not shown.__traceback__:
+                shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
+    text = "".join(traceback.format_exception(error))
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{hint}:\n{text}"
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """`trace` without our frames and those of `runpy`, which starts scripts; itself if it has no others, or none."""
+    entries, kept = [], None
+    while (entry := entries[-1].tb_next if entries else trace) is not None:
+        entries.append(entry)
+    scripts = [entry for entry in entries if frames.package(entry.tb_frame) not in ("matex_tf", "runpy")]
+    for entry in reversed(scripts):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept if 0 < len(scripts) < len(entries) else trace
+
+
+def _shown_with(error: BaseException) -> list[BaseException]:
+    """`error` and those that Python shows beside it: what it was raised from or after, and those of a group."""
+    found = [error]
+    for one in found:
+        others = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        found += [other for other in others if other is not None and all(other is not known for known in found)]
+    return found
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -171,7 +191,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         proof.fail()
     if ending.TOLD_ELSEWHERE in str(error):
         time.sleep(3)  # the rank at which it began ends the job, by an error that says more
-    _end_all(describe(kind, error, trace), code)
+    _end_all(describe(error, trace), code)
 
 
 def report_unreported() -> None:

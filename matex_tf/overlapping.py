@@ -16,7 +16,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from matex_tf import control, ops, settings, world
+from matex_tf import control, graphs, ops, settings, world
 from matex_tf.ops import overlap
 
 KIND_GRADIENTS = 1
@@ -53,6 +53,16 @@ def call(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
     return _trials.setdefault(function, _Trial()).call(original, function, args, kwargs)
 
 
+def traced(function: Any, args: tuple, kwargs: dict) -> Any:
+    """The concrete function of `function` for these arguments, or their specs, which it will be called for."""
+    with overlap.noticed() as seen:
+        concrete = function.get_concrete_function(*args, **kwargs)
+    if _may_be_tried(function):
+        trial = _trials.setdefault(function, _Trial())
+        trial._bytes, trial._specs = max(trial._bytes, seen.bytes), (args, kwargs)
+    return concrete
+
+
 def _may_be_tried(function: Any) -> bool:
     if settings.current().overlap != "auto" or not world.is_active():
         return False
@@ -79,6 +89,7 @@ class _Trial:
         self._steps: list[float] = []
         self._sums: list[float] = []
         self._first_step = 0.0
+        self._specs: tuple[tuple, dict] | None = None
 
     def call(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
         return self._way(original, function, args, kwargs)
@@ -105,7 +116,10 @@ class _Trial:
         try:
             # What it prints while it is traced it has printed.
             with overlap.told(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
-                _other(function).get_concrete_function(*args, **kwargs)
+                given, named = self._specs or (args, kwargs)
+                other = _other(function).get_concrete_function(*given, **named).graph
+            if graphs.figures(other) != graphs.figures(function.get_concrete_function(*given, **named).graph):
+                problem = "its Python gives other numbers now"
         except Exception as error:  # whatever a script may raise; it runs as it did
             problem = f"{type(error).__name__}: {error}"
         can = not any(control.allgather(problem, "whether a function can be traced the other way"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,9 +31,18 @@ def take_rows(element: Any, start: Any, stop: Any, count: Any = None) -> Any:
             return part
         if isinstance(count, int) and isinstance(part, tf.Tensor) and shape.rank and shape[0] not in (None, count):
             return part  # not a component of rows, such as a table that a map added
-        return sharding.slice_rows(part, start, stop)
+        return _open_rows(sharding.slice_rows(part, start, stop))
 
     return tf.nest.map_structure(cut, element)
+
+
+def _open_rows(part: Any) -> Any:
+    """A slice in a graph, of which the graph does not know how many rows it has, as every rank has another number."""
+    import tensorflow as tf
+
+    if not isinstance(part, tf.Tensor) or hasattr(part, "numpy") or part.shape.as_list()[:1] in ([], [None]):
+        return part
+    return tf.compat.v1.placeholder_with_default(part, [None, *part.shape.as_list()[1:]])
 
 
 def my_slice(element: Any) -> tuple[Any, Any]:
@@ -78,18 +88,11 @@ def evenness(element: Any) -> tuple[Any, Any]:
     return tf.reduce_all(tf.equal(rows, rows[0])), tf.reduce_max(rows)
 
 
-def is_uneven(element: Any, spec: Any = None) -> bool:
-    """Whether the components of an eager batch have different numbers of rows, as of datasets zipped together.
-
-    With `spec`, that of its dataset, only components whose first dimension is open there are looked at.
-    """
+def is_uneven(element: Any) -> bool:
+    """Whether the components of an eager batch have different numbers of rows, as of datasets zipped together."""
     import tensorflow as tf
 
-    parts = tf.nest.flatten(element)
-    if spec is not None:
-        kinds = tf.nest.flatten(spec)
-        parts = [part for part, kind in zip(parts, kinds, strict=True) if kind.shape.rank and kind.shape[0] is None]
-    return len({int(rows) for rows in _rows_of_parts(parts)}) > 1
+    return len({int(rows) for rows in _rows_of_parts(tf.nest.flatten(element))}) > 1
 
 
 def say_uneven() -> None:
@@ -309,6 +312,32 @@ def numbers_of(batch: Any) -> Any:
         return batch.numbers
     total = ops.allreduce(batch.rows, op="sum", name="the rows of each rank's batch")
     return steps.slice_tensor(batch.rows > 0, tf.constant(0, tf.int64), batch.rows, total)
+
+
+_instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_undone: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+
+def iterate_instead(dataset: Any, other: Any) -> None:
+    """Whoever iterates `dataset`, or a map of it, from now on gets the elements of `other`."""
+    _instead[dataset] = other
+
+
+def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
+    """Whoever first iterates `dataset`, or a map of it, has `work` done before."""
+    _undone[dataset] = work
+
+
+def in_place_of(dataset: Any) -> Any:
+    """What is to be iterated in place of a dataset."""
+    for one in (dataset, getattr(dataset, "_input_dataset", None)):
+        if one is not None and one in _undone:
+            _undone.pop(one)()
+    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
+    source = getattr(dataset, "_input_dataset", None)
+    if function is not None and source is not None and source in _instead:
+        return exempt(_instead[source].map(function))
+    return _instead.get(dataset, dataset)
 
 
 def exempt(dataset: Any) -> Any:

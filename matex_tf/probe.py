@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 from . import launch
 
+SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
 
 MPI_LIBRARY = """
@@ -59,12 +61,15 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def ask(program: str, timeout: float = 120) -> dict[str, Any]:
-    """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}."""
+def ask(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}.
+
+    `extra` is added to its environment.
+    """
     try:
         child = subprocess.run(
             [sys.executable, "-c", program],
-            env=without_launcher(os.environ),
+            env={**without_launcher(os.environ), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -86,7 +91,8 @@ def mpi_library() -> dict[str, Any]:
 
 def mpi_threads() -> dict[str, Any]:
     """The thread level that MPI gives: "threads" is single, funneled, serialized or multiple; or "error"."""
-    return ask(MPI_THREADS)
+    # Open MPI leaves the memory that a process without mpirun would share with others.
+    return ask(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
 
 
 def tensorflow() -> dict[str, Any]:
@@ -96,14 +102,32 @@ def tensorflow() -> dict[str, Any]:
 
 def find_mpirun(library: Mapping[str, Any]) -> launch.Mpirun | None:
     """The mpirun of the MPI that mpi4py loads (`library` as given by `mpi_library`); None if there is none at all."""
-    wanted = launch.family_of(library.get("library", ""))
+    wanted = library.get("library", "")
     first = None
     for path in launch.candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, env=without_launcher(os.environ))
         mpirun = launch.Mpirun(path, launch.family_of(answer.stdout), launch.version_of(answer.stdout))
-        if mpirun.family and mpirun.family == wanted:
+        if mpirun.family and launch.family_of(wanted) and mpirun.fits(wanted):
             return mpirun
         first = first or mpirun
     return first
+
+
+def has_memory_for(ranks: int, mpirun: launch.Mpirun, folder: str = "/dev/shm") -> bool:
+    """Whether ranks on this machine can do with the memory they share, and no file of Open MPI's says how they are to.
+
+    Where there is too little of it, Open MPI goes over the network.
+    """
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return False
+    if not os.access(folder, os.W_OK) or state.f_bavail * state.f_frsize < ranks * SHARED_BYTES:
+        return False
+    lines: list[str] = []
+    for path in launch.files_of_parameters(mpirun.path, os.path.expanduser("~")):
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            lines += file
+    return not launch.chooses_transport([], {}, lines)

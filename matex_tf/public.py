@@ -70,9 +70,10 @@ def barrier() -> None:
     ops.barrier()
 
 
-def shard(x: Any) -> Any:
+def shard(x: Any, *, own: bool = False) -> Any:
     """This rank's part of `x`: rows of an array (or of each in a tuple or dict), or slices of a dataset's batches.
 
-    What comes back is known as a share: `fit` and training loops do not slice it again.
+    What comes back is known as a share: `fit` and training loops do not slice it again. With `own` nothing is cut: `x`
+    has this rank's rows already, and the other ranks have others.
     """
-    return sharding.shard(x)
+    return sharding.shard(x, rank=0, size=1) if own else sharding.shard(x)

@@ -30,7 +30,7 @@ def start() -> None:
     steps, _, folder = asked.partition(":")
     _recorder = Recorder(int(steps), folder)
     atexit.register(_recorder.store)
-    _recorder.install()
+    when_imported("tensorflow", _recorder.install)
 
 
 class Recorder:
@@ -46,8 +46,8 @@ class Recorder:
         self.inside = False
         self.stored = False
 
-    def install(self) -> None:
-        """Listen to everything that can be a step."""
+    def install(self, _: Any) -> None:
+        """Listen to everything that can be a step, in TensorFlow, which has been imported."""
         from tensorflow.python.client import session
         from tensorflow.python.eager import backprop
         from tensorflow.python.eager.polymorphic_function import polymorphic_function

@@ -22,7 +22,7 @@ from . import hosts, kept_files, proof, running
 from .launch import ALLOCATIONS, OPENMPI, Mpirun, oversubscribing
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-WELL, OWN, ASKED, LOST = "well", "own", "asked", "lost"
+WELL, OWN, ASKED, LOST, INTERRUPTED = "well", "own", "asked", "lost", "interrupted"
 _NAME = ".matex_tf-state-"
 # mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
 _INSTEAD = {signal.SIGTERM: signal.SIGUSR1}
@@ -48,11 +48,13 @@ class Attempt:
 
 def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
+    if code == 0 and proof.is_given(folder):
+        return WELL
+    if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
+        return INTERRUPTED
     if proof.asks_again(folder) or code == proof.EXIT_REQUEUE:
         return ASKED
     if proof.is_given(folder):
-        return WELL if code == 0 else OWN
-    if heard & _PERSONS:
         return OWN
     if heard & _ASKS:
         return ASKED
@@ -98,6 +100,8 @@ def run(
         with running.proof_folder(shared) as folder:
             code = proof.exit_code(running.wait_for(command(attempt), _INSTEAD, heard), folder)
             end = judge(code, folder, heard)
+        if end == INTERRUPTED:
+            return _interrupted(heard & _PERSONS, state)
         if end == WELL:
             _remove(state)
         if end != LOST:
@@ -120,12 +124,28 @@ def run(
                 time.sleep(wait)
                 attempt = _on_what_is_left(attempt, first, known, mpirun)
         except _AskedError as asked:
-            _say(f"{asked} before the restart; the same command goes on from {state} (exit code {proof.EXIT_REQUEUE})")
+            if asked.number in _PERSONS:
+                return _interrupted({asked.number}, state)
+            name = signal.Signals(asked.number).name
+            _say(f"{name} before the restart; the same command goes on from {state} (exit code {proof.EXIT_REQUEUE})")
             return proof.EXIT_REQUEUE
 
 
+def _interrupted(signals: set[int], state: str) -> int:
+    """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
+    code = running.ended_by(signals)
+    kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
+    how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
+    _say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
+    return code
+
+
 class _AskedError(Exception):
-    """This process was asked to end, by the signal that is named."""
+    """This process was asked to end, by the signal of this number."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
 
 
 @contextlib.contextmanager
@@ -133,9 +153,9 @@ def _listening() -> Iterator[None]:
     """Within it, where there is no run that would be told, a signal by which to end raises `_AskedError`."""
 
     def heard(number: int, _frame: Any) -> None:
-        raise _AskedError(signal.Signals(number).name)
+        raise _AskedError(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in _ASKS | _PERSONS}
     before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in before:

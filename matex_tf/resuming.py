@@ -10,13 +10,14 @@ Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ from matex_tf.proof import EXIT_REQUEUE
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _run: Run | None = None
+_with_fewer = False
 
 
 def start() -> None:
@@ -70,12 +72,23 @@ def next_fit(model: Any) -> resumed_fit.Fit | None:
     return resumed_fit.Fit(_run, model)
 
 
-def say_loop(goes_on: bool = False) -> None:
+@contextlib.contextmanager
+def with_fewer_ranks() -> Iterator[None]:
+    """Around a step that goes on when a rank is lost: Keras makes its functions anew for fewer of them."""
+    global _with_fewer
+    before, _with_fewer = _with_fewer, True
+    try:
+        yield
+    finally:
+        _with_fewer = before
+
+
+def say_loop() -> None:
     """A loop of the script's own trains: what it has done is not in the state.
 
-    It cannot begin with fewer ranks either, whose functions were made for more, but for those that Keras makes anew.
+    It cannot begin with fewer ranks either, whose functions were made for more (but see `with_fewer_ranks`).
     """
-    if not goes_on:
+    if not _with_fewer:
         elastic.refuse("a loop of the script's own")
     if _run is not None:
         output.note(

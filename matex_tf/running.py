@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from . import leftovers, proof
+from . import leftovers, proof, segments
 from .witness import Witness
 
 EXIT_UNPROVED = 71
@@ -19,6 +19,8 @@ _PASSED_ON = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
+# What a person, or a system that is not told of MATEX_STATE, ends a run with; its exit code is then a shell's for it.
+_ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
 _PREFIX = "matex_tf-run-"
@@ -27,7 +29,7 @@ _PREFIX = "matex_tf-run-"
 @contextlib.contextmanager
 def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
     """A new private folder for the proof, of which MATEX_PROOF tells the ranks; in `shared` if some are elsewhere."""
-    leftovers.sweep(_PREFIX, shared)
+    leftovers.sweep(_PREFIX, shared, may_go=segments.remove)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
         leftovers.hold(folder)
         os.environ["MATEX_PROOF"] = folder
@@ -35,12 +37,26 @@ def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
+            segments.remove(folder, even_used=True)  # mpirun has, if it was not killed
+
+
+def hear_children() -> None:
+    """Have the system tell of children that end, which it does not where a daemon started this process to ignore it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def run(command: Sequence[str], folder: str) -> int:
-    """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`."""
-    code = proof.exit_code(wait_for(command), folder)
-    if code != 0 or proof.is_given(folder):
+    """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`.
+
+    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
+    """
+    heard: set[int] = set()
+    code = proof.exit_code(wait_for(command, heard=heard), folder)
+    if code == 0 and proof.is_given(folder):
+        return 0
+    if ended := heard & _ENDING:
+        return ended_by(ended)
+    if code != 0:
         return code
     print(
         "matex: mpirun ended with exit code 0, but the ranks never agreed that all of them had come to the end of the "
@@ -48,6 +64,11 @@ def run(command: Sequence[str], folder: str) -> int:
         file=sys.stderr,
     )
     return EXIT_UNPROVED
+
+
+def ended_by(signals: set[int]) -> int:
+    """The exit code of what one of `signals` has ended, as a shell has it."""
+    return 128 + min(signals)
 
 
 def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, heard: set[int] | None = None) -> int:

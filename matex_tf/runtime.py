@@ -1,4 +1,8 @@
-"""Attaching the runtime to this process: once, at import, and only under a launcher."""
+"""Attaching the runtime to this process: once, at import, and only under a launcher.
+
+TensorFlow is left to the script, which may first say by environment variables how it is to be imported. What needs it
+is done as soon as it is there, by each rank for itself: ranks may import it at different times, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,16 @@ import sys
 import time
 import traceback
 
-from matex_tf import control, launchers, output, placement, proof, seeding, settings, world
+from matex_tf import control, launchers, output, placement, proof, seeding, segments, settings, world
 
 _attached = False
 
 
 def attach() -> None:
-    """Join the world, place this rank's threads and patch TensorFlow. Does nothing when alone or the second time."""
+    """Join the world, place this rank's threads and see that TensorFlow is patched once it is imported.
+
+    Does nothing when alone or the second time.
+    """
     global _attached
     if _attached:
         return
@@ -51,9 +58,11 @@ def attach() -> None:
     elastic.start()
     watchdog.start()
     ops.library()
+    patches.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
     proof.demand()
+    segments.note()
     resuming.start()
     resuming.begin(seeding.agree(resuming.entropy()))
     timeline.start()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import control, world
+from matex_tf.patches import when_imported
 
 
 def agree(entropy: int | None = None) -> int:
@@ -22,23 +23,26 @@ def agree(entropy: int | None = None) -> int:
 
     `entropy` is that of a run which goes on: it draws what it drew before.
     """
-    from tensorflow.python.eager import context
-
-    seed = context.global_seed()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
         entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
-    everyone = control.allgather((digest, seed), "comparing the states of random generators")
-    if len({digest for digest, _ in everyone}) > 1:
+    if len(set(control.allgather(digest, "comparing the states of random generators"))) > 1:
         states = control.broadcast((python_state, numpy_state), "sending those of rank 0")
         random.setstate(states[0])
         np.random.set_state(states[1])
     entropy = control.broadcast(entropy, "sending what random numbers are drawn from")
-    if all(seed is None for _, seed in everyone):
-        context.set_global_seed(entropy % (1 << 31))
+    when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
     _share_entropy(entropy)
     return entropy
+
+
+def _seed_tensorflow(seed: int) -> None:
+    """Seed TensorFlow, unless the script has: it may have imported it before `matex_tf`."""
+    from tensorflow.python.eager import context
+
+    if context.global_seed() is None:
+        context.set_global_seed(seed)
 
 
 def _share_entropy(entropy: int) -> None:

@@ -15,20 +15,21 @@ from matex_tf import (
     branches,
     comparison,
     control,
+    explain,
     graphs,
-    losses,
     ops,
     output,
-    reductions,
+    recombine,
     resuming,
     settings,
     sharding,
     steps,
     summaries,
     variables,
-    whole_runs,
     world,
 )
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import ROWS, UNKNOWN
 
 _state = threading.local()
 
@@ -132,14 +133,40 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
         trainable = {id(variable) for variable in tf.compat.v1.trainable_variables()}
     used = [known[op] for op in sorted(handles, key=lambda op: op._id) if op in known]
     trained = [variable for variable in used if id(variable) in trainable]
-    replaced = _global_fetches(graph, leaves, training_ops, [op for op in needed if op.type in ops.OP_TYPES])
+    reason = verdict.failure(graph) or verdict.left_behind(interpreter.interpreter_of(graph), needed)
+    replaced: dict[int, Any] = {}
+    if reason is None:
+        replaced, reason = _whole_fetches(graph, leaves, training_ops, [op for op in needed if op.type in ops.OP_TYPES])
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
     collectives = [op for op in needed if op.type in ops.OP_TYPES]
     passes, within_loops = branches.passes(graph, collectives)
     # Of an op in a loop nobody knows how often it runs; the loop orders it.
     turns = sorted(op.get_attr("turn") for op in collectives if op not in within_loops)
-    whole = whole_runs.reason(graph, needed)
+    whole = None if reason is None else str(reason)
+    if whole is None:
+        explain.say_shared("a training run of a session")
     return Plan(new, passes, needed, turns, used, trained, [] if whole else _batches(graph, needed), whole)
+
+
+def declare_rows(graph: Any) -> None:
+    """State of what may be fed to `graph`, or comes from its iterators, that it holds this rank's rows.
+
+    That is what has an open first dimension; anything else is the same on all ranks.
+    """
+    for op in graph.get_operations():
+        if op.type in ("Placeholder", "PlaceholderWithDefault", "IteratorGetNext"):
+            for tensor in op.outputs:
+                if interpreter.declared(tensor) is None and tensor.dtype.name not in ("resource", "variant"):
+                    _declare(tensor)
+
+
+def _declare(tensor: Any) -> None:
+    if tensor.shape.rank and tensor.shape.as_list()[0] is None:
+        interpreter.declare(tensor, ROWS)
+    else:
+        interpreter.declare(tensor, interpreter.replicated())
+        if tensor.shape.rank is None:
+            interpreter.declare_scalar(tensor)  # a run that is fed anything else computes the whole batch
 
 
 _DATASETS = "_matex_datasets"
@@ -173,62 +200,40 @@ def _batches(graph: Any, needed: list[Any]) -> list[Any]:
     return []
 
 
-def _global_fetches(graph: Any, leaves: list[Any], training_ops: list[Any], before: list[Any]) -> dict[int, Any]:
-    """What to fetch for each tensor that a slice gives a rank's own value of, in collectives after those `before`."""
+def _whole_fetches(
+    graph: Any, leaves: list[Any], training_ops: list[Any], before: list[Any]
+) -> tuple[dict[int, Any], verdict.Reason | None]:
+    """What to fetch for each tensor of which a rank has a part, in collectives after those `before`; or why not."""
     import tensorflow as tf
 
     needed = set(training_ops)
+    found = interpreter.interpreter_of(graph)
     replaced: dict[int, Any] = {}
-    scalars, whole_numbers, rows = [], [], []
+    parts = []
     for leaf in {id(leaf): leaf for leaf in [*leaves, *summaries.values_in(leaves)]}.values():
-        if not isinstance(leaf, tf.Tensor) or leaf.op.type in ("ReadVariableOp", "VariableV2", "Const"):
+        if not isinstance(leaf, tf.Tensor) or summaries.is_summary(leaf):
             continue
-        known = [value for value in losses.global_values(leaf) if not branches.is_within(value.op)]
-        if known:
-            # By a reduction that runs anyhow, where there is one; another would compute its gradients, too.
-            replaced[id(leaf)] = next((value for value in known if value.op in needed), known[-1])
-        elif leaf.dtype.is_floating and leaf.shape.rank == 0 and _depends_on_feeds(leaf):
-            scalars.append(leaf)
-        elif leaf.dtype.name in ("int32", "int64") and leaf.shape.rank == 0 and reductions.kind(leaf) == "sum":
-            whole_numbers.append(leaf)
-        elif leaf.shape.rank and leaf.shape.as_list()[0] is None and _depends_on_feeds(leaf):
-            rows.append(leaf)
-    if not scalars and not whole_numbers and not rows and not replaced:
-        return replaced
+        known, placement = recombine.known(leaf), found.of(leaf)
+        if known is not None and known.op in needed and not branches.is_within(known.op):
+            replaced[id(leaf)] = known  # by a reduction that runs anyhow
+        elif not recombine.can_be_whole(placement):
+            reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
+            return {}, reason or verdict.Reason(f"the parts of what is fetched are {placement.kind}", leaf.op)
+        elif not placement.is_same:
+            parts.append(leaf)
+    if not parts and not replaced:
+        return replaced, None
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     # What a branch does that is not taken is never over; turns order these after it.
     over = [op for op in [*training_ops, *before] if not branches.is_within(op)]
     with graph.as_default(), tf.control_dependencies(over):
-        numbers = steps.placeholder()
-        if scalars:
-            # Each as its own rows weigh: the mean of a slice by its rows, a sum over rows in full.
-            weighed = [
-                tensor * tf.cast(numbers[1 if reductions.kind(tensor) == "sum" else 0], tensor.dtype)
-                for tensor in scalars
-            ]
-            counts = tf.cast(numbers[2] > 0, tf.float64)
-            totals = ops.reduce_gradients(weighed, [tensor.name for tensor in scalars], counts, "a fetch")
-            replaced.update({id(tensor): total for tensor, total in zip(scalars, totals)})
-        previous = [totals[0].op] if scalars else []
-        for tensor in whole_numbers:
-            with tf.control_dependencies(previous):
-                mine = tf.where(numbers[2] > 0, tensor, tf.zeros_like(tensor))
-                replaced[id(tensor)] = ops.allreduce(mine, "sum")
-            previous = [replaced[id(tensor)].op]
-        for tensor in rows:
-            with tf.control_dependencies(previous):
-                count = tf.shape(tensor)[0] * tf.cast(numbers[2], tf.int32)
-                replaced[id(tensor)] = ops.allgather(tensor[:count])
-            previous = [replaced[id(tensor)].op]
+        recombine.forget(graph)  # what another run makes whole is not to be run in this one
+        replaced.update(zip(map(id, parts), recombine.whole(parts, "a fetch") if parts else ()))
         replaced.update(summaries.of_whole(leaves, replaced))
     if finalized:
         graph.finalize()
-    return replaced
-
-
-def _depends_on_feeds(tensor: Any) -> bool:
-    return any(op.type in ("Placeholder", "IteratorGetNext") for op in graphs.behind([tensor]))
+    return replaced, None
 
 
 @contextlib.contextmanager
@@ -289,7 +294,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
     import tensorflow as tf
 
     mine = dict(feeds)
-    open_rows, fixed, rows_of = {}, False, []
+    open_rows, fixed = {}, False
     for given, value in feeds.items():
         key = graph.as_graph_element(given, allow_operation=False) if isinstance(given, str) else given
         if not isinstance(key, tf.Tensor) or isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -300,11 +305,10 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         value = value if isinstance(value, np.ndarray) else np.asarray(value)
         if value.ndim == 0:
             continue
-        if key.shape.rank is None or key.shape.as_list()[0] is None:
+        if key.shape.rank and key.shape.as_list()[0] is None:
             open_rows[given] = value
-            rows_of.append(key)
         else:
-            fixed = fixed or value.shape[0] > 1 and key.shape.rank > 1
+            fixed = fixed or value.shape[0] > 1 and key.shape.rank != 1
     lengths = {len(value) for value in open_rows.values()}
     if any(sharding.is_share(value) for value in open_rows.values()):
         announced = steps.announced()
@@ -313,11 +317,9 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
             counts = control.allgather(rows, "the rows that each rank feeds")
             announced = steps.slice_values(rows, sum(counts))
         return mine, announced
-    if len(lengths) == 1 and not fixed and plan.whole is None and plan.runs == 0:
-        _see_whether_it_fits(graph, plan, rows_of, next(iter(lengths)))
     if plan.whole is not None:
         if open_rows or any(op.type == "IteratorGetNext" for op in plan.needed):
-            output.note(f"{plan.whole}: every rank computes whole batches; right, but not faster")
+            explain.say_whole(plan.whole)
         return mine, steps.whole_values()
     if len(lengths) != 1 or fixed:
         if open_rows or fixed:
@@ -339,12 +341,3 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
     for key, value in open_rows.items():
         mine[key] = value[start:stop]
     return mine, steps.slice_values(stop - start if has_rows else 0, count)
-
-
-def _see_whether_it_fits(graph: Any, plan: Plan, rows_of: list[Any], count: int) -> None:
-    me = world.current()
-    bounds = [sharding.slice_bounds(count, rank, me.size) for rank in range(me.size)]
-    if whole_runs.names_its_size(graph, plan.needed, rows_of, [stop - start for start, stop, _ in bounds], count):
-        plan.whole = whole_runs.NAMES_ITS_SIZE
-    elif whole_runs.rows_meet(graph, plan.needed, rows_of):
-        plan.whole = whole_runs.ROWS_MEET

@@ -14,11 +14,14 @@ PREFIX = "MATEX_"
 _MOST = 2**53  # in every language's numbers
 
 
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
 def _boolean(text: str) -> bool:
     value = text.strip().lower()
-    if value in ("1", "true", "yes", "on"):
+    if value in _ON:
         return True
-    if value in ("0", "false", "no", "off", ""):
+    if value in (*_OFF, ""):
         return False
     raise ValueError("one of 1, 0, true, false, yes, no, on, off")
 
@@ -26,6 +29,7 @@ def _boolean(text: str) -> bool:
 def _choice(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         value = text.strip().lower()
+        value = "on" if value in _ON else "off" if value in _OFF else value
         if value not in names:
             raise ValueError("one of " + ", ".join(names))
         return value
@@ -122,6 +126,14 @@ TABLE = (
         "strong: the script's batch is the global batch and each rank computes its slice; the result is that of "
         "the script alone. weak: the script's batch is each rank's own, the global batch is the number of ranks "
         "times that, and an epoch takes that many times fewer steps; learning rates are left as they are.",
+    ),
+    Setting(
+        "eager",
+        _choice("auto", "whole"),
+        "auto",
+        "auto, whole",
+        "auto: of training steps in eager code (no tf.function) ranks share the calls of Keras models that are proved "
+        "to compute each row by itself; whole: every rank computes whole batches there.",
     ),
     Setting(
         "sync_batchnorm",
@@ -305,11 +317,27 @@ TABLE = (
         "`matex run --profile` sets it.",
     ),
     Setting(
+        "explain",
+        _boolean,
+        False,
+        "0, 1",
+        "1: under several ranks, one line for each training step of the script says whether it is sharded, and if not, "
+        "which op and line of the script is the reason. `matex run --explain` sets it.",
+    ),
+    Setting(
         "quiet",
         _boolean,
         False,
         "0, 1",
         "1: the library prints none of its own notes on standard error (errors are still raised).",
+    ),
+    Setting(
+        "traceback",
+        _choice("script", "full"),
+        "script",
+        "script, full",
+        "script: the traceback of an error that ends the run shows the frames of the script and of its libraries; "
+        "full: those of matex_tf between them, too.",
     ),
     Setting(
         "check",

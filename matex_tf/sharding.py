@@ -301,8 +301,9 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
         return sliced if len(sliced) > 1 else sliced[0]
 
     sliced = mark_share(dataset.map(mine))
-    # A training loop takes the slices from here, because it needs the weight of each beside it.
-    sliced._matex_whole = dataset
+    if size > 1:
+        # A training loop takes the slices from here, because it needs the weight of each beside it.
+        sliced._matex_whole = dataset
     return sliced
 
 

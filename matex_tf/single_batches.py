@@ -1,4 +1,4 @@
-"""One batch of arrays that a script gives to `train_on_batch`: this rank's slice of it, where that is certain."""
+"""`train_on_batch`: one step on arrays that a script gives. Where the step begins its rows are cut (`borders`)."""
 
 from __future__ import annotations
 
@@ -9,97 +9,65 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import comparison, control, fitting, loops, output, rehearsal, resuming, sharding, steps, world
+from matex_tf import control, elastic_fit, explain, fitting, loops, pipeline, resuming, sharding, steps
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
-_depth = 0
-
-
-def inside() -> bool:
-    """Whether a batch is being trained on whose numbers are set: the pipeline that hands it over is none to slice."""
-    return _depth > 0
+_feeds: weakref.WeakKeyDictionary[Any, dict[Any, tuple[elastic_fit.Feed, str]]] = weakref.WeakKeyDictionary()
+_current: list[Any] = []
 
 
 @contextlib.contextmanager
-def _numbers_are_set() -> Iterator[None]:
-    global _depth
-    _depth += 1
-    try:
-        yield
-    finally:
-        _depth -= 1
-
-
-@contextlib.contextmanager
-def training(model: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Around one training step of `model` on `batch` (structures of arrays by name); gives what this rank computes.
-
-    Collective. The arrays are compared each time, because nothing else says that all ranks were given the same.
-    """
-    loops.shared_elsewhere()
-    resuming.say_loop(goes_on=True)
+def training(model: Any, batch: dict[str, Any]) -> Iterator[None]:
+    """Around one training step of `model` on `batch`, structures of arrays by name. Collective."""
     before = steps.current_values()
-    if before[3]:
-        # Within a loop over a dataset that trains: what it gave is a slice already.
-        with _numbers_are_set():
-            yield batch
-        return
-    call = fitting.Run("train_on_batch", model)
-    mine = batch
-    if call.slices and _is_ready(call, model):
-        mine, numbers = _slice(model, batch)
-        steps.set_values(numbers)
-    else:
-        # The first step of a model without variables yet is rank 0's.
-        steps.set_whole()
+    _current.append(model)
     try:
-        with _numbers_are_set():
-            yield mine
+        if not before[3]:  # else it stands within a loop whose batches are slices already
+            # The first step of a model without variables yet is rank 0's.
+            if model not in _agreed and fitting.Run("train_on_batch", model).agree():
+                _agreed.add(model)
+            steps.set_values(_numbers(batch))
+        with resuming.with_fewer_ranks():
+            resuming.say_loop()
+            yield
     finally:
+        _current.pop()
         steps.go_back_to(before)
         loops.watch_drift()
 
 
-def _is_ready(call: fitting.Run, model: Any) -> bool:
-    """Whether the model's variables are, or now become, the same on all ranks."""
-    if model not in _agreed and call.agree():
-        _agreed.add(model)
-    return model in _agreed
-
-
-def _slice(model: Any, batch: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+def _numbers(batch: dict[str, Any]) -> list[float]:
+    """The numbers of a step: of a batch that is each rank's share those of its rows, else of a whole batch."""
     import tensorflow as tf
 
-    arrays = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    rows = {len(array) for array in arrays if _has_rows(array)}
-    if len(rows) != 1 or not all(_has_rows(array) for array in arrays):
-        output.note("train_on_batch is given more than arrays of one length: every rank computes the whole batch")
-        return batch, steps.whole_values()
-    count = rows.pop()
-    shares = any(sharding.is_share(array) for array in arrays)
-    total = 0
-    for array in () if shares else arrays:
-        total = comparison.digest(array, total)
-    everyone = control.allgather((shares, count, total), "comparing the arrays given to train_on_batch")
-    if shares and all(share for share, _, _ in everyone):
-        return batch, steps.slice_values(count, sum(number for _, number, _ in everyone))
-    if any(other != everyone[0] for other in everyone):
-        output.note(
-            "the arrays given to train_on_batch differ between ranks, so that rank 0's are trained on and the others "
-            "compute in vain; is a generator of random numbers left without a seed?"
-        )
-        return batch, steps.whole_values()
-    why = rehearsal.why_whole(model, "train", rehearsal.spec_of(batch), None)
-    if why:
-        output.note(why)
-        return batch, steps.whole_values()
-    me = world.current()
-    start, stop, has_rows = sharding.slice_bounds(count, me.rank, me.size)
-    mine = tf.nest.map_structure(lambda part: sharding.slice_rows(part, start, stop), batch)
-    return mine, steps.slice_values(stop - start if has_rows else 0, count)
+    arrays = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, (np.ndarray, tf.Tensor)) and len(leaf.shape)]
+    mine = (any(sharding.is_share(array) for array in arrays), len(arrays[0]) if arrays else 0)
+    everyone = control.allgather(mine, "comparing the arrays given to train_on_batch")
+    if all(share for share, _ in everyone):
+        return steps.slice_values(mine[1], sum(rows for _, rows in everyone))
+    return steps.whole_values()
 
 
-def _has_rows(array: Any) -> bool:
+def feed(iterator: Any) -> Any:
+    """In place of Keras 2's iterator over the one batch of `train_on_batch` one over this rank's part of it."""
     import tensorflow as tf
 
-    return isinstance(array, (np.ndarray, tf.Tensor)) and len(array.shape) > 0
+    model = _current[-1] if _current else None
+    if model is None:
+        return iterator
+    element = next(iterator)
+    spec = tf.nest.map_structure(elastic_fit.of_some_rows, iterator.element_spec)
+    known = _feeds.setdefault(model, {})
+    function = model.make_train_function()
+    key = repr(spec), id(function)
+    if key not in known:
+        of_step = pipeline.Batch(spec, tf.TensorSpec([4], tf.float64))
+        mine = fitting.why_whole(model, "train", getattr(function, "plain", function), of_step, is_fixed=True)
+        reasons = [why for why in control.allgather(mine, "whether ranks can share a training step") if why]
+        known[key] = elastic_fit.Feed(spec, 1), reasons[0] if reasons else ""
+        if reasons:
+            explain.say_whole(reasons[0])
+    made, why = known[key]
+    if why or steps.is_sliced():
+        return made.put([pipeline.Batch(element, tf.constant(steps.current_values(), tf.float64))])
+    return made.put([pipeline.slice_of(element)])

@@ -13,33 +13,21 @@ A batch that every rank computes whole is counted on rank 0 alone, so that the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import settings, world
+from matex_tf.analysis import interpreter
+from matex_tf.analysis.placement import unknown
 
 _variable: Any = None
 _is_first: Any = None
 _GRAPH_KEY = "matex_tf/step"
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The rows `start` to `stop` of a batch of `of_rows`, which eager code of this rank now works on.
-
-    `sizes` has the number of rows of every rank's slice; `mean` and `sum` are this rank's weights.
-    """
-
-    start: int
-    stop: int
-    of_rows: int
-    sizes: frozenset[int]
-    mean: float
-    sum: float
-
-
-_slice: Slice | None = None
-_set_aside: Slice | None = None
+_is_sliced = False
+_within: list[Any] = []
 
 
 def whole_values() -> list[float]:
@@ -97,7 +85,9 @@ def hidden_variable(value: Any, dtype: Any, name: str) -> Any:
     from tensorflow.python.ops import resource_variable_ops
 
     with tf.init_scope(), tf.device("CPU:0"):
-        return resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
+        made = resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
+    interpreter.exempt(made.handle)
+    return made
 
 
 def in_session_graph() -> bool:
@@ -124,7 +114,14 @@ def placeholder() -> Any:
 
 def numbers() -> Any:
     """This step's four numbers as a tensor, wherever ops are being made."""
-    return placeholder() if in_session_graph() else variable().read_value()
+    import tensorflow as tf
+
+    within = not tf.executing_eagerly() and _within and isinstance(_within[-1], tf.Tensor)
+    found = tf.identity(_within[-1]) if within else placeholder() if in_session_graph() else variable().read_value()
+    if not tf.executing_eagerly():
+        # Who uses them for what knows what comes of it, and declares that.
+        interpreter.declare(found, unknown(found.op, "it depends on which rows a rank has"))
+    return found
 
 
 def weight_and_rows(of_sum: bool = False) -> Any:
@@ -136,24 +133,38 @@ def weight_and_rows(of_sum: bool = False) -> Any:
 
 def set_values(values: Any) -> None:
     """Make `values` (four numbers, or a float64 tensor of shape [4]) those of the current step."""
-    global _slice, _set_aside
-    _slice = _set_aside = None
+    global _is_sliced
+    if isinstance(values, list):
+        _is_sliced = values[3] > 0
     variable().assign(values)
 
 
-def set_slice(start: int, stop: int, has_rows: bool, of_rows: int) -> None:
-    """The current step, in eager code, works on rows `start` to `stop` of a batch of `of_rows`."""
-    global _slice
-    numbers = slice_values(stop - start if has_rows else 0, of_rows)
-    set_values(numbers)
-    least, more = divmod(of_rows, world.current().size)
-    sizes = {max(least, 1), least + 1} if more else {least}
-    _slice = Slice(start, stop, of_rows, frozenset(sizes), numbers[0], numbers[1])
+def is_sliced() -> bool:
+    """Whether eager code works on rows of this rank alone."""
+    return _is_sliced
 
 
-def current_slice() -> Slice | None:
-    """What eager code works on, where that is a slice of a batch that a loop gave."""
-    return _slice
+@contextlib.contextmanager
+def within_slice(numbers: Any) -> Iterator[None]:
+    """Within it the step works on this rank's rows, which `numbers` tells of, and its gradients are parts of a sum.
+
+    Args:
+        numbers: `slice_values` in eager code, `slice_tensor` in a graph.
+    """
+    before = current_values() if isinstance(numbers, list) else None
+    if before is not None:
+        set_values(numbers)
+    _within.append(numbers)
+    try:
+        yield
+    finally:
+        _within.pop()
+        if before is not None:
+            go_back_to(before)
+
+
+def is_within_slice() -> bool:
+    return bool(_within)
 
 
 def go_back_to(values: list[float]) -> None:
@@ -178,20 +189,6 @@ def after_loss(became_first: bool) -> None:
         _is_first.assign(whole_values()[2])
     if _variable is not None and not current_values()[3]:
         set_whole()
-
-
-def look_at_whole_batch() -> None:
-    """Within a loop that trains the script now looks at whole batches, each of which counts once in metrics."""
-    global _slice, _set_aside
-    _slice, _set_aside = None, _slice or _set_aside
-    set_metrics_weight(whole_values()[2])
-
-
-def back_to_slice() -> None:
-    """Undo `look_at_whole_batch`."""
-    global _slice, _set_aside
-    _slice, _set_aside = _slice or _set_aside, None
-    restore_metrics_weight()
 
 
 def set_metrics_weight(counts: float) -> None:

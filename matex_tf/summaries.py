@@ -17,6 +17,11 @@ def _plain_in(leaf: Any) -> list[Any]:
     return [op] if op.type in _PLAIN else [found for tensor in op.inputs for found in _plain_in(tensor)]
 
 
+def is_summary(leaf: Any) -> bool:
+    """Whether `leaf` is a serialised summary that is known to be one."""
+    return bool(_plain_in(leaf))
+
+
 def values_in(leaves: Sequence[Any]) -> list[Any]:
     """The tensors that the summaries among `leaves` show."""
     return [op.inputs[1] for leaf in leaves for op in _plain_in(leaf)]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import ending, ops, output, row_uses, settings, world
+from matex_tf import ending, frames, ops, output, settings, world
 from matex_tf.proof import EXIT_STALLED
 
 _PATIENCE = 5.0  # seconds for an answer
@@ -259,14 +259,14 @@ def _place(stack: list[traceback.FrameSummary]) -> str:
     """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
     if not stack:
         return "its end"
-    own = [one for one in stack if not row_uses.is_library(one.filename)]
+    own = [one for one in stack if not frames.is_library(one.filename)]
     place = _line(own[-1]) if own else "no line of its own"
     return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
 
 
 def _lines(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for people, without those of who started the script."""
-    first = next((number for number, one in enumerate(stack) if not row_uses.is_library(one.filename)), 0)
+    first = next((number for number, one in enumerate(stack) if not frames.is_library(one.filename)), 0)
     return tuple(f"    {_line(one)}" for one in stack[first:][-_FRAMES:])
 
 

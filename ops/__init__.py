@@ -27,6 +27,7 @@ from .library import (
     rendezvous,
     seconds,
     start_again,
+    tensorflow_ops,
     waiting,
 )
 
@@ -53,5 +54,6 @@ __all__ = [
     "rendezvous",
     "seconds",
     "start_again",
+    "tensorflow_ops",
     "waiting",
 ]

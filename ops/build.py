@@ -1,6 +1,8 @@
-"""The builds of the compiled ops and of their XLA kernels: once for each TensorFlow, MPI, compiler and source.
+"""The builds of the engine, of TensorFlow's ops over it, and of their XLA kernels: once for each TensorFlow, MPI,
+compiler and source.
 
-They are kept in a cache folder, as two libraries: that of the kernels takes longer and few scripts need it.
+They are kept in a cache folder, as three libraries. The engine knows nothing of TensorFlow, and ranks need it before a
+script imports that; the XLA kernels take longest, and few scripts need them.
 
 However many processes ask at once, one builds and the others wait for it. A library enters the cache under its name
 only when it is whole, and its digest stands beside it, so that a build that was killed or a damaged file is made anew.
@@ -14,7 +16,6 @@ import fcntl
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -63,14 +64,24 @@ class Plan:
 
 
 def build(verbose: bool = False) -> Path:
-    """The compiled ops of this TensorFlow and MPI, built now if they are not in the cache.
+    """The compiled ops of this TensorFlow and MPI, built now, with the engine, if they are not in the cache.
 
     `verbose` also says so when nothing needs doing, and shows the compiler's command. A build takes some 15 seconds.
 
     Raises:
         BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
+    build_engine(verbose)
     return _ensure(make_plan(), verbose)
+
+
+def build_engine(verbose: bool = False) -> Path:
+    """The compiled engine of this MPI, for which TensorFlow is not imported, built like the ops.
+
+    Raises:
+        BuildError: as `build`.
+    """
+    return _ensure(make_engine_plan(), verbose)
 
 
 def build_xla(verbose: bool = False) -> Path:
@@ -101,12 +112,13 @@ def status() -> dict[str, Any]:
         BuildError: as `build` does, short of compiling.
     """
     plan = make_plan()
+    is_built = is_whole(make_engine_plan()) and is_whole(plan)
     return {
         "compiler": plan.compiler.path,
         "MPI": compilers.short(plan.compiler.mpi),
         "TensorFlow": plan.tensorflow,
         "library": str(plan.library),
-        "built": "yes" if is_whole(plan) else "no (at first use, or now by `matex build`)",
+        "built": "yes" if is_built else "no (at first use, or now by `matex build`)",
         "XLA kernels": _xla_status(),
     }
 
@@ -118,31 +130,43 @@ def _xla_status() -> str:
         return str(error)
 
 
-def make_plan() -> Plan:
-    """The build that this Python, its settings and its environment ask for.
+def make_engine_plan() -> Plan:
+    """The build of the engine that this Python, its settings and its environment ask for.
 
     Raises:
         BuildError: no compiler, no MPI, or no folder to write to.
     """
-    import tensorflow as tf
-
     try:
         compiler = compilers.find()
     except (compilers.CompilerError, OSError) as error:
         raise BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+    command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *_FLAGS)
+    key = _key("matex-engine-", compiler.path, compiler.mpi, *_FLAGS, source_digest())
+    return Plan("the engine", 10, ("engine",), compiler, "", command, cache_folder(), key)
+
+
+def make_plan() -> Plan:
+    """The build of the ops. They use the library of the engine, which lies beside theirs.
+
+    Raises:
+        BuildError: as `make_engine_plan`.
+    """
+    import tensorflow as tf
+
+    engine = make_engine_plan()
     flags = tf.sysconfig.get_compile_flags()
-    command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *flags, *_FLAGS, *tf.sysconfig.get_link_flags())
-    parts = [
-        tf.version.VERSION,
-        tf.version.GIT_VERSION,
-        compiler.path,
-        compiler.mpi,
-        *_FLAGS,
-        *(flag for flag in flags if not flag.startswith("-I")),
-        source_digest(),
-    ]
-    key = "matex-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return Plan("the ops", 15, ("engine", "tensorflow"), compiler, tf.version.VERSION, command, cache_folder(), key)
+    command = (*engine.command, *flags, *tf.sysconfig.get_link_flags(), *_linked(engine))
+    own_flags = (flag for flag in flags if not flag.startswith("-I"))
+    key = _key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key)
+    return dataclasses.replace(
+        engine,
+        what="the ops",
+        seconds=15,
+        rooms=("tensorflow",),
+        tensorflow=tf.version.VERSION,
+        command=command,
+        key=key,
+    )
 
 
 def make_xla_plan() -> Plan:
@@ -164,17 +188,24 @@ def make_xla_plan() -> Plan:
         *(f"-I{include / name}" for name in _XLA_INCLUDES),
         f"-L{folder}",
         f"-l:{_XLA_LIBRARY}",
-        f"-L{ops.folder}",
-        f"-l:{ops.library.name}",
-        "-Wl,-rpath,$ORIGIN",
+        *_linked(ops),
     )
-    key = "matex-xla-" + hashlib.sha256("\0".join((ops.key, *_XLA_FLAGS)).encode()).hexdigest()[:24]
+    key = _key("matex-xla-", ops.key, *_XLA_FLAGS)
     return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
 
 
+def _key(prefix: str, *parts: str) -> str:
+    return prefix + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _linked(plan: Plan) -> tuple[str, ...]:
+    """The options to link the library of `plan`, which lies in the same folder."""
+    return f"-L{plan.folder}", f"-l:{plan.library.name}", "-Wl,-rpath,$ORIGIN"
+
+
 def sources(*rooms: str) -> list[Path]:
-    """The C++ files that are compiled, in a fixed order; default those of the ops."""
-    return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/*.cc"))]
+    """The C++ files that are compiled, in a fixed order; default those of the engine and the ops."""
+    return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/**/*.cc"))]
 
 
 def source_digest() -> str:
@@ -322,11 +353,9 @@ def _compile(plan: Plan, verbose: bool) -> None:
     try:
         # One unit of all files: the headers of TensorFlow, read once, take most of the time.
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources(*plan.rooms))
-        answer = subprocess.run(
-            [*plan.command, "-o", str(made)], input=unit, capture_output=True, text=True, errors="replace"
-        )
-        if answer.returncode != 0:
-            raise BuildError(_failure(plan, answer.stderr + answer.stdout))
+        code, output = compilers.run([*plan.command, "-o", str(made)], unit, made)
+        if code != 0:
+            raise BuildError(_failure(plan, output))
         _keep(plan, made)
     finally:
         made.unlink(missing_ok=True)
@@ -362,7 +391,7 @@ def _failure(plan: Plan, output: str) -> str:
         line for line in output.splitlines() if "error" in line.lower() or "not found" in line
     ] or output.splitlines()
     return (
-        f"{plan.what} cannot be built for TensorFlow: {plan.compiler.path} failed. All of it is in {log}; the "
+        f"{plan.what} cannot be built for {_versions(plan)}: {plan.compiler.path} failed. All of it is in {log}; the "
         "first of it:\n"
         + "\n".join(errors[:8])
         + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
@@ -371,7 +400,8 @@ def _failure(plan: Plan, output: str) -> str:
 
 
 def _versions(plan: Plan) -> str:
-    return f"TensorFlow {plan.tensorflow} and {compilers.short(plan.compiler.mpi)}"
+    mpi = compilers.short(plan.compiler.mpi)
+    return f"TensorFlow {plan.tensorflow} and {mpi}" if plan.tensorflow else mpi
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from matex_tf import arguments, world
 
 from . import overlap
-from .library import library
+from .library import library, tensorflow_ops
 from .order import in_order
 
 OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
@@ -201,7 +201,7 @@ def let_go(resource: Any) -> None:
 
 @functools.cache
 def _wait_for_let_go_at_exit() -> None:
-    wait = library().c.matex_wait_for_let_go  # of src/tensorflow/let_go.cc, not of the engine
+    wait = tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = None, []
     atexit.register(wait)
 

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,33 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().strip("\\0 \\n"))
+"""
+# A compiler starts others, of which the system would end none with us. This one leads them all, in a group.
+_GUARDED = """
+import ctypes, os, signal, subprocess, sys, time
+
+class Ended(Exception):
+    pass
+
+def end(*_):
+    raise Ended
+
+parent, made, *command = sys.argv[1:]
+os.setpgid(0, 0)
+signal.signal(signal.SIGTERM, end)
+try:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        raise Ended
+    code = subprocess.Popen(command).wait()
+except Ended:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(0.5)  # in which compilers remove their temporary files
+    if os.path.exists(made):
+        os.remove(made)
+    os.killpg(0, signal.SIGKILL)
+sys.exit(code if code >= 0 else 128 - code)
 """
 
 
@@ -144,6 +171,21 @@ def _version_of(library: Path) -> str:
     text = ctypes.create_string_buffer(8192 + 1)
     ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").strip()
+
+
+def run(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
+    """Compile `source` by `command`; its exit code and output. If this process ends, all of that does, and `made`."""
+    guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
+    with subprocess.Popen(
+        guarded,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+    ) as child:  # fmt: skip
+        try:
+            output, errors = child.communicate(source)
+        except BaseException:
+            child.terminate()
+            raise
+    return child.returncode, errors + output
 
 
 def _ask(program: str, *arguments: str) -> str:

@@ -52,7 +52,7 @@ _FUNCTIONS = {
 }
 
 
-def load(path: Path) -> ctypes.CDLL:
+def load(path: str | Path) -> ctypes.CDLL:
     """The library at `path`, its functions with their types. Calls into it let other Python threads run.
 
     Raises:

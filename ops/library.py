@@ -1,4 +1,7 @@
-"""The compiled library in this process: loaded once, its engine started, its C functions as Python's."""
+"""The compiled engine in this process, loaded once and started, its C functions as Python's; and the ops over it.
+
+The engine needs no TensorFlow, so that ranks can meet before the script imports that, or without.
+"""
 
 from __future__ import annotations
 
@@ -33,51 +36,78 @@ class MismatchError(world.RankError):
 
 
 @dataclass(frozen=True)
-class Library:
-    """The loaded library: TensorFlow's module of its ops, and its C functions."""
+class Ops:
+    """The loaded library of the ops: TensorFlow's module of them, and its own C functions."""
 
-    path: Path
-    ops: Any
+    module: Any
     c: ctypes.CDLL
 
 
+@dataclass(frozen=True)
+class Library:
+    """The loaded engine, as C functions."""
+
+    c: ctypes.CDLL
+
+    @property
+    def ops(self) -> Any:
+        """TensorFlow's module of the ops; see `tensorflow_ops`."""
+        return tensorflow_ops().module
+
+
 _library: Library | None = None
-_loaded: Library | None = None
+_engine: ctypes.CDLL | None = None
+_ops: Ops | None = None
 _lock = threading.Lock()
 
 
 def library() -> Library:
-    """The library of this process; the first call builds it if need be, loads it and starts its engine.
+    """The engine of this process; the first call builds it if need be, loads it and starts it.
 
     Raises:
         BuildError: there is no compiler or no MPI to build with, or the build failed.
-        world.RankError: the library is linked to another MPI than the one that mpi4py has loaded.
+        world.RankError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
-    global _library, _loaded
+    global _library, _engine
     if _library is not None:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _loaded = _loaded or _load(build.build())
-            _start(_loaded.c)
-            _library = _loaded
+            _engine = _engine or _load(build.build_engine(), interface.load, OSError)
+            _start(_engine)
+            _library = Library(_engine)
         return _library
 
 
-def _load(path: Path) -> Library:
+def tensorflow_ops() -> Ops:
+    """The ops over the engine; the first call imports TensorFlow, builds them if need be and loads them.
+
+    Raises:
+        BuildError: as `library`.
+    """
+    global _ops
+    if _ops is not None:
+        return _ops
     import tensorflow as tf
 
+    from . import derivatives
+
+    with _lock:
+        if _ops is None:
+            path = build.build()
+            module = _load(path, tf.load_op_library, tf.errors.OpError)
+            derivatives.register()
+            _ops = Ops(module, ctypes.CDLL(str(path)))
+        return _ops
+
+
+def _load(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
     try:
-        ops = tf.load_op_library(str(path))
-        c = interface.load(path)
-    except (OSError, tf.errors.OpError) as error:
+        return load(str(path))
+    except failure as error:
         raise build.BuildError(
             f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
         ) from error
-    from . import derivatives
-
-    derivatives.register()
-    return Library(path, ops, c)
 
 
 def start_again(agree: Callable[[list[int]], list[int]]) -> None:

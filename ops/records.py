@@ -1,4 +1,5 @@
-"""What the engine records of this process: events for a timeline, totals for a profile (src/engine/record.h)."""
+"""What the engine records of this process: events for a timeline, totals for a profile (`src/engine/sequence/trace.h`).
+"""
 
 from __future__ import annotations
 

@@ -207,10 +207,10 @@ class _PickledBatch:
             key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()
         }
         labels, data = values.get(label_names[label]), values.get("data")
-        if not isinstance(labels, list) or not all(type(value) is int for value in labels):
+        if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
-                f"{path}: expected a list of numbers under {label_names[label]!r}, found "
-                f"{type(labels).__name__}; the pickle has {files.listing(values)}"
+                f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
+                f"{pickles.shown(labels)}; the pickle has {files.listing(name[:60] for name in values)}"
             )
         self.rows = len(labels)
         name = getattr(data, "dtype", None)
@@ -220,10 +220,12 @@ class _PickledBatch:
         if name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
                 f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
-                f"found {name} of shape {shape}"
+                f"found {name if isinstance(name, str) else pickles.shown(name):.60} of shape {pickles.shown(shape)}"
             )
         self._content = data.content
-        found = self._content.length if isinstance(self._content, pickles.Lying) else len(self._content or b"")
+        if not isinstance(self._content, (pickles.Lying, bytes)):
+            raise ReaderError(f"{path}: expected bytes of images, found {pickles.shown(self._content)}")
+        found = self._content.length if isinstance(self._content, pickles.Lying) else len(self._content)
         if found != self.rows * _PIXELS or self.rows == 0:
             raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
         self._labels = np.array(labels, np.int64)

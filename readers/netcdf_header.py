@@ -1,6 +1,7 @@
 """The header of a classic NetCDF file, checked against the file's size.
 
-The C library gives zeros for what lies past the end of a truncated file; nothing of that may reach a training run.
+The C library gives zeros for what lies past the end of a truncated file, and where bytes were put in it gives what has
+moved; nothing of that may reach a training run.
 The format: "NetCDF Classic Format Specification" (Unidata, docs.unidata.ucar.edu, file_format_specifications).
 """
 
@@ -22,12 +23,21 @@ def is_classic(head: bytes) -> bool:
 
 
 def check(path: Path) -> None:
-    """Raises ReaderError where the header is not one or describes more than the file holds."""
+    """Raises ReaderError where the header is not one or describes more or less than the file holds."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        expected = _Header(path, file, size).size()
-    if size < expected:
-        raise ReaderError(f"{path}: truncated: its header describes {expected} bytes, found {size}")
+        least, most = _Header(path, file, size).sizes()
+    if size < least:
+        raise ReaderError(f"{path}: truncated: its header describes {least} bytes, found {size}")
+    if size > most:
+        raise ReaderError(
+            f"{path}: too long: its header describes {most} bytes, found {size}. Bytes were put in, so that values may "
+            "have moved, or it is still being written"
+        )
+
+
+def _padded(count: int) -> int:
+    return count + -count % 4
 
 
 class _Header:
@@ -58,7 +68,7 @@ class _Header:
     def _skip(self, count: int) -> None:
         if self._file.tell() + count > self._size:
             raise self._wrong(f"at most {self._size} bytes in all", f"{count} more")
-        self._file.seek(count + -count % 4, os.SEEK_CUR)
+        self._file.seek(_padded(count), os.SEEK_CUR)
 
     def _list(self, tag: int, of: str) -> int:
         """How many entries the list that begins here has."""
@@ -79,15 +89,15 @@ class _Header:
             each = self._type()
             self._skip(each * self._count("values"))
 
-    def size(self) -> int:
-        """The bytes that the file has to have for all values it describes."""
+    def sizes(self) -> tuple[int, int]:
+        """The bytes that the file has to have for all values it describes: without the padding at its end, and with."""
         records = self._number(self._wide)
         lengths = []
         for _ in range(self._list(_DIMENSION, "dimensions")):
             self._skip(self._count("letters"))
             lengths.append(self._number(self._wide))
         self._attributes()
-        fixed, per_record = 0, []
+        ends, per_record = [], []
         for _ in range(self._list(_VARIABLE, "variables")):
             self._skip(self._count("letters"))
             dimensions = [self._number(self._wide) for _ in range(self._count("dimensions"))]
@@ -103,13 +113,15 @@ class _Header:
             if varies:
                 per_record.append((begin, bytes_here))
             else:
-                fixed = max(fixed, begin + bytes_here)
-        end = max(fixed, self._file.tell())
+                ends.append((begin + bytes_here, begin + _padded(bytes_here)))
+        ends.append((self._file.tell(), self._file.tell()))
+        # Where there are no records yet, the file goes on to where they would begin, or not.
+        ends.append((0, min((begin for begin, _ in per_record), default=0)))
         if per_record and records:
             if records == 2 ** (8 * self._wide) - 1:
                 raise self._wrong("the number of records", "none (the file was not closed by its writer)")
-            # A single record variable is stored without padding.
+            # A single record variable is stored without padding, but the C library writes that of its last record.
             one = len(per_record) == 1
-            record = sum(bytes_each if one else bytes_each + -bytes_each % 4 for _, bytes_each in per_record)
-            end = max(end, *(begin + (records - 1) * record + bytes_each for begin, bytes_each in per_record))
-        return end
+            before = (records - 1) * sum(count if one else _padded(count) for _, count in per_record)
+            ends += [(begin + before + count, begin + before + _padded(count)) for begin, count in per_record]
+        return max(least for least, _ in ends), max(most for _, most in ends)

@@ -2,12 +2,14 @@
 
 A pickle is a program that may call any function. Here its steps are followed by name: containers, numbers and texts are
 built, the three functions with which NumPy writes an array are recognised, and anything else is an error. Nothing is
-imported and nothing called. Long strings of bytes are not read; they become the place where they lie in the file.
+imported and nothing called. Long strings of bytes are not read; they become the place where they lie in the file. What
+is built takes memory in proportion to the file; values may be nested in each other many times, so none is shown whole.
 The format: Python's Lib/pickletools.py.
 """
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from matex_tf.readers.formats import ReaderError
 
 _LONG = 4096
 _MOST_STEPS = 4_000_000
+_MOST_KEYS = 1000  # keys can be chosen so that a dict takes the square of their number in time
+_MOST_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,23 @@ class _Name:
         return f"{self.module.replace('numpy._core', 'numpy.core')}.{self.name}"
 
 
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong = 2, 60, 60
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        return repr(value) if value is None or isinstance(value, (bool, float)) else type(value).__name__
+
+
+def shown(value: Any) -> str:
+    """A short text of any value of a pickle, for a message."""
+    return _Shown().repr(value)
+
+
 _MARK = object()
 
 
@@ -66,8 +87,10 @@ class _Reader:
         self.path, self.file, self.size = path, file, size
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.encoded = 0
 
     def wrong(self, expected: str, found: object) -> ReaderError:
+        found = (found if isinstance(found, str) else shown(found))[:_MOST_SHOWN]
         return ReaderError(
             f"{self.path}: not a pickle of plain values and arrays, or a damaged one: at byte {self.file.tell()} "
             f"expected {expected}, found {found}"
@@ -148,6 +171,8 @@ def _integer_line(reader: _Reader) -> Any:
 def _put(key: Any) -> Any:
     def step(reader: _Reader) -> None:
         index = key(reader)
+        if not 0 <= index <= _MOST_STEPS:
+            raise reader.wrong(f"the number of a value to keep, at most {_MOST_STEPS}", index)
         reader.memo[index] = reader.stack[-1] if reader.stack else reader.pop()
 
     return step
@@ -184,6 +209,8 @@ def _set(many: bool) -> Any:
             if not isinstance(key, (str, bytes, int)):
                 raise reader.wrong("a key of text or a number", type(key).__name__)
             target[key] = value
+        if len(target) > _MOST_KEYS:
+            raise reader.wrong(f"at most {_MOST_KEYS} keys", f"{len(target)} of them")
 
     return step
 
@@ -201,7 +228,9 @@ def _global_line(reader: _Reader) -> _Name:
 
 def _global_stack(reader: _Reader) -> _Name:
     name, module = reader.pop(), reader.pop()
-    return _Name(str(module), str(name))
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise reader.wrong("the name of a function", f"{type(module).__name__} and {type(name).__name__}")
+    return _Name(module, name)
 
 
 def _reduce(reader: _Reader) -> Any:
@@ -228,6 +257,10 @@ def _reduce(reader: _Reader) -> Any:
 def _encoded(reader: _Reader, text: Any, encoding: Any) -> bytes:
     if encoding not in ("latin1", "latin-1", "bytes"):
         raise reader.wrong("bytes written as Latin-1", encoding)
+    # A text may be kept and encoded again and again; together those that are written once are less than the file.
+    reader.encoded += len(text.data if isinstance(text, Text) else text if isinstance(text, str) else "")
+    if reader.encoded > reader.size:
+        raise reader.wrong(f"letters that stand for at most {reader.size} bytes", "more")
     try:
         text = text.data.decode("utf-8", "surrogatepass") if isinstance(text, Text) else text
         return text.encode("latin-1")

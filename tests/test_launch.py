@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from matex_tf import launch
+from matex_tf import launch, probe
 
 OPENMPI_5 = launch.Mpirun("/opt/bin/mpirun", launch.OPENMPI, "5.0.11")
 OPENMPI_4 = launch.Mpirun("/opt/bin/mpirun", launch.OPENMPI, "4.1.6")
@@ -28,6 +28,23 @@ INTEL = launch.Mpirun("/opt/bin/mpirun", launch.INTEL, "2021.14")
 )
 def test_the_mpi_is_recognised(text, family, version):
     assert (launch.family_of(text), launch.version_of(text)) == (family, version)
+
+
+@pytest.mark.parametrize(
+    "library, fits",
+    [
+        ("Open MPI v5.0.3, package: x", True),
+        ("Open MPI v4.1.6, package: x", False),
+        ("MPICH Version:      4.3.0", False),
+        ("Intel(R) MPI Library 2021.14 for Linux* OS", False),
+        ("an MPI that nobody knows 4.2", True),
+        ("", True),
+    ],
+)
+def test_an_mpirun_is_of_one_family_and_major_version(library, fits):
+    assert OPENMPI_5.fits(library) == fits
+    assert launch.Mpirun("/opt/bin/mpirun", "", "").fits(library)
+    assert launch.Mpirun("/opt/bin/mpirun", launch.OPENMPI, "").fits("Open MPI v4.1.6")
 
 
 def test_mpirun_is_looked_for_beside_the_library_first():
@@ -110,6 +127,38 @@ def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environme
     assert "OVERSUBSCRIBE" not in words and "yield" not in words
     assert "--prtemca oob_tcp_keepalive_time 5" in words, "else mpirun waits hours for a host that is lost"
     assert "-x MATEX_SCALING" in words, "Open MPI exports no variable to other hosts by itself"
+
+
+@pytest.mark.parametrize("mpirun", [OPENMPI_5, OPENMPI_4])
+def test_ranks_on_one_host_do_without_the_network(mpirun):
+    def ways(given="", environment=None):
+        words = launch.options(mpirun, 2, 8, False, given.split(), environment, by_memory=True)
+        return " ".join(words).count("--mca btl ^tcp")
+
+    assert ways() == ways("--tag-output -x A=1") == ways("", {"OMPI_MCA_mpi_yield_when_idle": "1"}) == 1
+    for given in ("--mca btl tcp,self", "--mca pml ucx", "--mca btl_tcp_if_include eth0", "-x OMPI_MCA_btl=self,tcp",
+                  "--tune file", "--am=file", "--host a:1,b:1"):  # fmt: skip
+        assert ways(given) == 0, given
+    for name in ("OMPI_MCA_btl", "OMPI_MCA_btl_base_verbose", "OMPI_MCA_pml", "OMPI_MCA_mca_base_param_files",
+                 "SLURM_JOB_ID"):  # fmt: skip
+        assert ways("", {name: "1"}) == 0, name
+    assert "btl" not in line(mpirun, 2, 8)
+    assert not {"btl", "^tcp"} & {*launch.options(MPICH, 2, 8, False, by_memory=True)}
+
+
+def test_files_of_open_mpi_may_say_how_ranks_reach_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mpirun = launch.Mpirun(str(tmp_path / "bin" / "mpirun"), launch.OPENMPI, "5.0.11")
+    assert probe.has_memory_for(1, mpirun, str(tmp_path))
+    assert not probe.has_memory_for(1 << 40, mpirun, str(tmp_path))
+    assert not probe.has_memory_for(1, mpirun, str(tmp_path / "none"))
+    for name in (".openmpi/mca-params.conf", "etc/openmpi-mca-params.conf"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("# btl = self\nhwloc_base_binding_policy=core\n")
+        assert probe.has_memory_for(1, mpirun, str(tmp_path))
+        (tmp_path / name).write_text("  btl = self,tcp\n")
+        assert not probe.has_memory_for(1, mpirun, str(tmp_path))
+        (tmp_path / name).unlink()
 
 
 def test_the_whole_command():

@@ -42,7 +42,7 @@ def test_the_wheel_carries_every_module_and_every_source(wheel):
         for path in [*folder.rglob("*.py"), *folder.rglob("*.cc"), *folder.rglob("*.h")]:
             inside = f"{room.replace('.', '/')}/{path.relative_to(folder)}"
             assert inside in names, inside
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("licenses/LICENSE") for name in names) and "matex_tf/py.typed" in names
     assert not any(name.startswith(("tests/", "ops/", "readers/", "scripts/")) for name in names)
 
 

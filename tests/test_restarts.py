@@ -35,7 +35,10 @@ from matex_tf import cli, hosts, launch, restarts, resuming
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
         (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
-        (130, ["begun"], [signal.SIGINT], restarts.OWN),  # a person has had enough
+        (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough
+        (1, ["begun", "ask-again"], [signal.SIGINT], restarts.INTERRUPTED),  # mpirun has told the ranks by SIGTERM
+        (75, ["begun"], [signal.SIGTERM, signal.SIGHUP], restarts.INTERRUPTED),
+        (0, ["begun", "ended"], [signal.SIGINT], restarts.WELL),  # too late
     ],
 )
 def test_what_is_lost(tmp_path, code, words, heard, expected):
@@ -157,15 +160,29 @@ def test_restarts_come_to_an_end(tmp_path, monkeypatch, capfd):
     assert "given up after 2 restarts: 3 times a rank was killed by SIGKILL" in said and "goes on from" in said
 
 
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR1])
-def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back(tmp_path, monkeypatch, capfd, told):
+GOES_ON = "{0.name} before the restart; the same command goes on from"
+BEGINS_ANEW = "interrupted by {0.name} (exit code {1}); the same command begins anew, as nothing was kept"
+
+
+@pytest.mark.parametrize(
+    "told, ends_with, tells",
+    [
+        (signal.SIGTERM, 75, GOES_ON),
+        (signal.SIGUSR1, 75, GOES_ON),
+        (signal.SIGINT, 128 + signal.SIGINT, BEGINS_ANEW),
+        (signal.SIGHUP, 128 + signal.SIGHUP, BEGINS_ANEW),
+    ],
+)
+def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_interrupted_is_not(
+    tmp_path, monkeypatch, capfd, told, ends_with, tells
+):
     timer = threading.Timer(1.0, os.kill, (os.getpid(), told))
     monkeypatch.setattr(restarts, "pause", lambda number: 20.0)
     before = signal.getsignal(told)
     timer.start()
     code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 2)
-    assert code == 75 and len(starts) == 1 and signal.getsignal(told) == before
-    assert f"{told.name} before the restart; the same command goes on from" in said
+    assert code == ends_with and len(starts) == 1 and signal.getsignal(told) == before
+    assert tells.format(told, code) in said
 
 
 def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
@@ -231,23 +248,31 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeyp
     raise AssertionError(f"process {child} is still there")
 
 
-def test_sigterm_reaches_the_ranks_as_a_warning_and_asks_for_requeue(tmp_path):
-    mpirun = tmp_path / "mpirun"
+@pytest.mark.parametrize("number, asked, code", [(signal.SIGTERM, "USR1", 75), (signal.SIGINT, "INT", 130)])
+def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrupt_is_not(
+    tmp_path, number, asked, code
+):
+    mpirun, state = tmp_path / "mpirun", tmp_path / "state"
     mpirun.write_text(
-        "#!/bin/sh\ntrap 'touch \"$MATEX_PROOF/ask-again\"; exit 1' USR1\necho ready\nsleep 20 & wait $!\n"
+        f"#!/bin/sh\ntrap 'touch \"$MATEX_PROOF/ask-again\"; exit 1' {asked}\necho ready\nsleep 20 & wait $!\n"
     )
     mpirun.chmod(0o755)
+    state.mkdir(mode=0o700)
+    (state / "state-3").touch()
     program = (
         "import sys; from matex_tf import cli; cli.command_line = lambda run: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program, str(mpirun)],
-        env=launching.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+        env=launching.environment({"MATEX_STATE": str(state)}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path, start_new_session=True,
     )  # fmt: skip
     assert child.stdout.readline() == "ready\n"
-    os.killpg(child.pid, signal.SIGTERM)
-    assert child.wait(10) == 75
+    os.killpg(child.pid, number)
+    assert child.wait(10) == code
+    said = f"matex: interrupted by SIGINT (exit code 130); the same command goes on from {state}\n"
+    assert (said in child.stderr.read()) == (number == signal.SIGINT)
 
 
 @pytest.mark.parametrize(

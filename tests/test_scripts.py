@@ -47,11 +47,11 @@ def test_a_run_that_ends_badly_has_failed_whatever_it_counted(tmp_path):
 @pytest.mark.parametrize(
     "arguments, options, serial, collective",
     [
-        ([], [], ["tests"], ["tests/ops/mpi"]),
-        (["-k", "name"], ["-k", "name"], ["tests"], ["tests/ops/mpi"]),
+        ([], [], ["tests"], []),
+        (["-k", "name"], ["-k", "name"], ["tests"], []),
         (["tests/test_cli.py"], [], ["tests/test_cli.py"], []),
         (["tests/ops/mpi"], [], [], ["tests/ops/mpi"]),
-        (["-x", "tests/ops"], ["-x"], ["tests/ops"], ["tests/ops/mpi"]),
+        (["-x", "tests/ops"], ["-x"], ["tests/ops"], []),
     ],
 )
 def test_paths_select_the_runs_they_belong_to(arguments, options, serial, collective, monkeypatch):

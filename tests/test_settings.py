@@ -45,6 +45,17 @@ def test_values_are_read(variable, text, value):
     assert getattr(settings.Settings({variable: text}), name) == value
 
 
+def test_on_and_off_have_the_same_words_everywhere():
+    ways = {"on": ("1", "true", "Yes", "on"), "off": ("0", "false", "no", "OFF")}
+    choices = [setting for setting in settings.TABLE if "off" in setting.values.split(", ")]
+    assert len(choices) >= 4
+    for setting in choices:
+        for meant in {"on", "off"} & set(setting.values.split(", ")):
+            assert [setting.parse(text) for text in ways[meant]] == [meant] * 4
+    with pytest.raises(settings.SettingError):
+        settings.Settings({"MATEX_PLACEMENT": "1"})
+
+
 @pytest.mark.parametrize(
     "variable, text",
     [
@@ -55,7 +66,7 @@ def test_values_are_read(variable, text, value):
         ("MATEX_FUSE_BYTES", "-1"),
         ("MATEX_PLACEMENT", "on"),
         ("MATEX_ALGORITHM", "tree"),
-        ("MATEX_OVERLAP", "yes"),
+        ("MATEX_OVERLAP", "perhaps"),
         ("MATEX_PROFILE", "table"),
         ("MATEX_COMPRESSION", "topk"),
         ("MATEX_COMPRESSION", "topk:0"),

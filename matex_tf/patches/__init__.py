@@ -1,7 +1,8 @@
 """The import-time patches, one file for each thing patched.
 
-Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is. Everything that is
-replaced is replaced through `replace` and can be put back with `undo_all`.
+Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is; those of
+`_OF_TENSORFLOW` are installed once TensorFlow is imported. Everything that is replaced is replaced through `replace`
+and can be put back with `undo_all`.
 """
 
 from __future__ import annotations
@@ -32,24 +33,26 @@ def when_imported(module: str, patch: Callable[[Any], None]) -> None:
     wrapt.register_post_import_hook(patch, module)
 
 
+_OF_TENSORFLOW = """tapes functions function_loops compilation control_flow shown_figures datasets session
+    graph_iterators strategies dataset_files""".split()
+
+
 def install() -> None:
-    """Install every patch of the runtime."""
+    """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
     from matex_tf.patches import (
         batch_normalization,
         commands,
         compilation,
-        constant_batches,
         control_flow,
         dataset_files,
         datasets,
         downloads,
-        eager_rows,
-        eager_values,
         files,
         function_loops,
         functions,
         graph_iterators,
         keras_callbacks,
+        keras_calls,
         keras_losses,
         keras_metrics,
         keras_optimizers,
@@ -59,6 +62,7 @@ def install() -> None:
         random_streams,
         saving,
         session,
+        shown_figures,
         strategies,
         tapes,
         tensorflow_files,
@@ -70,14 +74,13 @@ def install() -> None:
         function_loops,
         compilation,
         control_flow,
-        eager_values,
-        eager_rows,
-        constant_batches,
+        shown_figures,
         datasets,
         session,
         graph_iterators,
         strategies,
         keras_callbacks,
+        keras_calls,
         keras_losses,
         keras_metrics,
         keras_optimizers,
@@ -93,7 +96,10 @@ def install() -> None:
         dataset_files,
         commands,
     ):
-        part.install()
+        if part.__name__.rpartition(".")[2] in _OF_TENSORFLOW:
+            when_imported("tensorflow", lambda _, part=part: part.install())
+        else:
+            part.install()
 
 
 def undo_all() -> None:

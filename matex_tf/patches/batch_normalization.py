@@ -9,9 +9,7 @@ from matex_tf.patches import replace, when_imported
 
 
 def install() -> None:
-    import tensorflow as tf
-
-    replace(tf.compat.v1.nn, "fused_batch_norm", _fused)
+    when_imported("tensorflow", lambda tf: replace(tf.compat.v1.nn, "fused_batch_norm", _fused))
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.layers.normalization.batch_normalization", _keras)
 

@@ -1,10 +1,14 @@
 """`os.system`, `subprocess.run` and the like, where the script itself calls them: see `matex_tf.commands`.
 
-What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever.
+What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever. There
+the process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
+started in, and the paths that are its arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import io
 import os
 import subprocess
@@ -12,7 +16,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from matex_tf import commands, row_uses
+from matex_tf import commands, files, frames
 from matex_tf.patches import replace
 
 _WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
@@ -23,11 +27,13 @@ def install() -> None:
     replace(os, "popen", _read_once)
     for name in _WAITING:
         replace(subprocess, name, _once)
+    if files.view() is not None:
+        replace(subprocess.Popen, "__init__", _pointed_to_own_files)
 
 
 def _is_library(caller: FrameType) -> bool:
     own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
-    return own or row_uses.is_library(caller.f_code.co_filename)
+    return own or frames.is_library(caller.f_code.co_filename)
 
 
 def _once(original: Any) -> Any:
@@ -65,3 +71,43 @@ def _read_once(original: Any) -> Any:
         return _Output(*commands.once(read, "popen", [cmd], {}))
 
     return popen
+
+
+def _pointed_to_own_files(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        if not files.inside_plain():
+            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+                _point(given.arguments)
+        return original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+def _point(arguments: dict[str, Any]) -> None:
+    """Have the `arguments` of `Popen` name the places of what this rank alone has."""
+    here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    folder, words = _place(here), arguments["args"]
+    if folder is not None:
+        arguments["cwd"] = folder
+    if not isinstance(words, (list, tuple)):
+        return
+    arguments["args"] = words = list(words)
+    for at, word in enumerate(words):
+        if not isinstance(word, (str, bytes, os.PathLike)):
+            continue
+        path = os.fsdecode(word)
+        is_looked_for = at == 0 and os.sep not in path
+        is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
+        if not is_looked_for and not is_there:
+            words[at] = _place(os.path.join(here, path)) or word
+
+
+def _place(path: str) -> str | None:
+    """Where a process finds `path` if not on the disk."""
+    with files.plainly():
+        key = files.view().key(path) if "\0" not in path else None
+        place = key if key is None else files.view().for_child(key)
+    return None if place == key else place

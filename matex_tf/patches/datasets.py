@@ -1,4 +1,4 @@
-"""Iteration over a `tf.data.Dataset`: what a training loop gets of each batch is this rank's slice.
+"""Iteration over a `tf.data.Dataset` by a loop of the script's own.
 
 In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loops`.
 An iterator that is dropped is let go of aside, since its end can take long (ops/src/tensorflow/let_go.cc).
@@ -31,12 +31,13 @@ def _iterate(original: Any) -> Any:
         import tensorflow as tf
 
         if tf.executing_eagerly() and world.is_active():
+            self = pipeline.in_place_of(self)
             pipeline.before_epoch(self)
         iterator = original(self)
         if tf.executing_eagerly() and pipeline.yields_batches_to_slice(self):
             own = weakref.ref(iterator)
-            fixed = pipeline.has_fixed_rows(self) or getattr(self, "_matex_whole_batches", False)
-            loop = loops.Loop(sharding.is_share(self), lambda: own()._next_internal(), fixed, self)
+            fixed = pipeline.has_fixed_rows(self)
+            loop = loops.Loop(sharding.is_share(self), lambda: own()._next_internal(), fixed)
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator

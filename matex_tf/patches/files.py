@@ -143,23 +143,20 @@ def _open(original: Any) -> Any:
             return original(file, mode, buffering, encoding, errors, newline, closefd, place)
 
         once = writes or isinstance(file, int) or opener is not None
-        return opened() if once else _steadily(opened, _close_file)
+        return opened() if once else _steadily(opened, _close)
 
     return open
 
 
-def _close_file(file: Any) -> bool:
-    """Close a file that is to be opened again; not one like a pipe, whose other end would notice."""
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+def _close(opened: Any) -> bool:
+    """Close a file or a descriptor that is to be opened again; not one like a pipe, whose other end would notice."""
+    is_descriptor = isinstance(opened, int)
+    if not stat.S_ISREG(os.fstat(opened if is_descriptor else opened.fileno()).st_mode):
         return False
-    file.close()
-    return True
-
-
-def _close_descriptor(handle: int) -> bool:
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        return False
-    os.close(handle)
+    if is_descriptor:
+        os.close(opened)
+    else:
+        opened.close()
     return True
 
 
@@ -187,7 +184,7 @@ def _os_open(original: Any) -> Any:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _descriptor(key, path, flags, mode)
 
-        return opened() if flags & file_notes.WRITING else _steadily(opened, _close_descriptor)
+        return opened() if flags & file_notes.WRITING else _steadily(opened, _close)
 
     return open
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from matex_tf import (
     comparison,
+    explain,
     graphs,
     loops,
     output,
     pipeline,
-    reductions,
-    rehearsal,
     resuming,
     settings,
     sharding,
-    single_batches,
     steps,
+    traces,
     variables,
     world,
 )
+from matex_tf.analysis import interpreter, verdict
 from matex_tf.patches import replace
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
@@ -45,7 +45,7 @@ def install() -> None:
 
 def next_element(iterator: Any, element: Any) -> Any:
     """What `next(iterator)` is in a graph, where the pipeline gives `element`."""
-    if not world.is_active() or isinstance(element, (pipeline.Batch, pipeline.OwnBatch)) or single_batches.inside():
+    if not world.is_active() or isinstance(element, (pipeline.Batch, pipeline.OwnBatch)):
         return element
     known = pipeline.argument_behind(iterator)
     loop = getattr(known, "_matex_loop", None)
@@ -88,12 +88,9 @@ def _deciding(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
     def body_on_slice(element):
         import tensorflow as tf
 
-        before = get_state()
-        why = rehearsal.why_body_whole(body, element)
-        set_state(before)
-        if why:
-            graphs.note_whole(why)
         body(_slice_if(decision, element))
+        # What a turn hands on to the next one, whose slice may weigh otherwise, is whole.
+        set_state(traces.exits(get_state()))
         _decide(tf.compat.v1.get_default_graph(), decision)
 
     return decision, body_on_slice
@@ -110,10 +107,12 @@ def _decision(graph: Any) -> Any:
 def _decide(graph: Any, found: Any) -> None:
     import tensorflow as tf
 
-    if graphs.why_whole(graph):
-        loops.shared_elsewhere()
-        output.note(graphs.why_whole(graph))
-    elif graphs.reduces(graph):
+    if not graphs.reduces(graph):
+        return
+    if verdict.failure(graph) is not None:
+        explain.say_whole(str(verdict.failure(graph)))
+    else:
+        explain.say_shared("a loop in a tf.function")
         with tf.init_scope():
             found.assign(BEGINNING)
 
@@ -181,7 +180,6 @@ def _slice_if(decision: Any, element: Any) -> Any:
 
     def begin(*values: Any) -> bool:
         variables.settle()
-        loops.shared_elsewhere()
         resuming.say_loop()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         if pipeline.is_uneven(whole):
@@ -191,6 +189,8 @@ def _slice_if(decision: Any, element: Any) -> Any:
         return True
 
     known = decision.read_value()
+    for whole_here in (known, *parts):  # before it is cut, every rank has the batch, and all have decided alike
+        interpreter.declare(whole_here, interpreter.replicated())
     ready = tf.cond(
         tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
     )
@@ -200,7 +200,9 @@ def _slice_if(decision: Any, element: Any) -> Any:
     numbers = tf.where(
         slicing, steps.slice_tensor(has_rows, start, stop, count), tf.constant(steps.whole_values(), tf.float64)
     )
-    start = reductions.aside(tf.where(slicing, start, tf.zeros_like(start)))
-    stop = reductions.aside(tf.where(slicing, stop, most))
+    start = tf.where(slicing, start, tf.zeros_like(start))
+    stop = tf.where(slicing, stop, most)
     with tf.control_dependencies([ready]), tf.control_dependencies([steps.variable().assign(numbers)]):
-        return pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
+        mine = pipeline.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
+    traces.declare_rows(mine)
+    return mine

@@ -1,14 +1,11 @@
-"""Keras callbacks run on every rank: whether one stops training is agreed on, and what is sent away is sent once.
-
-What a loop of the script's own gives Keras' progress bar to show is the global value, as if the script had printed it.
-"""
+"""Keras callbacks run on every rank: whether one stops training is agreed on, and what is sent away is sent once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf import fitting, settings, world
-from matex_tf.patches import eager_values, replace, when_imported
+from matex_tf.patches import replace, when_imported
 
 _WITHIN_AN_EPOCH = (
     "on_train_begin",
@@ -23,10 +20,8 @@ _WITHIN_AN_EPOCH = (
 def install() -> None:
     when_imported("keras.src.callbacks.callback_list", _lists)
     when_imported("keras.src.callbacks.remote_monitor", _monitor)
-    when_imported("keras.src.utils.progbar", _bar)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.callbacks", _keras2)
-        when_imported(f"{package}.src.utils.generic_utils", _bar)
 
 
 def _keras2(module: Any) -> None:
@@ -90,16 +85,3 @@ def _on_first_rank(original: Any) -> Any:
             original(self, epoch, logs)
 
     return on_epoch_end
-
-
-def _bar(module: Any) -> None:
-    if hasattr(module, "Progbar"):
-        replace(module.Progbar, "update", _show)
-
-
-def _show(original: Any) -> Any:
-    def update(self, current, values=None, *args, **kwargs):
-        shown = [(name, eager_values.shown(value)) for name, value in values or ()]
-        return original(self, current, shown, *args, **kwargs)
-
-    return update

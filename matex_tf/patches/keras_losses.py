@@ -1,108 +1,52 @@
-"""Keras losses whose denominator is not the number of rows: sums, masked means and means over sample weights.
-
-A slice's loss counts with the share of rows it has. Where the loss's own denominator is another, the loss is scaled
-so that the ranks' losses, weighed by their rows, add up to that of the whole batch.
-"""
+"""Keras losses with a mask, in graphs: what is left of all ranks' rows is counted before it meets the rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import figures, losses, reductions, steps
+from matex_tf import recombine
+from matex_tf.analysis import interpreter
 from matex_tf.patches import replace, when_imported
 
 
 def install() -> None:
-    when_imported("keras.src.losses.loss", lambda module: replace(module, "reduce_weighted_values", _keras3))
+    when_imported("keras.src.losses.loss", _keras3_losses)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.utils.losses_utils", _keras2_utils)
 
 
+def _keras3_losses(module: Any) -> None:
+    if hasattr(module, "apply_mask"):
+        replace(module, "apply_mask", _keras3_mask)
+
+
 def _keras2_utils(module: Any) -> None:
-    replace(module, "compute_weighted_loss", _keras2)
     replace(module, "apply_valid_mask", _keras2_mask)
 
 
-def scale_own(loss: Any, of: Any = None) -> Any:
-    """A scalar that the script computed itself: scaled, where its graph shows that it is a sum over rows or divided by
-    one. `of` is what to look at if `loss` was made of it.
+def _keras3_mask(original: Any) -> Any:
+    def apply_mask(sample_weight, mask, dtype, reduction):
+        import tensorflow as tf
+
+        if mask is None or reduction not in ("mean", "sum_over_batch_size") or tf.executing_eagerly():
+            return original(sample_weight, mask, dtype, reduction)
+        return _masked_weights(original(sample_weight, mask, dtype, "sum"), mask)
+
+    return apply_mask
+
+
+def _masked_weights(weights: Any, mask: Any) -> Any:
+    """Weights that are 0 where `mask` is false, times what makes a mean over all one over what is not masked.
+
+    That is a figure of the batch, which meets its rows here: so it is made whole first.
     """
-    of = loss if of is None else of
-    own = reductions.divisor(of)
-    if own is not None:
-        return _scale_mean(loss, own)
-    if not hasattr(of, "numpy") and hasattr(of, "op"):
-        losses.say_inexact(reductions.analyse(of))
-    return losses.sum_as_mean(loss) if _is_sum(of) else loss
+    import tensorflow as tf
 
-
-def _is_sum(loss: Any) -> bool:
-    if hasattr(loss, "numpy") or not hasattr(loss, "op"):
-        return reductions.marked(loss) == "sum"
-    return reductions.kind(loss) == "sum"
-
-
-def _scale_mean(loss: Any, denominator: Any) -> Any:
-    """Scale a mean over `denominator` units of this slice to its part of the mean over those of the batch."""
-    return reductions.mark(loss * _mean_ratio(denominator, loss), "mean")
-
-
-def _mean_ratio(denominator: Any, like: Any) -> Any:
-    return losses.ratio(losses.share_of(denominator), steps.numbers()[0], like)
-
-
-def _keras3(original: Any) -> Any:
-    def reduce_weighted_values(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
-        import tensorflow as tf
-
-        loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
-        if reduction in (None, "none") or not isinstance(loss, tf.Tensor) or loss.shape.rank != 0:
-            return loss
-        if isinstance(values, tf.Tensor) and values.shape.rank == 0:
-            return scale_own(loss)
-        if reduction == "sum":
-            return losses.sum_as_mean(loss)
-        if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
-            weights = tf.ones([], loss.dtype)
-            for part in (sample_weight, mask):
-                if part is not None:
-                    weights = weights * tf.cast(tf.convert_to_tensor(part), loss.dtype)
-            return _scale_mean(loss, tf.reduce_sum(weights))
-        if mask is not None:
-            return _scale_mean(loss, tf.reduce_sum(tf.cast(tf.convert_to_tensor(mask), loss.dtype)))
-        return loss
-
-    return _noted(reduce_weighted_values)
-
-
-def _noted(reduce: Any) -> Any:
-    """In eager code the result, which is scaled as a mean where it is not one, is a figure of the slice."""
-
-    def reduce_and_note(values, *args, **kwargs):
-        with figures.left_alone():
-            loss = reduce(values, *args, **kwargs)
-        if loss is not values and hasattr(loss, "numpy") and loss.shape.rank == 0:
-            part = figures.part_of(values)
-            if part is not None:
-                figures.pass_on(loss, part._replace(kind="mean"))
-            else:
-                figures.note(loss, values, None, "mean")
-        return loss
-
-    return reduce_and_note
-
-
-def _keras2(original: Any) -> Any:
-    def compute_weighted_loss(values, sample_weight=None, reduction="sum_over_batch_size", name=None):
-        import tensorflow as tf
-
-        loss = original(values, sample_weight=sample_weight, reduction=reduction, name=name)
-        if reduction == "sum":
-            return losses.sum_as_mean(loss)
-        of_one = isinstance(values, tf.Tensor) and values.shape.rank == 0
-        return scale_own(loss, values) if of_one and reduction != "none" else loss
-
-    return _noted(compute_weighted_loss)
+    mask = tf.cast(mask, weights.dtype)
+    valid, total = tf.reduce_sum(mask), tf.cast(tf.size(mask), weights.dtype)
+    if all(recombine.can_be_whole(interpreter.placement_of(one)) for one in (valid, total)):
+        valid, total = recombine.whole([valid, total], "what a mask leaves")
+    return weights * tf.math.divide_no_nan(total, valid)
 
 
 def _keras2_mask(original: Any) -> Any:
@@ -111,9 +55,8 @@ def _keras2_mask(original: Any) -> Any:
     def apply_valid_mask(losses, sw, mask, reduction):
         import tensorflow as tf
 
-        weights = original(losses, sw, mask, reduction)
-        if mask is None or reduction not in ("auto", "sum_over_batch_size"):
-            return weights
-        return weights * _mean_ratio(tf.reduce_sum(tf.cast(mask, weights.dtype)), weights)
+        if mask is not None and reduction in ("auto", "sum_over_batch_size") and not tf.executing_eagerly():
+            return _masked_weights(original(losses, sw, mask, "none"), mask)
+        return original(losses, sw, mask, reduction)
 
     return apply_valid_mask

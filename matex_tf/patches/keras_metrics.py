@@ -12,7 +12,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf import figures, losses, metric_figures, metrics, rehearsal, steps
+from matex_tf import metric_figures, metrics, recombine, steps
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, partial, replicated
 from matex_tf.patches import replace, when_imported
 
 _depth = threading.local()
@@ -26,6 +28,7 @@ def install() -> None:
 
 
 def _keras3(module: Any) -> None:
+    replace(module.Metric, "add_variable", _add_variable)
     _wrap_future_subclasses(module.Metric)
     pending = list(module.Metric.__subclasses__())
     while pending:
@@ -42,6 +45,15 @@ def _wrap_future_subclasses(base: type) -> None:
         _wrap_methods(cls)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _add_variable(original: Any) -> Any:
+    def add_variable(self, *args, **kwargs):
+        variable = original(self, *args, **kwargs)
+        metrics.keep([variable])
+        return variable
+
+    return add_variable
 
 
 def _wrap_methods(kind: type) -> None:
@@ -80,10 +92,9 @@ def _update_state(original: Any) -> Any:
 
 def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
     """An update of `metric`, whose method is `code`, by `call`."""
-    if rehearsal.is_on() and _is_own(code):
-        return None  # it is to be given all rows: what it does with them says nothing of the step
     with _Outermost("update") as outermost:
         gathered = _of_own_code(metric, code, args, kwargs)
+        metrics.keep(metric.variables)
         if gathered is not None:
             with metrics.counted(metric, steps.whole_count()), _within_own_code():
                 return call(*gathered[0], **gathered[1])
@@ -124,18 +135,11 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
     if function is None or module.startswith(("keras.", "tf_keras.", metric_figures.__name__)):
         yield
         return
-    vars(metric)["_fn"] = _nothing if rehearsal.is_on() else metric_figures.of_all_rows(function)
+    vars(metric)["_fn"] = metric_figures.of_all_rows(function)
     try:
         yield
     finally:
         vars(metric)["_fn"] = function
-
-
-def _nothing(*args: Any, **kwargs: Any) -> Any:
-    """In place of a metric's function that is given all rows."""
-    import tensorflow as tf
-
-    return tf.constant(0.0)
 
 
 def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:
@@ -152,22 +156,59 @@ def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:
 def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
     """The arguments of an update, and whether it counts here (None: as the step says).
 
-    A loss or a sum over rows among them is replaced by the global one, which counts on rank 0 alone. Another scalar
-    that a mean is fed without a weight is a figure of this rank's rows and weighs as they do.
+    Where placements tell: figures are made whole, unless the ranks' parts of an update add up.
     """
     import tensorflow as tf
 
-    value = args[0] if args else kwargs.get("values")
-    known = losses.global_value(value)
-    part = figures.part_of(value)
-    if known is None and part is not None and part.kind == "sum":
-        known = figures.total(value)
-    if known is not None:
-        args, kwargs = ((known, *args[1:]), kwargs) if args else (args, {**kwargs, "values": known})
-        return args, kwargs, steps.whole_count()
-    unweighed = len(args) < 2 and kwargs.get("sample_weight") is None
-    if type(metric).__name__ == "Mean" and unweighed and isinstance(value, tf.Tensor) and value.shape.rank == 0:
-        kwargs = {**kwargs, "sample_weight": tf.cast(steps.numbers()[0], value.dtype)}
+    if tf.executing_eagerly():
+        return args, kwargs, None
+    if steps.in_session_graph():
+        return _in_session_graph(args, kwargs)
+    leaves = tf.nest.flatten((args, kwargs))
+    graph = tf.compat.v1.get_default_graph()
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")]
+    places = [at for at in places if leaves[at].graph is graph]
+    placements = [interpreter.placement_of(leaves[at]) for at in places]
+    for placement in placements:
+        if placement.kind == UNKNOWN:
+            verdict.fail(graph, verdict.reason_of(placement))
+    if not all(recombine.can_be_whole(one) and one.kind != SHARDED for one in placements):
+        return args, kwargs, None  # rows, each of which counts where it is
+    value, weight = _value_and_weight(args, kwargs)
+    of_value, of_weight = (as_partial(_placement(one)) for one in (value, weight))
+    if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
+        if weight is None and of_value == partial(1):
+            share = tf.cast(recombine.factor(1), value.dtype) if isinstance(value, tf.Tensor) else recombine.factor(1)
+            return args, {**kwargs, "sample_weight": share}, None
+        if weight is not None and of_value == partial(1) and _placement(weight) == replicated(-1):
+            return args, kwargs, None
+    for at, one in zip(places, recombine.whole([leaves[at] for at in places], "a metric") if places else ()):
+        leaves[at] = one
+    args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+    return args, kwargs, steps.whole_count()
+
+
+def _placement(number: Any) -> Placement:
+    """The placement of a tensor, without what is known of its entries; a number is the same on all ranks."""
+    import tensorflow as tf
+
+    if not isinstance(number, tf.Tensor) or hasattr(number, "numpy"):
+        return replicated()
+    return interpreter.placement_of(number)._replace(elements=None)
+
+
+def _value_and_weight(args: tuple, kwargs: dict) -> tuple[Any, Any]:
+    """What an update of a mean or a sum is given."""
+    return args[0] if args else kwargs.get("values"), args[1] if len(args) > 1 else kwargs.get("sample_weight")
+
+
+def _in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+    """Nothing is known there of a figure that a mean is fed, since which rows are fed shows when it is run."""
+    import tensorflow as tf
+
+    value, _ = _value_and_weight(args, kwargs)
+    if isinstance(value, tf.Tensor) and value.shape.rank == 0:
+        verdict.fail(value.graph, verdict.Reason("a metric is given a figure of the rows", value.op))
     return args, kwargs, None
 
 
@@ -183,6 +224,8 @@ def _result(original: Any) -> Any:
 
 
 def _keras2_means(module: Any) -> None:
+    if hasattr(module, "Metric"):
+        replace(module.Metric, "add_weight", _add_variable)
     if hasattr(module, "Reduce"):
         replace(module.Reduce, "update_state", _keras2_weighed)
 

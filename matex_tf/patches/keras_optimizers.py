@@ -59,7 +59,7 @@ def _apply(original: Any) -> Any:
             return original(self, grads, trainable_variables)
         grads = list(grads)
         targets = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not grads or len(grads) != len(targets) or gradients.are_born_reduced(targets):
+        if not grads or len(grads) != len(targets) or gradients.are_reduced(grads, targets):
             with gradients.reduced():
                 return original(self, grads, trainable_variables)
         if _accumulates(self):
@@ -71,7 +71,6 @@ def _apply(original: Any) -> Any:
             finally:
                 self._matex_accumulated = None
         grads, _ = gradients.reduce(grads, targets, place="optimizer.apply")
-        gradients.disentangle(targets)
         variables.expect(targets)
         with gradients.reduced():
             return original(self, grads, trainable_variables)
@@ -101,11 +100,11 @@ def _apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
         targets = [variable for _, variable in pairs]
-        if not pairs or gradients.inside_reduced() or gradients.are_born_reduced(targets):
+        found = [gradient for gradient, _ in pairs]
+        if not pairs or gradients.inside_reduced() or gradients.are_reduced(found, targets):
             with gradients.reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = gradients.reduce([gradient for gradient, _ in pairs], targets, place="optimizer.apply_gradients")
-        gradients.disentangle(targets)
+        reduced, _ = gradients.reduce(found, targets, place="optimizer.apply_gradients")
         variables.expect(targets)
         with gradients.reduced():
             return original(self, list(zip(reduced, targets)), *args, **kwargs)

@@ -15,14 +15,16 @@ from matex_tf import (
     elastic,
     elastic_fit,
     fitting,
-    losses,
     metrics,
+    model_calls,
     pipeline,
     single_batches,
     steps,
+    traces,
     world,
 )
-from matex_tf.patches import keras_losses, keras_predict, keras_resuming, replace, when_imported
+from matex_tf.analysis import verdict
+from matex_tf.patches import keras_predict, keras_resuming, replace, when_imported
 
 
 def install() -> None:
@@ -44,8 +46,6 @@ def _keras3(module: Any) -> None:
     replace(trainer, "train_on_batch", _train_on_batch)
     replace(trainer, "make_train_function", _make_function("train"))
     replace(trainer, "make_test_function", _make_function("test"))
-    if "_aggregate_additional_loss" in vars(trainer):
-        replace(trainer, "_aggregate_additional_loss", _additional_loss)
     from keras.src.trainers.trainer import Trainer
 
     replace(Trainer, "get_metrics_result", _metrics_result)
@@ -67,6 +67,7 @@ def _keras2_data(module: Any) -> None:
     replace(module.DataHandler, "__init__", _handler)
     replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
     replace(module, "_make_class_weight_map_fn", _class_weights)
+    replace(module, "single_batch_iterator", _single_batch_iterator)
 
 
 def _run(kind: str) -> Any:
@@ -109,8 +110,7 @@ def _train_on_batch(original: Any) -> Any:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         batch = {name: given[name] for name in ("x", "y", "sample_weight") if given.get(name) is not None}
-        with single_batches.training(self, batch) as mine:
-            given.update(mine)
+        with single_batches.training(self, batch):
             return original(**given)
 
     return train_on_batch
@@ -234,7 +234,10 @@ def _handler_dataset(original: Any) -> Any:
             plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size
             self._adapter.get_dataset = lambda: stage.distribute(plain_dataset(), are_arrays)
             self._adapter.get_size = lambda: stage.batches(plain_size(), are_arrays)
-        return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if found is not None:
+            found[0].element_spec = getattr(getattr(self, "_dataset", None), "element_spec", None)
+        return result
 
     return _configure_dataset_and_inferred_steps
 
@@ -256,6 +259,13 @@ def _class_weights(original: Any) -> Any:
     return make_class_weight_map_fn
 
 
+def _single_batch_iterator(original: Any) -> Any:
+    def single_batch_iterator(*args, **kwargs):
+        return single_batches.feed(original(*args, **kwargs))
+
+    return single_batch_iterator
+
+
 def _make_function(which: str) -> Any:
     def make(original: Any) -> Any:
         def make_function(self, *args, **kwargs):
@@ -264,7 +274,7 @@ def _make_function(which: str) -> Any:
             step = f"{which}_step"
             if step not in vars(self):
                 # On the instance, because subclasses have training steps of their own.
-                vars(self)[step] = _unpack(getattr(self, step))
+                vars(self)[step] = _unpack(getattr(self, step), self, which)
             before = getattr(self, f"{which}_function", None)
             result = original(self, *args, **kwargs)
             if which == "test":
@@ -274,19 +284,44 @@ def _make_function(which: str) -> Any:
                 self.train_function = _train_step(self, made)
                 # Keras 2 takes the function from what is returned, Keras 3 from the model.
                 result = self.train_function if result is made else result
-            return result
+            call = fitting.current()
+            if call is not None and call.model is self:
+                call.decide_later(which, getattr(made, "plain", made), lambda: _made_anew(self, which, original))
+            return result if which == "train" else getattr(self, f"{which}_function")
 
         return make_function
 
     return make
 
 
-def _unpack(step: Any) -> Any:
+def _made_anew(model: Any, which: str, make: Any) -> None:
+    """A trace that failed leaves functions in a state in which they can make no variables; one for slices is not one
+    for whole batches in which the calls of the model are shared."""
+    setattr(model, f"{which}_function", None)
+    make(model)
+    made = getattr(model, f"{which}_function")
+    fitting.note_made_for_whole(made)
+    if which == "train":
+        model.train_function = _train_step(model, made)
+
+
+def _unpack(step: Any, model: Any, which: str) -> Any:
     def with_numbers(data):
         if not isinstance(data, (pipeline.Batch, pipeline.OwnBatch)):
             return step(data)
+        import tensorflow as tf
+
         steps.set_values(pipeline.numbers_of(data))
-        return losses.global_logs(step(data.data))
+        if tf.executing_eagerly():
+            return step(data.data)
+        call = fitting.current()
+        if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
+            with model_calls.shared(call.model is model and not getattr(model, "jit_compile", False)):
+                return step(data.data)
+        traces.declare_rows(data.data)
+        logs = traces.exits(step(data.data))
+        fitting.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
+        return logs
 
     return with_numbers
 
@@ -342,14 +377,6 @@ def _build(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return _symbolic_build
-
-
-def _additional_loss(original: Any) -> Any:
-    def _aggregate_additional_loss(self, loss):
-        result = original(self, loss)
-        return keras_losses.scale_own(result) if world.is_active() else result
-
-    return _aggregate_additional_loss
 
 
 def _metrics_result(original: Any) -> Any:

@@ -17,9 +17,10 @@ _pipelines = threading.local()
 
 
 def install() -> None:
-    from tensorflow.python.data.ops import structured_function
-
-    replace(structured_function.StructuredFunctionWrapper, "__init__", _pipeline_function)
+    when_imported(
+        "tensorflow.python.data.ops.structured_function",
+        lambda module: replace(module.StructuredFunctionWrapper, "__init__", _pipeline_function),
+    )
     when_imported("keras.src.random.seed_generator", lambda module: replace(module.SeedGenerator, "next", _next))
 
 

@@ -7,10 +7,11 @@ one row for each row fed comes back whole.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
-from matex_tf import births, gradients, losses, sessions, variables, world
+from matex_tf import births, gradients, sessions, steps, variables, world
 from matex_tf.patches import replace
 
 
@@ -42,21 +43,38 @@ def _run(original: Any) -> Any:
 
 
 def _compute_gradients(original: Any) -> Any:
+    signature = inspect.signature(original)
+
     def compute_gradients(self, loss, *args, **kwargs):
-        pairs = original(self, loss, *args, **kwargs)
+        import tensorflow as tf
+
         if gradients.inside_reduced():
-            return pairs
-        return _reduce_pairs(pairs, () if callable(loss) else (loss,), "compute_gradients")
+            return original(self, loss, *args, **kwargs)
+        given = signature.bind(self, loss, *args, **kwargs).arguments
+        if callable(loss):
+            return _reduced_later(original(**given))
+        sessions.declare_rows(tf.compat.v1.get_default_graph())
+        pairs: list = []
+
+        def compute(of, upstream):
+            if upstream is not None and isinstance(of, list):
+                # One loss for all: it has the gradient that each gives, multiplied by its factor.
+                terms = [tf.reduce_sum(part * tf.stop_gradient(by)) for part, by in zip(of, upstream)]
+                of, upstream = tf.add_n(terms), None
+            of = of[0] if isinstance(of, list) and len(of) == 1 else of
+            pairs.extend(original(**{**given, "loss": of, "grad_loss": upstream}))
+            return [gradient for gradient, _ in pairs]
+
+        found = births.in_graph(compute, loss, lambda: [of for _, of in pairs], given.get("grad_loss"), True, False)
+        return [(gradient, of) for gradient, (_, of) in zip(found, pairs)]
 
     return compute_gradients
 
 
-def _reduce_pairs(pairs: Any, target: Any, place: str) -> list:
-    found = [gradient for gradient, _ in pairs]
+def _reduced_later(pairs: list) -> list:
+    """Gradients of eager code that the optimizer takes itself, reduced."""
     of = [variable for _, variable in pairs]
-    scalars = losses.reducible(target)
-    reduced, totals = gradients.reduce(found, of, scalars, weight=losses.weight(target), place=place)
-    losses.remember(scalars, totals)
+    reduced, _ = gradients.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
     gradients.mark(of, born=True)
     _expect(of)
     return list(zip(reduced, of))
@@ -74,10 +92,11 @@ def _apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]
-        if not pairs or gradients.inside_reduced() or gradients.are_born_reduced(of):
+        found = [gradient for gradient, _ in pairs]
+        if not pairs or gradients.inside_reduced() or gradients.are_reduced(found, of):
             with gradients.reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = gradients.reduce([gradient for gradient, _ in pairs], of, place="apply_gradients")
+        reduced, _ = gradients.reduce(found, of, place="apply_gradients")
         _expect(of)
         with gradients.reduced():
             return original(self, list(zip(reduced, of)), *args, **kwargs)
@@ -86,11 +105,21 @@ def _apply_gradients(original: Any) -> Any:
 
 
 def _gradients(original: Any) -> Any:
+    signature = inspect.signature(original)
+
     def gradients_of(ys, xs, *args, **kwargs):
-        result = original(ys, xs, *args, **kwargs)
+        import tensorflow as tf
+
         caller = sys._getframe(1).f_globals.get("__name__", "")
+        given = signature.bind(ys, xs, *args, **kwargs).arguments
         if caller.startswith(("tensorflow.", "keras.", "tf_keras.")):
-            return result
-        return births.reduce_structure(result, xs, ys)
+            return original(**given)
+        if steps.in_session_graph():
+            sessions.declare_rows(tf.compat.v1.get_default_graph())
+
+        def compute(of, upstream):
+            return original(**{**given, "ys": of, "grad_ys": upstream})
+
+        return births.in_graph(compute, ys, xs, given.get("grad_ys"), reduces=True, owed=False)
 
     return gradients_of

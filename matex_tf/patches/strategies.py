@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import traceback
 from typing import Any
 
-from matex_tf import world
+from matex_tf import frames, world
 from matex_tf.patches import replace
 
 _OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
+
+_BETWEEN = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
+"""The packages of what may run between the user's line and ours."""
 
 
 def install() -> None:
@@ -19,10 +24,10 @@ def install() -> None:
 
 def caller_line() -> str:
     """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
-    for frame in reversed(traceback.extract_stack()):
-        inside = ("/tensorflow/", "/keras/", "/tf_keras/", "/matex_tf/", "<frozen", "runpy.py", "/wrapt/", "importlib")
-        if not any(part in frame.filename for part in inside):
-            return f"{frame.filename}, line {frame.lineno}: {frame.line or ''}".rstrip(": ")
+    for frame, number in traceback.walk_stack(sys._getframe()):
+        if frames.package(frame) not in _BETWEEN:
+            path = frame.f_code.co_filename
+            return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
     return "the script"
 
 

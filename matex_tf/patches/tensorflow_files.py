@@ -18,9 +18,15 @@ from matex_tf.patches import _undo, replace, when_imported
 from matex_tf.patches.file_notes import note_made, note_removed
 from matex_tf.patches.files import real_path
 
+_WILD = re.compile(r"[*?\[\\]")
+"""What makes a path a pattern to TensorFlow."""
+
 
 def install() -> None:
-    import tensorflow as tf
+    when_imported("tensorflow", _patch)
+
+
+def _patch(tf: Any) -> None:
     from tensorflow.python.lib.io import file_io, tf_record
     from tensorflow.python.ops import summary_ops_v2
 
@@ -176,7 +182,7 @@ def matching(pattern: str) -> list[str]:
     TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
     that ranks would not agree. As there, names that begin with a dot are like others.
     """
-    start = re.search(r"[*?\[\\]", pattern)
+    start = _WILD.search(pattern)
     if start is None:
         return [pattern] if pattern and os.path.exists(pattern) else []
     if not os.path.dirname(pattern[: start.start()]):
@@ -185,7 +191,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    if not re.search(r"[*?\[\\]", pattern):
+    if not _WILD.search(pattern):
         return [pattern]
     folder, name = os.path.split(pattern)
     name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")

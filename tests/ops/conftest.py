@@ -15,7 +15,8 @@ SCRIPT = """#!/bin/sh
 if [ "$1" = -show ]; then exec {real} -show; fi
 cat > /dev/null
 echo called >> {folder}/calls
-sleep {seconds}
+sleep {seconds} & echo $! > {folder}/child
+wait
 if [ -n "{complaint}" ]; then echo "{complaint}" >&2; exit 1; fi
 for last; do :; done  # the output's name comes last
 head -c 5000 /dev/zero > "$last"

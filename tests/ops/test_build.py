@@ -26,13 +26,18 @@ def build_in_child(results) -> None:
     results.put((str(path), errors.getvalue()))
 
 
+def build_as_started_by_a_person() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    build.build()
+
+
 def test_built_once(cache, fake_compiler, capfd):
     compiler = fake_compiler()
     path = build.build()
     assert path.parent == cache and path.stat().st_size == 5000
     assert "building the ops for TensorFlow" in capfd.readouterr().err
     assert build.build() == path
-    assert compiler.calls == 1
+    assert compiler.calls == 2, "the engine and the ops over it"
     assert capfd.readouterr().err == ""
     assert not list(cache.glob("*.tmp"))
 
@@ -62,11 +67,11 @@ def test_many_processes_at_once(cache, fake_compiler):
     answers = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join(10)
-    assert compiler.calls == 1
+    assert compiler.calls == 2, "the engine and the ops"
     assert len({path for path, _ in answers}) == 1
     said = "".join(text for _, text in answers)
-    assert said.count("building the ops") == 1
-    assert said.count("wait while one of them builds") == 1
+    assert said.count("building the engine") == said.count("building the ops") == 1
+    assert said.count("wait while one of them builds the ops") == 1
 
 
 def test_killed_build(cache, fake_compiler, capfd):
@@ -85,15 +90,39 @@ def test_killed_build(cache, fake_compiler, capfd):
     start = time.monotonic()
     assert build.build().exists()
     assert time.monotonic() - start < 10
-    assert compiler.calls == 2
+    assert compiler.calls == 3, "the one that was killed, the engine and the ops"
     assert not list(cache.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_build_that_is_ended_ends_its_compiler(cache, fake_compiler, number):
+    """And what that has started; nothing is left in the cache but the lock."""
+    compiler = fake_compiler(seconds=300)
+    child = FORK.Process(target=build_as_started_by_a_person)
+    child.start()
+    note = compiler.folder / "child"
+    wait_until(lambda: note.exists() and note.read_text())
+    os.kill(child.pid, number)
+    child.join(10)
+    assert child.exitcode not in (0, None)
+    wait_until(lambda: not Path("/proc", note.read_text().strip()).exists())
+    wait_until(lambda: [path.suffix for path in cache.iterdir()] == [".lock"])
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("make", ["make_engine_plan", "make_plan"])
 @pytest.mark.parametrize("damage", ["truncated", "changed", "no record", "broken record"])
-def test_damaged_cache_is_built_anew(cache, fake_compiler, damage):
+def test_damaged_cache_is_built_anew(cache, fake_compiler, damage, make):
     compiler = fake_compiler()
-    path = build.build()
-    record = path.with_suffix(".json")
+    ops = build.build()
+    plan = getattr(build, make)()
+    path, record = plan.library, plan.record
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:2500])
     elif damage == "changed":
@@ -102,9 +131,9 @@ def test_damaged_cache_is_built_anew(cache, fake_compiler, damage):
         record.unlink()
     else:
         record.write_text("{")
-    assert build.build() == path
-    assert compiler.calls == 2
-    assert path.stat().st_size == 5000 and build.is_whole(build.make_plan())
+    assert build.build() == ops
+    assert compiler.calls == 3
+    assert path.stat().st_size == 5000 and build.is_whole(plan)
 
 
 def test_key_tells_builds_apart(cache, fake_compiler, monkeypatch):
@@ -202,6 +231,14 @@ def test_sources_travel_with_the_package():
     names = {path.name for path in build.sources()}
     assert {"layout.cc", "inline.cc", "rendezvous.cc", "reduce_gradients.cc"} <= names
     assert all(Path(path).is_relative_to(build.SOURCE) for path in build.sources())
-    assert "tensorflow" not in "".join(
-        line for path in build.SOURCE.glob("engine/*") for line in path.read_text().splitlines() if "#include" in line
-    )
+
+
+def test_the_engine_includes_downwards_only():
+    floors = ["base", "layout", "mpi", "sums", "sequence", "update", "engine"]
+    for path in build.SOURCE.glob("engine/**/*.*"):
+        for line in path.read_text().splitlines():
+            if line.startswith('#include "'):
+                used = Path(line.split('"')[1])
+                assert used.parts[0] == "engine" and (build.SOURCE / used).exists(), f"{path}: {line}"
+                is_down = floors.index(used.parent.name) <= floors.index(path.parent.name)
+                assert is_down, f"{path}: {line}"

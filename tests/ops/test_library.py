@@ -6,10 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 import launch
 from matex_tf import ops, world
-from matex_tf.ops import build
+from matex_tf.ops import build, interface
 
 ALONE = """
 import sys
@@ -35,8 +36,8 @@ assert "mpi4py" not in sys.modules
 import matex_tf.ops.library
 assert sys.modules["matex_tf.ops.library"]._library is None
 
-# Asked for by name, it is there all the same: GPU kernels take host memory, hashes are of content.
-library = ops.library()
+# Asked for by name, they are there all the same: GPU kernels take host memory, hashes are of content.
+ops.tensorflow_ops()
 from tensorflow.python.framework import kernels
 for name in ops.OP_TYPES:
     found = kernels.get_registered_kernels_for_op(name).kernel
@@ -155,11 +156,12 @@ def test_mpi_libraries_are_told_from_their_companions():
     )
 
 
-def test_library_that_cannot_be_loaded(tmp_path):
+@pytest.mark.parametrize("load, failure", [(interface.load, OSError), (tf.load_op_library, tf.errors.OpError)])
+def test_library_that_cannot_be_loaded(tmp_path, load, failure):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
     with pytest.raises(build.BuildError, match="broken.so cannot be loaded.*Delete that file"):
-        sys.modules["matex_tf.ops.library"]._load(broken)
+        sys.modules["matex_tf.ops.library"]._load(broken, load, failure)
 
 
 def test_public_names():

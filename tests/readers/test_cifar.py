@@ -1,5 +1,6 @@
 """CIFAR: the binary and the Python version give the same rows, and a hostile pickle runs nothing."""
 
+import io
 import os
 import pickle
 import struct
@@ -165,6 +166,52 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch, protocol):
     assert not (tmp_path / "ran").exists()
 
 
+def nested(levels):
+    """Steps that build a tuple of one value twice, that value again one of one value twice, and so on."""
+    return b"K\x00" + b"".join(b"r" + struct.pack("<I", level) + b"0" + 2 * (b"j" + struct.pack("<I", level)) + b"\x86"
+                              for level in range(levels))  # fmt: skip
+
+
+def array(content=b"C\x01x", dtype=b"\x8c\x02u1", shape=b"K\x01M\x00\x0c\x86"):
+    made = b"cnumpy.core.numeric\n_frombuffer\n(" + content + b"cnumpy\ndtype\n" + dtype + b"\x85R" + shape
+    return b"}(\x8c\x04data" + made + b"\x8c\x01CtR\x8c\x06labels](K\x01eu."
+
+
+@pytest.mark.parametrize(
+    "program, found",
+    [
+        (nested(20) + nested(20) + b"\x93)R.", "the name of a function, found tuple and tuple"),
+        (b"c_codecs\nencode\n\x8c\x01x" + nested(20) + b"\x86R.", "Latin-1, found "),
+        (b"cbuiltins\n" + 4000 * b"f" + b"\n)R.", "a call of builtins.fff"),
+        (b"}(\x8c\x06labels](" + nested(20) + b"eu.", "list of numbers of 64 bits"),
+        (b"}(\x8c\x06labels](\x8a\x09" + bytes(8) + b"\x01eu.", "list of numbers of 64 bits"),
+        (b"}(X\x00\x0f\x00\x00" + 3840 * b"k" + b"K\x00u.", "the pickle has kkk"),
+        (array(dtype=nested(20)), r"found \(\("),
+        (array(shape=nested(20)), r"found u1 of shape \(\("),
+        (array(content=nested(20)), r"expected bytes of images, found \(\("),
+        (array(content=b"K\x07"), "expected bytes of images, found 7"),
+        (b"}(" + b"".join(b"J" + struct.pack("<i", key) + b"N" for key in range(1001)) + b"u.", "at most 1000 keys"),
+        (b"N" + b"p%d\n" % (5 << 20) + b".", "the number of a value to keep, at most 4000000, found 5242880"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_hostile_pickle_is_not_written_out(tmp_path, program, found):
+    """A few bytes nest a value in itself, and as text it is twice as long with each."""
+    folder = pickled(tmp_path / "py", TEN, {"labels": COARSE}, 4)
+    (folder / "data_batch_3").write_bytes(program)
+    with pytest.raises(ReaderError, match=found) as error:
+        DataSet("CIFAR10", folder, rank=0, size=1)
+    assert len(str(error.value)) < 600 + len(str(folder))
+
+
+def test_a_text_that_is_kept_is_not_encoded_again_and_again():
+    again = b"0c_codecs\nencode\nh\x00h\x01\x86R"
+    program = b"X\x00\x10\x00\x00" + 4096 * b"x" + b"q\x00\x8c\x06latin1q\x01"
+    assert pickles.load(io.BytesIO(program + again + b"."), "once") == 4096 * b"x"
+    with pytest.raises(ReaderError, match="letters that stand for at most 4.* bytes, found more"):
+        pickles.load(io.BytesIO(program + 2 * again + b"."), "again")
+
+
 def failing(path, match, error=ReaderError, name="CIFAR10", **options):
     with pytest.raises(error, match=match):
         DataSet(name, path, rank=0, size=1, **options)
@@ -185,5 +232,5 @@ def test_wrong_files(tmp_path):
     (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": stored(IMAGES[:4]), b"labels": [1, 2]}))
     failing(folder, r"as many rows as labels, found u1 of shape \(4, 3072\)")
     (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": stored(IMAGES[:4])}))
-    failing(folder, "list of numbers under 'labels', found NoneType; the pickle has data")
+    failing(folder, "list of numbers of 64 bits under 'labels', found None; the pickle has data")
     failing(folder, 'labels of CIFAR100 have to be "fine" or "coarse"', ValueError, "CIFAR100", labels="middle")

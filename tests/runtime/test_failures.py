@@ -1,5 +1,7 @@
 """What goes wrong is said once, with rank and host, ends every rank and gives an exit code that is not 0."""
 
+import os
+import re
 import time
 
 import pytest
@@ -136,7 +138,7 @@ for turn in range(30):
         ("text", 1, "there are no data at /scratch"),
         ("raise", 3, "with exit code 3"),
         ("hook", 1, "ValueError: a reason of my own"),
-        ("step", 1, "indices[1] = 77 is not in [0, 5)"),
+        ("step", 1, "indices[0] = 77 is not in [0, 5)"),
     ],
 )
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
@@ -204,8 +206,8 @@ def step(x, limit):
         found.append(ops.allreduce(x, "mean", f"layer {number}"))
     return ops.reduce_gradients(found, [f"kernel {number}" for number in range(layers + 1)], 1.0, "a backward pass")
 
-graph = step.get_concrete_function(tf.ones([4]), tf.constant(2.0)).graph
-assert str(graph.as_graph_def()).count('op: "MatexAnnounceUpdate"') == layers + 1
+step = step.get_concrete_function(tf.ones([4]), tf.constant(2.0))
+assert str(step.graph.as_graph_def()).count('op: "MatexAnnounceUpdate"') == layers + 1
 for turn in range(3):
     fails = sys.argv[1] != "layers" and turn == 1 and last
     try:
@@ -241,7 +243,7 @@ def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_g
 
 def test_ranks_at_different_places_are_named():
     result, _ = failed(2, LOOP, "break")
-    assert "tape.gradient" in result.output and "metrics" in result.output
+    assert "the arguments of the model 'sequential'" in result.output and "metrics" in result.output
 
 
 @pytest.mark.parametrize(
@@ -266,12 +268,59 @@ def test_batches_of_other_sizes_are_an_error():
 
 def test_batches_that_lose_rows_later_are_an_error():
     result, _ = failed(2, LOOP, "uneven")
-    assert "different numbers of rows at tape.gradient: 8 on rank 0" in result.output, result.output
+    assert "is called with different numbers of rows: 8 on rank 0, 7 on rank 1" in result.output, result.output
 
 
 def test_a_strategy_is_refused():
     result, _ = failed(2, "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy()\n")
     assert "MirroredStrategy" in result.output and "line 2: strategy =" in result.output
+
+
+def test_the_line_of_a_strategy_is_found_in_any_folder(tmp_path):
+    script = tmp_path / "tensorflow" / "keras" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import tensorflow as tf\ndef made():\n    tf.distribute.OneDeviceStrategy('cpu')\nmade()\n")
+    result, _ = failed(2, script)
+    assert f"{script}, line 3: tf.distribute.OneDeviceStrategy" in result.output
+
+
+TRACED = """
+import keras
+import numpy as np
+
+class Mine(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ValueError("in a callback")
+
+def train():
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0, callbacks=[Mine()])
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    train()
+except ValueError as error:
+    raise RuntimeError("of my own") from error
+"""
+
+
+@pytest.mark.parametrize("frames", ["script", "full"])
+def test_a_traceback_is_of_the_script(frames):
+    result, _ = failed(2, TRACED, env={"MATEX_TRACEBACK": frames})
+    found = re.findall('^  File "(.*)", line .*, in (.*)$|^(\\w+Error: .*)$', result.stderr, re.MULTILINE)
+    seen = [(os.path.basename(path), name) if path else said for path, name, said in found]
+    script = [one for one in seen if one[0] == "script.py" or isinstance(one, str)]
+    assert script == [
+        ("script.py", "<module>"),
+        ("script.py", "train"),
+        ("script.py", "on_epoch_end"),
+        "ValueError: in a callback",
+        ("script.py", "<module>"),
+        "RuntimeError: of my own",
+    ]
+    assert (("keras_training.py", "_call") in seen) == (frames == "full")
+    assert len(seen) - len(script) <= 1 or frames == "full", "the line of Keras that raises it again"
+    assert ("MATEX_TRACEBACK=full shows the frames of matex_tf, too" in result.stderr) == (frames == "script")
 
 
 def test_an_import_that_comes_too_late_says_which_line_to_move():

@@ -14,19 +14,19 @@
 #include <utility>
 #include <vector>
 
-#include "buckets.h"
-#include "hash.h"
-#include "inline.h"
-#include "layout.h"
-#include "link.h"
-#include "overlapped.h"
-#include "record.h"
-#include "rendezvous.h"
-#include "residual.h"
-#include "sum.h"
-#include "turnstile.h"
-#include "waits.h"
-#include "world.h"
+#include "engine/layout/buckets.h"
+#include "engine/base/hash.h"
+#include "engine/update/inline.h"
+#include "engine/layout/layout.h"
+#include "engine/update/link_probe.h"
+#include "engine/update/async_reduction.h"
+#include "engine/sequence/trace.h"
+#include "engine/sequence/rendezvous.h"
+#include "engine/layout/error_feedback.h"
+#include "engine/sums/allreduce.h"
+#include "engine/sequence/v1_order.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/world.h"
 
 namespace matex {
 namespace {

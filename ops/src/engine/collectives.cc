@@ -1,13 +1,13 @@
-#include "collectives.h"
+#include "engine/collectives.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <mutex>
 
-#include "hash.h"
-#include "rendezvous.h"
-#include "world.h"
+#include "engine/base/hash.h"
+#include "engine/sequence/rendezvous.h"
+#include "engine/sums/world.h"
 
 namespace matex {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
-#include "reduce_ops.h"
-#include "types.h"
+#include "engine/base/error.h"
+#include "engine/base/reduce_ops.h"
+#include "engine/base/types.h"
 
 namespace matex {
 

@@ -2,8 +2,8 @@
 
 #include <memory>
 
-#include "engine/turnstile.h"
-#include "engine/world.h"
+#include "engine/sequence/v1_order.h"
+#include "engine/sums/world.h"
 #include "tensorflow/core/framework/cancellation.h"
 
 namespace matex {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/error.h"
-#include "engine/types.h"
+#include "engine/base/error.h"
+#include "engine/base/types.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -32,7 +32,7 @@ void* DataOf(const tensorflow::Tensor& tensor);
 TfStatus StatusOf(const Error& error);
 
 // A kernel that does one collective in the thread that reaches it. In a v1 graph, where attribute `turn` is not -1, it
-// is asynchronous, so that it can wait for its turn without holding a thread (engine/turnstile.h). Elsewhere it is not:
+// is asynchronous, so that it can wait for its turn without holding a thread (engine/sequence/v1_order.h). Elsewhere it is not:
 // what follows an asynchronous kernel is handed to another thread, which costs more than a small collective.
 class Collective : public tensorflow::AsyncOpKernel {
  public:

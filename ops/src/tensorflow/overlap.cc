@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "engine/layout.h"
-#include "engine/overlapped.h"
-#include "engine/world.h"
+#include "engine/layout/layout.h"
+#include "engine/update/async_reduction.h"
+#include "engine/sums/world.h"
 #include "kernel.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

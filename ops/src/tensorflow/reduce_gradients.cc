@@ -1,9 +1,9 @@
 // MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], all gradients of an update in one op.
 #include <memory>
 
-#include "engine/inline.h"
-#include "engine/layout.h"
-#include "engine/world.h"
+#include "engine/update/inline.h"
+#include "engine/layout/layout.h"
+#include "engine/sums/world.h"
 #include "kernel.h"
 
 namespace matex {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "engine/collectives.h"
-#include "engine/fields.h"
-#include "engine/hash.h"
-#include "engine/inline.h"
-#include "engine/world.h"
+#include "engine/layout/text_fields.h"
+#include "engine/base/hash.h"
+#include "engine/update/inline.h"
+#include "engine/sums/world.h"
 #include "xla/service/custom_call_status_internal.h"
 #include "xla/service/custom_call_target_registry.h"
 

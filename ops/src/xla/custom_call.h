@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/layout.h"
-#include "engine/mismatch.h"
-#include "engine/reduce_ops.h"
+#include "engine/layout/layout.h"
+#include "engine/sequence/mismatch.h"
+#include "engine/base/reduce_ops.h"
 
 namespace matex {
 

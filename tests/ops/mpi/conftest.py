@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from matex_tf import borders
 from matex_tf.ops import build, compiler, interface
 from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 
@@ -92,13 +93,19 @@ class Engine:
         return outputs, self.error() if failed else ""
 
 
+@pytest.fixture(autouse=True)
+def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
+    monkeypatch.setattr(borders, "call", lambda run, function, args, kwargs: (run(function, args, kwargs), ""))
+
+
 @pytest.fixture(scope="session")
 def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine alone, compiled by rank 0: that it compiles shows that nothing in it knows TensorFlow."""
     path, problem = None, None
     if MPI.COMM_WORLD.Get_rank() == 0:
         path = tmp_path_factory.mktemp("engine") / "engine.so"
-        files = [str(file) for file in build.sources() if file.parent.name == "engine"]
+        files = [str(file) for file in build.sources("engine")]
         command = [
             compiler.find().path,
             "-std=c++17",

@@ -1,0 +1,344 @@
+"""Ops on single entries, with broadcasting: linear ones keep a weight, others take tensors as they are alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matex_tf.analysis.placement import (
+    PARTIAL,
+    REPLICATED,
+    ROW_NUMBERS,
+    SHARDED,
+    Element,
+    Placement,
+    as_partial,
+    fits,
+    foremost,
+    partial,
+    replicated,
+    vector,
+)
+from matex_tf.analysis.rules.registry import (
+    FIGURE,
+    FIXED,
+    MEET,
+    SIZES,
+    WEIGHS,
+    Node,
+    UnprovedError,
+    figures,
+    need_fit,
+    rule,
+)
+
+LINEAR = (
+    "Identity", "StopGradient", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "DebugIdentityV2",
+    "Snapshot", "Real", "Imag", "Conj",
+)  # fmt: skip
+NONLINEAR = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BesselI0e", "BesselI1e", "Bitcast", "Ceil",
+    "ComplexAbs", "Cos", "Cosh", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "Inv", "Invert",
+    "IsFinite", "IsInf", "IsNan", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "Reciprocal", "Relu", "Relu6",
+    "LeakyRelu", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
+    "Square", "Tan", "Tanh", "Bucketize", "StringLength", "StringLower", "StringUpper", "AsString", "StringStrip",
+    "StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket", "StaticRegexReplace",
+    "StaticRegexFullMatch", "StringToNumber", "EluGrad", "LeakyReluGrad", "ReciprocalGrad", "Relu6Grad", "ReluGrad",
+    "RsqrtGrad", "SeluGrad", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad", "TanhGrad",
+)  # fmt: skip
+BINARY = (
+    "Maximum", "Minimum", "Pow", "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod", "SquaredDifference",
+    "Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "ApproximateEqual",
+    "Atan2", "Xdivy", "Xlogy", "Xlog1py", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift",
+    "NextAfter", "Igamma", "Igammac", "Zeta", "Polygamma", "Complex",
+)  # fmt: skip
+
+
+ENTRYWISE = {*LINEAR, *NONLINEAR, *BINARY, "AddV2", "Add", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "Cast"}
+ENTRYWISE |= {"SelectV2"}
+"""Ops whose result has the shape that their inputs have together."""
+
+
+def frame(node: Node, indexes: Sequence[int] | None = None) -> Placement | None:
+    """Where the rows are in an entry by entry op with broadcasting: a sharded placement of power 0, or None if nowhere.
+
+    Raises:
+        UnprovedError: rows would meet other rows, or what is no row of the batch.
+    """
+    indexes = range(len(node.inputs)) if indexes is None else indexes
+    sharded = [index for index in indexes if node.inputs[index].is_sharded]
+    if not sharded:
+        return None
+    places = {node.inputs[index].axis - node.rank(index) for index in sharded}
+    found = [node.inputs[index] for index in sharded]
+    units = {one.unit for one in found} - {None}
+    if len(places) > 1 or len(units) > 1 or not all(fits(found[0], one) for one in found[1:]):
+        raise UnprovedError(MEET)
+    place = places.pop()
+    for index in indexes:
+        if index in sharded:
+            continue
+        shape = node.shape(index)
+        if len(shape) >= -place and shape[place] != 1:
+            raise UnprovedError(FIXED)
+    most = max(node.rank(index) for index in indexes)
+    unit = units.pop() if units else None
+    return foremost(found)._replace(power=0, axis=most + place, unit=unit, zero=False, elements=None)
+
+
+def together(node: Node, indexes: Sequence[int] | None = None) -> Placement:
+    """The placement of an op that takes these inputs entry by entry and as they are alone."""
+    indexes = range(len(node.inputs)) if indexes is None else indexes
+    found = frame(node, indexes)
+    if found is None:
+        return figures(node, indexes)
+    for one in (node.inputs[index] for index in indexes):
+        if not (one.is_sharded and (one.power == 0 or one.zero) or one.is_same):
+            raise UnprovedError(FIGURE)
+    return found
+
+
+@rule(*LINEAR, shaped_alike=True)
+def linear(node: Node) -> Placement:
+    return node.inputs[0]
+
+
+@rule("IdentityN")
+def each_itself(node: Node) -> list[Placement]:
+    return node.inputs
+
+
+@rule("Neg", shaped_alike=True)
+def negate(node: Node) -> Placement:
+    one = node.inputs[0]
+    if one.kind == ROW_NUMBERS:
+        raise UnprovedError(SIZES)
+    if one.elements is None:
+        return one
+    return vector([Element(of.power, _opposite(of.value), _opposite(of.unit)) for of in one.elements])
+
+
+def _opposite(value: int | None) -> int | None:
+    return None if value is None else -value
+
+
+@rule("Cast", shaped_alike=True)
+def cast(node: Node) -> Placement:
+    one = node.inputs[0]
+    source, target = node.attr("SrcT"), node.attr("DstT")
+    if target.is_bool or (target.is_integer and target.size < min(source.size, 4)):
+        return together(node)
+    if source.is_floating or source.is_complex:
+        if target.is_floating or target.is_complex or one.kind == ROW_NUMBERS:
+            return one
+        # Rounding keeps what is whole or the same for all.
+        if one.elements and all(of.power == 0 or of.unit is not None for of in one.elements):
+            return one
+        return together(node)
+    return one
+
+
+@rule(*NONLINEAR, shaped_alike=True)
+def nonlinear(node: Node) -> Placement:
+    return together(node)
+
+
+@rule(*BINARY, shaped_alike=True)
+def binary(node: Node) -> Placement:
+    return _numbers(node, _WHOLE.get(node.type, _unproved_element)) or together(node)
+
+
+@rule("ClipByValue", "Betainc", shaped_alike=True)
+def ternary(node: Node) -> Placement:
+    return together(node)
+
+
+@rule("AddV2", "Add", "Sub", shaped_alike=True)
+def add(node: Node) -> Placement:
+    made = _numbers(node, _subtract_elements if node.type == "Sub" else _add_elements)
+    return made or added(node)
+
+
+@rule("AddN", "AccumulateNV2", shaped_alike=True)
+def add_all(node: Node) -> Placement:
+    return added(node)
+
+
+def added(node: Node) -> Placement:
+    """The placement of a sum of all inputs, with broadcasting."""
+    found, inputs = frame(node), node.inputs
+    if found is not None:
+        powers = {one.power for one in inputs if not one.zero}
+        # What is replicated stands for the same number beside each row.
+        if any(not (one.is_sharded or one.kind == REPLICATED and not one.is_mixed) for one in inputs):
+            raise UnprovedError(FIGURE)
+        if len(powers) > 1:
+            raise UnprovedError(WEIGHS)
+        return found._replace(power=powers.pop() if powers else 0)
+    terms = [one for one in inputs if not one.zero]
+    if not terms:
+        return inputs[0]._replace(elements=None)
+    if all(one.kind == REPLICATED and not one.is_mixed for one in terms) and len({one.power for one in terms}) == 1:
+        return replicated(terms[0].power)
+    parts = [as_partial(one) for one in terms]
+    if None not in parts and len(set(parts)) == 1:
+        return parts[0]
+    return together(node)
+
+
+@rule("Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", shaped_alike=True)
+def multiply(node: Node) -> Placement:
+    divides = node.type in ("RealDiv", "Div", "DivNoNan")
+    if divides and not (node.tensors[0].dtype.is_floating or node.tensors[0].dtype.is_complex):
+        return together(node)  # it rounds
+    made = _numbers(node, _divide_exactly if divides else _multiply_elements)
+    if made is not None:
+        return made
+    first, second = node.inputs
+    power = first.power - second.power if divides else first.power + second.power
+    found = frame(node)
+    if found is not None:
+        if any(one.kind not in (SHARDED, REPLICATED) or one.is_mixed for one in node.inputs):
+            raise UnprovedError(FIGURE)
+        return found._replace(power=power, zero=first.zero or (second.zero and not divides))
+    kinds = (first.kind, second.kind)
+    if first.is_mixed or second.is_mixed:
+        raise UnprovedError("a vector of sizes goes into it")
+    if kinds == (REPLICATED, REPLICATED):
+        return replicated(power)
+    if kinds == (PARTIAL, REPLICATED) or (kinds == (REPLICATED, PARTIAL) and not divides):
+        return partial(power)
+    return together(node)
+
+
+@rule("SelectV2", "Select", shaped_alike=True)
+def select(node: Node) -> Placement:
+    condition, *branches = node.inputs
+    if node.type == "Select" and node.rank(0) == 1 and node.rank(1) != 1:
+        shard = None
+        if any(one.is_sharded for one in node.inputs):  # the condition chooses along the first axis
+            if not all(one.is_sharded and one.axis == 0 for one in node.inputs):
+                raise UnprovedError(MEET)
+            need_fit(*node.inputs)
+            shard = branches[0]
+    else:
+        shard = frame(node)
+    if shard is None:
+        parts = [as_partial(one) for one in branches if not one.zero]
+        if condition.is_same and parts and None not in parts and len(set(parts)) == 1 and not all(
+            one.is_same for one in branches
+        ):  # fmt: skip
+            return parts[0]
+        return figures(node)
+    if not (condition.is_same or (condition.is_sharded and condition.power == 0)):
+        raise UnprovedError(FIGURE)
+    powers = {one.power for one in branches if not one.zero}
+    if len(powers) > 1 or any(one.kind not in (SHARDED, REPLICATED) or one.is_mixed for one in branches):
+        raise UnprovedError(FIGURE)
+    return shard._replace(power=powers.pop() if powers else 0)
+
+
+def _numbers(node: Node, compute: Callable[[Element, Element], Element]) -> Placement | None:
+    """The placement of what is computed of short vectors or scalars of whole numbers whose entries are followed.
+
+    None: the inputs are others, or nothing is known of the one number that it is.
+    """
+    if not all(one.elements is not None for one in node.inputs):
+        return None
+    first, second = (one.elements for one in node.inputs)
+    if len(first) != len(second):
+        first = first * len(second) if len(first) == 1 else first
+        second = second * len(first) if len(second) == 1 else second
+    made = vector([compute(a, b) for a, b in zip(first, second)])
+    if len(made.elements) == 1 and made.elements[0].power is None and not any(one.is_mixed for one in node.inputs):
+        return None
+    return made
+
+
+def _count(one: Element) -> int | None:
+    """Where it is known, what it is, or how many times the number of rows."""
+    return one.value if one.power == 0 else one.unit if one.power == -1 else None
+
+
+def _made(power: int | None, count: int | None) -> Element:
+    return Element(power, count if power == 0 else None, count if power == -1 else None)
+
+
+def _of_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
+    counts = _count(first), _count(second)
+    return None if None in counts else int(compute(*counts))
+
+
+def _add_elements(first: Element, second: Element) -> Element:
+    for one, other in ((first, second), (second, first)):
+        if one.power == 0 and one.value == 0:
+            return other
+    if first.power is None or first.power != second.power:
+        return Element(None)
+    return _made(first.power, _of_counts(first, second, lambda a, b: a + b))
+
+
+def _subtract_elements(first: Element, second: Element) -> Element:
+    if second.power == 0 and second.value == 0:
+        return first
+    if first.power is None or first.power != second.power:
+        return Element(None)
+    return _made(first.power, _of_counts(first, second, lambda a, b: a - b))
+
+
+def _multiply_elements(first: Element, second: Element) -> Element:
+    if None in (first.power, second.power):
+        return Element(None)
+    return _made(first.power + second.power, _of_counts(first, second, lambda a, b: a * b))
+
+
+def _divide_exactly(first: Element, second: Element) -> Element:
+    if None in (first.power, second.power):
+        return Element(None)
+    counts = _count(first), _count(second)
+    whole = None not in counts and counts[1] != 0 and counts[0] % counts[1] == 0
+    return _made(first.power - second.power, counts[0] // counts[1] if whole else None)
+
+
+def _divide_elements(first: Element, second: Element) -> Element:
+    """A quotient rounded down: of two that grow alike with the rows it is the same for all."""
+    if second.power == 0 and second.value == 1:
+        return first
+    if first.power is None or second.power is None:
+        return Element(None)
+    counts = _count(first), _count(second)
+    if None in counts or counts[1] == 0:
+        return Element(0 if first.power == second.power else None)
+    if first.power == second.power or (second.power == 0 and counts[0] % counts[1] == 0):
+        return _made(first.power - second.power, counts[0] // counts[1])
+    return Element(None)
+
+
+def _remainder_elements(first: Element, second: Element) -> Element:
+    if first.power is None or second.power is None:
+        return Element(None)
+    counts = _count(first), _count(second)
+    known = None not in counts and counts[1] != 0
+    if known and second.power == 0 and counts[0] % counts[1] == 0:
+        return Element(0, 0)
+    return _made(first.power if first.power == second.power else None, counts[0] % counts[1] if known else None)
+
+
+def _least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
+    def element(first: Element, second: Element) -> Element:
+        if first.power is None or first.power != second.power:
+            return Element(None)
+        return _made(first.power, _of_counts(first, second, compute))
+
+    return element
+
+
+def _unproved_element(first: Element, second: Element) -> Element:
+    return Element(0 if first.power == second.power == 0 else None)
+
+
+_WHOLE = {
+    "FloorDiv": _divide_elements,
+    "Maximum": _least_or_most(max),
+    "Minimum": _least_or_most(min),
+    "FloorMod": _remainder_elements,
+}

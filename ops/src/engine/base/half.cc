@@ -1,0 +1,60 @@
+#include "engine/base/half.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace matex {
+namespace {
+
+#if defined(__x86_64__)
+
+// Compiled for processors that may not be the one it is built on; hence asked at run time. Not every compiler that we
+// build with knows "f16c" by name; that the system saves the registers is part of what it calls "avx".
+bool HasInstructions() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  }();
+  return has;
+}
+
+__attribute__((target("avx,f16c"))) int LoadEights(const Float16* from, float* to, int count) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  return i;
+}
+
+__attribute__((target("avx,f16c"))) int StoreEights(const float* from, Float16* to, int count) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), eight);
+  }
+  return i;
+}
+
+#else
+
+bool HasInstructions() { return false; }
+int LoadEights(const Float16*, float*, int) { return 0; }
+int StoreEights(const float*, Float16*, int) { return 0; }
+
+#endif
+
+}  // namespace
+
+void Load(const Float16* from, float* to, int count) {
+  int i = HasInstructions() ? LoadEights(from, to, count) : 0;
+  for (; i < count; ++i) to[i] = Float16::Load(from[i]);
+}
+
+void Store(const float* from, Float16* to, int count) {
+  int i = HasInstructions() ? StoreEights(from, to, count) : 0;
+  for (; i < count; ++i) to[i] = Float16::Store(from[i]);
+}
+
+}  // namespace matex

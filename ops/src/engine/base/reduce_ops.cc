@@ -1,0 +1,253 @@
+#include "engine/base/reduce_ops.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "engine/base/half.h"
+
+namespace matex {
+namespace {
+
+// 16-bit floats are computed with in float32, a block at a time.
+constexpr int kBlock = 512;
+
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+
+// Applies `rule`, which works on runs of numbers, from `from` to `to`.
+template <typename T, typename Rule>
+void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
+  if constexpr (kIsHalf<T>) {
+    float block[kBlock];
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(from + i, block, taken);
+      rule(block, block, taken);
+      Store(block, to + i, taken);
+    }
+  } else {
+    rule(from, to, count);
+  }
+}
+
+// Calls `work` for [0, count) in parts whose lengths are ints.
+template <typename Work>
+void InParts(int64_t count, Work work) {
+  constexpr int64_t kPart = 1 << 30;
+  for (int64_t at = 0; at < count; at += kPart) work(at, static_cast<int>(std::min(kPart, count - at)));
+}
+
+struct Sum {
+  template <typename T>
+  static T Combine(T a, T b) {
+    return a + b;
+  }
+};
+// `a != a` is true of NaN alone; a number that is not less than NaN must not win over it.
+struct Min {
+  template <typename T>
+  static T Combine(T a, T b) {
+    return (a < b || a != a) ? a : b;
+  }
+};
+struct Max {
+  template <typename T>
+  static T Combine(T a, T b) {
+    return (a > b || a != a) ? a : b;
+  }
+};
+
+// c = a combined with b; c may be either of them.
+template <typename T, typename Rule>
+void CombineAs(const T* a, const T* b, T* c, int64_t count) {
+  if constexpr (kIsHalf<T>) {
+    float left[kBlock], right[kBlock];
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(a + i, left, taken);
+      Load(b + i, right, taken);
+      for (int k = 0; k < taken; ++k) right[k] = Rule::Combine(left[k], right[k]);
+      Store(right, c + i, taken);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) c[i] = Rule::Combine(a[i], b[i]);
+  }
+}
+
+template <typename T, typename Rule>
+void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
+  T* const to = static_cast<T*>(inout);
+  CombineAs<T, Rule>(static_cast<const T*>(in), to, to, *count);
+}
+
+template <typename T, typename Rule>
+MPI_Op OwnOp() {
+  static const MPI_Op op = [] {
+    MPI_Op made;
+    MPI_Op_create(&Combine<T, Rule>, /*commute=*/1, &made);
+    return made;
+  }();
+  return op;
+}
+
+template <typename T>
+MPI_Op OwnOp(Reduction reduction) {
+  if (reduction == Reduction::kMin) return OwnOp<T, Min>();
+  if (reduction == Reduction::kMax) return OwnOp<T, Max>();
+  return OwnOp<T, Sum>();
+}
+
+template <typename T>
+void ScaleAs(const void* from, void* to, int64_t count, double weight) {
+  InBlocks(static_cast<const T*>(from), static_cast<T*>(to), count, [weight](auto* a, auto* b, int64_t n) {
+    using Wide = std::remove_reference_t<decltype(*b)>;
+    const Wide factor = static_cast<Wide>(weight);
+    for (int64_t i = 0; i < n; ++i) b[i] = a[i] * factor;
+  });
+}
+
+template <typename T>
+void AddAs(const void* one, const void* other, void* to, int64_t count) {
+  CombineAs<T, Sum>(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
+}
+
+template <typename T>
+void AddAllAs(const std::vector<const void*>& parts, void* to, int64_t count) {
+  float sum[kBlock], more[kBlock];
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+    Load(static_cast<const T*>(parts[0]) + i, sum, taken);
+    for (size_t part = 1; part < parts.size(); ++part) {
+      Load(static_cast<const T*>(parts[part]) + i, more, taken);
+      for (int k = 0; k < taken; ++k) sum[k] += more[k];
+    }
+    Store(sum, static_cast<T*>(to) + i, taken);
+  }
+}
+
+template <typename T>
+void DivideAs(void* data, int64_t count, int divisor) {
+  T* const values = static_cast<T*>(data);
+  InBlocks(static_cast<const T*>(values), values, count, [divisor](auto* a, auto* b, int64_t n) {
+    using Wide = std::remove_reference_t<decltype(*b)>;
+    const Wide by = static_cast<Wide>(divisor);
+    for (int64_t i = 0; i < n; ++i) b[i] = static_cast<Wide>(a[i] / by);
+  });
+}
+
+}  // namespace
+
+const char* NameOf(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kMean:
+      return "mean";
+    case Reduction::kMin:
+      return "min";
+    case Reduction::kMax:
+      return "max";
+  }
+  return "";
+}
+
+Reduction ReductionOf(const std::string& name) {
+  for (Reduction one : {Reduction::kMean, Reduction::kMin, Reduction::kMax}) {
+    if (name == NameOf(one)) return one;
+  }
+  return Reduction::kSum;
+}
+
+bool IsHalf(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
+
+void Widen(Type type, const void* from, float* to, int64_t count) {
+  InParts(count, [&](int64_t at, int taken) {
+    if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from) + at, to + at, taken);
+    Load(static_cast<const Bfloat16*>(from) + at, to + at, taken);
+  });
+}
+
+void Narrow(Type type, const float* from, void* to, int64_t count) {
+  InParts(count, [&](int64_t at, int taken) {
+    if (type == Type::kFloat16) return Store(from + at, static_cast<Float16*>(to) + at, taken);
+    Store(from + at, static_cast<Bfloat16*>(to) + at, taken);
+  });
+}
+
+MPI_Op MpiOp(Type type, Reduction reduction) {
+  const bool is_sum = reduction == Reduction::kSum || reduction == Reduction::kMean;
+  if (type == Type::kFloat16) return OwnOp<Float16>(reduction);
+  if (type == Type::kBfloat16) return OwnOp<Bfloat16>(reduction);
+  if (is_sum) return MPI_SUM;
+  if (type == Type::kFloat32) return OwnOp<float>(reduction);
+  if (type == Type::kFloat64) return OwnOp<double>(reduction);
+  return reduction == Reduction::kMin ? MPI_MIN : MPI_MAX;
+}
+
+void Scale(Type type, const void* from, void* to, int64_t count, double weight) {
+  const size_t bytes = static_cast<size_t>(count) * SizeOf(type);
+  if (weight == 0) {
+    std::memset(to, 0, bytes);
+  } else if (weight == 1) {
+    if (from != to) std::memcpy(to, from, bytes);
+  } else if (type == Type::kFloat32) {
+    ScaleAs<float>(from, to, count, weight);
+  } else if (type == Type::kFloat64) {
+    ScaleAs<double>(from, to, count, weight);
+  } else if (type == Type::kFloat16) {
+    ScaleAs<Float16>(from, to, count, weight);
+  } else if (type == Type::kBfloat16) {
+    ScaleAs<Bfloat16>(from, to, count, weight);
+  }
+}
+
+void Add(Type type, const void* one, const void* other, void* to, int64_t count) {
+  switch (type) {
+    case Type::kFloat32:
+      return AddAs<float>(one, other, to, count);
+    case Type::kFloat64:
+      return AddAs<double>(one, other, to, count);
+    case Type::kFloat16:
+      return AddAs<Float16>(one, other, to, count);
+    case Type::kBfloat16:
+      return AddAs<Bfloat16>(one, other, to, count);
+    case Type::kInt32:
+      return AddAs<int32_t>(one, other, to, count);
+    case Type::kInt64:
+      return AddAs<int64_t>(one, other, to, count);
+    case Type::kUint8:
+    case Type::kBool:
+      return AddAs<uint8_t>(one, other, to, count);
+  }
+}
+
+void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count) {
+  if (type == Type::kFloat16) return AddAllAs<Float16>(parts, to, count);
+  if (type == Type::kBfloat16) return AddAllAs<Bfloat16>(parts, to, count);
+  Add(type, parts[0], parts[1], to, count);
+  for (size_t part = 2; part < parts.size(); ++part) Add(type, to, parts[part], to, count);
+}
+
+void Divide(Type type, void* data, int64_t count, int divisor) {
+  switch (type) {
+    case Type::kFloat32:
+      return DivideAs<float>(data, count, divisor);
+    case Type::kFloat64:
+      return DivideAs<double>(data, count, divisor);
+    case Type::kFloat16:
+      return DivideAs<Float16>(data, count, divisor);
+    case Type::kBfloat16:
+      return DivideAs<Bfloat16>(data, count, divisor);
+    case Type::kInt32:
+      return DivideAs<int32_t>(data, count, divisor);
+    case Type::kInt64:
+      return DivideAs<int64_t>(data, count, divisor);
+    case Type::kUint8:
+      return DivideAs<uint8_t>(data, count, divisor);
+    case Type::kBool:
+      return;
+  }
+}
+
+}  // namespace matex

@@ -1,0 +1,49 @@
+#include "engine/layout/buckets.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace matex {
+
+std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vector<double>& bytes, const Link& link) {
+  const int count = static_cast<int>(ready.size());
+  // Of the first i gradients: their bytes, when the last of them is ready, the earliest end of their transfers, and the
+  // boundary before the last one.
+  std::vector<double> sum(count + 1, 0), last(count + 1, 0), end(count + 1, std::numeric_limits<double>::infinity());
+  std::vector<int> before(count + 1, 0);
+  for (int i = 0; i < count; ++i) {
+    sum[i + 1] = sum[i] + bytes[i];
+    last[i + 1] = std::max(last[i], ready[i]);
+  }
+  end[0] = 0;
+  for (int i = 1; i <= count; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const double found = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
+      if (found < end[i]) {
+        end[i] = found;
+        before[i] = j;
+      }
+    }
+  }
+  std::vector<int> boundaries;
+  for (int i = count; i > 0; i = before[i]) boundaries.push_back(i);
+  boundaries.push_back(0);
+  std::reverse(boundaries.begin(), boundaries.end());
+  return boundaries;
+}
+
+double EndOf(const std::vector<int>& boundaries, const std::vector<double>& ready, const std::vector<double>& bytes,
+             const Link& link) {
+  double end = 0, last = 0;
+  for (size_t k = 0; k + 1 < boundaries.size(); ++k) {
+    double sum = 0;
+    for (int i = boundaries[k]; i < boundaries[k + 1]; ++i) {
+      last = std::max(last, ready[i]);
+      sum += bytes[i];
+    }
+    end = std::max(end, last) + link.start_up + link.byte * sum;
+  }
+  return end;
+}
+
+}  // namespace matex

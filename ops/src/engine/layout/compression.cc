@@ -1,0 +1,123 @@
+#include "engine/layout/compression.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "engine/base/half.h"
+
+namespace matex {
+namespace {
+
+constexpr int kPackBlock = 512;
+constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
+// By the leading bits of its magnitude a number is put into one of 2^11 classes, the larger the higher.
+constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
+
+// By which power of two numbers of at most this magnitude fit float16: the largest is then below 2^15.
+int PowerFor(uint32_t largest) {
+  constexpr int kMostExponent = 14, kFarthest = 113;  // powers of both signs are float32, too
+  if (largest == 0) return 0;
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  return std::clamp(kMostExponent - exponent, -kFarthest, kFarthest);
+}
+
+template <typename Half>
+void PackAs(const float* values, int64_t count, float factor, char* packed) {
+  float scaled[kPackBlock];
+  Half block[kPackBlock];
+  for (int64_t i = 0; i < count; i += kPackBlock) {
+    const int taken = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
+    for (int k = 0; k < taken; ++k) scaled[k] = values[i + k] * factor;
+    Store(scaled, block, taken);
+    std::memcpy(packed + 2 * i, block, 2 * taken);
+  }
+}
+
+template <typename Half>
+void UnpackAs(const char* packed, int64_t count, float factor, float* values) {
+  Half block[kPackBlock];
+  for (int64_t i = 0; i < count; i += kPackBlock) {
+    const int taken = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
+    std::memcpy(block, packed + 2 * i, 2 * taken);
+    Load(block, values + i, taken);
+    for (int k = 0; k < taken; ++k) values[i + k] *= factor;
+  }
+}
+
+uint32_t MagnitudeOf(float value) { return BitsOf(value) & kMagnitude; }
+
+}  // namespace
+
+std::string Compression::ToString() const {
+  static const char* const kNames[] = {"none", "bf16", "fp16", "topk"};
+  std::string text = std::string("MATEX_COMPRESSION=") + kNames[static_cast<int>(kind)];
+  if (kind == Kind::kTopK) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, ":%g", share);
+    text += digits;
+  }
+  return text + " and MATEX_COMPRESSION_LINKS=" + (between_nodes ? "hosts" : "all");
+}
+
+double Compression::BytesLeft(int ranks) const {
+  switch (kind) {
+    case Kind::kNone:
+      return 1;
+    case Kind::kBfloat16:
+    case Kind::kFloat16:
+      return 0.5;
+    case Kind::kTopK:
+      return share * ranks;  // each rank gets the places and numbers of all; a ring moves each number twice
+  }
+  return 1;
+}
+
+void Pack(Compression::Kind kind, const float* values, int64_t count, char* packed) {
+  int32_t power = 0;
+  if (kind == Compression::Kind::kFloat16) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t magnitude = MagnitudeOf(values[i]);
+      largest = std::max(largest, magnitude < kInfinity ? magnitude : 0u);
+    }
+    power = PowerFor(largest);
+  }
+  std::memcpy(packed, &power, sizeof power);
+  const float factor = std::ldexp(1.0f, power);
+  if (kind == Compression::Kind::kFloat16) return PackAs<Float16>(values, count, factor, packed + sizeof power);
+  PackAs<Bfloat16>(values, count, factor, packed + sizeof power);
+}
+
+void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* values) {
+  int32_t power = 0;
+  std::memcpy(&power, packed, sizeof power);
+  const float factor = std::ldexp(1.0f, -power);
+  if (kind == Compression::Kind::kFloat16) return UnpackAs<Float16>(packed + sizeof power, count, factor, values);
+  UnpackAs<Bfloat16>(packed + sizeof power, count, factor, values);
+}
+
+void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* places) {
+  int64_t members[1 << kClassBits] = {};
+  for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
+  // Those of the classes above `last` are taken, and of `last` itself the largest.
+  int64_t left = std::min(wanted, count);
+  uint32_t last = (1 << kClassBits) - 1;
+  while (last > 0 && members[last] < left) left -= members[last--];
+  std::vector<std::pair<uint32_t, int32_t>> some;
+  some.reserve(members[last]);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = MagnitudeOf(values[i]), in = magnitude >> kBelow;
+    if (in > last) places->push_back(first + static_cast<int32_t>(i));
+    if (in == last) some.emplace_back(~magnitude, first + static_cast<int32_t>(i));
+  }
+  if (left < static_cast<int64_t>(some.size())) std::nth_element(some.begin(), some.begin() + left, some.end());
+  for (int64_t i = 0; i < left; ++i) places->push_back(some[i].second);
+}
+
+int64_t Wanted(double share, int64_t count) {
+  return std::clamp<int64_t>(std::llround(share * static_cast<double>(count)), std::min<int64_t>(count, 1), count);
+}
+
+}  // namespace matex

@@ -1,0 +1,29 @@
+// A description as text, to be sent or kept where only bytes can be: each field is its length, a colon and its bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/layout/layout.h"
+
+namespace matex {
+
+void Put(std::string& text, const std::string& field);
+void Put(std::string& text, int64_t value);
+void Put(std::string& text, const std::vector<Entry>& entries);
+
+// Takes the fields of a text in the order in which they were put.
+class Fields {
+ public:
+  explicit Fields(const std::string& text) : text_(text) {}
+  std::string Text();
+  int64_t Number();
+  std::vector<Entry> Entries();
+
+ private:
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+}  // namespace matex

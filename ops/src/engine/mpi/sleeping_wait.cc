@@ -1,0 +1,43 @@
+#include "engine/mpi/sleeping_wait.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+
+namespace matex {
+namespace {
+
+constexpr long kLeast = 5'000, kMost = 100'000;  // nanoseconds
+
+class Pause {
+ public:
+  void Take() {
+    // Linux puts timers of a thread off by up to 50 us, so that they go off together; ours are to be on time.
+    static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+    (void)sharp;
+    const timespec pause{0, length_};
+    nanosleep(&pause, nullptr);
+    length_ = std::min(length_ * 3 / 2, kMost);
+  }
+
+ private:
+  long length_ = kLeast;
+};
+
+}  // namespace
+
+int Await(MPI_Request* request) { return AwaitFor(std::chrono::hours(1 << 20), request); }
+
+int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request) {
+  const auto start = std::chrono::steady_clock::now();
+  Pause pause;
+  for (;;) {
+    int over = 0;
+    const int code = MPI_Test(request, &over, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS || over || std::chrono::steady_clock::now() - start > longest) return code;
+    pause.Take();
+  }
+}
+
+}  // namespace matex

@@ -1,0 +1,146 @@
+#include "engine/sequence/rendezvous.h"
+
+#include <mpi.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <vector>
+
+#include "engine/sequence/trace.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Sequence {
+  std::atomic<int64_t> number{0};
+  Error poison;
+  std::array<std::atomic<int64_t>, kKinds> counts{};
+  Clock::time_point met;
+  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
+};
+
+Sequence& TheSequence() {
+  static Sequence* const sequence = new Sequence;
+  return *sequence;
+}
+
+Error Exchange(const World& world, const Call& call, int64_t number) {
+  Report mine;
+  mine.kind = call.kind;
+  mine.number = number;
+  mine.host = world.host;
+  mine.what = call.what();
+  if (call.layout != nullptr) {
+    mine.chunk_bytes = call.layout->chunk_bytes();
+    mine.fuse_bytes = call.layout->fuse_bytes();
+    mine.compression = call.layout->compression().ToString();
+    mine.compiled = call.layout->compiled();
+    mine.checked = call.layout->checked();
+    mine.entries = call.layout->entries();
+    mine.way = "reduces them at once";
+    if (call.announced != nullptr) mine.way = call.announced->more ? "will compute more" : "computes no more";
+    mine.rows = call.rows;
+  }
+  std::string text = Encode(mine);
+  if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max() / world.size)) {
+    mine.entries.clear();
+    text = Encode(mine);
+  }
+  const int length = static_cast<int>(text.size());
+  std::vector<int> lengths(world.size), starts(world.size, 0);
+  int code = MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, world.sequence);
+  if (Error error = MpiError(code, "MPI_Allgather", mine.what)) return error;
+  for (int rank = 1; rank < world.size; ++rank) starts[rank] = starts[rank - 1] + lengths[rank - 1];
+  std::string all(starts.back() + lengths.back(), '\0');
+  code =
+      MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, world.sequence);
+  if (Error error = MpiError(code, "MPI_Allgatherv", mine.what)) return error;
+  std::vector<Report> reports;
+  for (int rank = 0; rank < world.size; ++rank) reports.push_back(Decode(all.substr(starts[rank], lengths[rank])));
+  return Error(Explain(reports));
+}
+
+Error Check(const World& world, const Call& call, int64_t number) {
+  int over = 0;
+  MPI_Finalized(&over);
+  if (over) {
+    return Error(call.what() + " was called after MPI had been shut down.");
+  }
+  // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
+  constexpr int kWords = 3;
+  const int64_t mine[kWords] = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), number};
+  int64_t words[2 * kWords];
+  for (int i = 0; i < kWords; ++i) {
+    words[i] = mine[i];
+    words[kWords + i] = ~mine[i];
+  }
+  const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
+  if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
+  for (int i = 0; i < kWords; ++i) {
+    if (words[i] != ~words[kWords + i]) return Exchange(world, call, number);
+  }
+  return Error();
+}
+
+}  // namespace
+
+Error Meet(const Call& call) {
+  const World& world = TheWorld();
+  Sequence& sequence = TheSequence();
+  sequence.met = Clock::now();
+  if (world.size > 1 && sequence.poison) return sequence.poison;
+  RecordBegin(call);
+  if (world.size == 1) return Error();
+  Wait(Waiter::kSequence, &call.what, call.layout);
+  {
+    const Span span(Activity::kMeet);
+    sequence.poison = Check(world, call, sequence.number);
+  }
+  if (sequence.poison) {
+    GoOn(Waiter::kSequence);
+    RecordEnd(call);
+  }
+  ++sequence.number;
+  return sequence.poison;
+}
+
+Error Finish(const Call& call, Error error) {
+  Sequence& sequence = TheSequence();
+  GoOn(Waiter::kSequence);
+  RecordEnd(call);
+  if (error) {
+    sequence.poison = error;
+  } else {
+    const int kind = static_cast<int>(call.kind);
+    if (call.announced == nullptr || !call.announced->more) ++sequence.counts[kind];
+    sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
+  }
+  return error;
+}
+
+void GoOnAt(int64_t number, const int64_t* counts) {
+  Sequence& sequence = TheSequence();
+  std::lock_guard<std::mutex> lock(TheWorld().mutex);
+  GoOn(Waiter::kSequence);
+  sequence.poison = Error();
+  sequence.number = number;
+  for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];
+}
+
+int64_t NumberInSequence() { return TheSequence().number; }
+
+double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }
+
+void AddNanoseconds(Kind kind, int64_t nanoseconds) {
+  TheSequence().nanoseconds[static_cast<int>(kind)] += nanoseconds;
+}
+
+int64_t CountOf(Kind kind) { return TheSequence().counts[static_cast<int>(kind)]; }
+
+}  // namespace matex

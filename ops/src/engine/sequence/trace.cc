@@ -1,0 +1,283 @@
+#include "engine/sequence/trace.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/base/hash.h"
+
+namespace matex {
+
+std::atomic<int> recording{0};
+
+namespace {
+
+constexpr int64_t kFirst = 3;  // updates of each place that do not count
+
+thread_local Lane lane_of_thread = Lane::kScript;
+
+// What has been since the last update of the sequence.
+struct Stretch {
+  int64_t since = 0;  // the end of the last collective, 0 before the first
+  int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
+  std::vector<std::pair<int64_t, int64_t>> calls;  // from when to when the last collectives of the script's took
+  bool is_step = false;
+};
+
+// The collective or the overlapped update that a lane is in.
+struct Current {
+  int64_t start = 0;
+  int label = -1;  // of an update
+  bool counts = false;
+  int64_t meet = 0;
+  std::vector<std::pair<int64_t, int64_t>> waits;
+};
+
+class Recorder {
+ public:
+  void Start(Recording how, int64_t capacity) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    capacity_ = how == Recording::kEvents ? capacity : 0;
+    events_.reserve(capacity_);
+    recording.store(static_cast<int>(how));
+  }
+
+  std::vector<Event> Events(int64_t* dropped) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Event> events = events_;
+    *dropped = added_ - static_cast<int64_t>(events.size());
+    if (*dropped > 0 && capacity_ > 0) std::rotate(events.begin(), events.begin() + added_ % capacity_, events.end());
+    return events;
+  }
+
+  std::vector<std::string> Labels() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return labels_;
+  }
+
+  std::vector<PlaceTotals> Places() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<PlaceTotals> places;
+    for (const auto& [label, totals] : totals_) places.push_back({labels_[label], totals});
+    return places;
+  }
+
+  void BetweenSteps() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Add({Now(), 0, 0, -1, Activity::kBetweenSteps, Lane::kScript});
+    stretch_.is_step = false;
+  }
+
+  void EndSpan(Activity activity, const std::string* name, int64_t bytes, int64_t start) {
+    const int64_t now = Now();
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Lane lane = lane_of_thread;
+    Add({start, now - start, bytes, name == nullptr ? -1 : Label(*name), activity, lane});
+    Current& current = At(lane);
+    if (activity == Activity::kMeet) {
+      current.meet += now - start;
+      if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
+    }
+    if (!current.counts) return;
+    Totals& totals = totals_[current.label];
+    if (activity == Activity::kTransfer) {
+      ++totals.transfers;
+      totals.transfer += now - start;
+      totals.bytes += bytes;
+    } else if (activity == Activity::kCopyIn || activity == Activity::kCopyOut) {
+      totals.copy += now - start;
+    }
+  }
+
+  void Begin(const Call& call) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Enter(Lane::kScript, Now());
+    if (stretch_.since != 0) {
+      const int64_t gap = At(Lane::kScript).start - stretch_.since;
+      Add({stretch_.since, gap, 0, -1, Activity::kGap, Lane::kScript});
+      stretch_.compute += gap;
+    }
+    if (call.announced != nullptr) {
+      IsUpdate(Lane::kScript, *call.announced);
+    } else if (call.layout != nullptr) {
+      IsUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
+    }
+  }
+
+  void End(const Call& call) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Current& current = At(Lane::kScript);
+    if (current.start == 0) return;  // nothing was recorded when it began
+    const int64_t now = Now(), took = now - current.start;
+    const bool is_update = current.label >= 0, announces = call.announced != nullptr;
+    const bool ends_step = is_update && !(announces && call.announced->more);
+    Activity activity = Activity::kCollective;
+    if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
+    if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
+    Add({current.start, took, 0, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    // Only what lies beside an overlapped update is asked for.
+    if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
+    stretch_.calls.emplace_back(current.start, now);
+    stretch_.meet += current.meet;
+    if (!is_update) stretch_.collectives += took - current.meet;
+    if (current.counts && ends_step) {
+      Totals& totals = totals_[current.label];
+      if (stretch_.is_step) {
+        ++totals.steps;
+        totals.compute += std::max<int64_t>(stretch_.compute - stretch_.exposed, 0);
+        totals.meet += stretch_.meet;
+        totals.collectives += stretch_.collectives;
+      }
+      if (!announces) {
+        ++totals.updates;
+        totals.exposed += took - current.meet;
+      }
+    }
+    if (ends_step) {
+      stretch_ = Stretch();
+      stretch_.is_step = true;
+    }
+    stretch_.since = now;
+    current = Current();
+  }
+
+  int64_t Enter(const Part& part) {
+    lane_of_thread = Lane::kCommunication;
+    std::lock_guard<std::mutex> lock(mutex_);
+    Enter(Lane::kCommunication, Now());
+    IsUpdate(Lane::kCommunication, part);
+    At(Lane::kCommunication).waits.swap(waits_);
+    waits_.clear();
+    more_ = part.more;
+    return At(Lane::kCommunication).start;
+  }
+
+  void Done(int64_t came) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t now = Now();
+    const Current& current = At(Lane::kCommunication);
+    Add({came, now - came, 0, current.label, Activity::kExposed, Lane::kCommunication});
+    // What a collective of the script's took meanwhile is counted as that.
+    std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
+    if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
+    const auto outside_calls = [&](int64_t from, int64_t to) {
+      int64_t left = std::max<int64_t>(to - from, 0);
+      for (const auto& [begin, end] : calls) left -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
+      return left;
+    };
+    const int64_t exposed = outside_calls(came, now);
+    stretch_.exposed += exposed;
+    if (!current.counts) return;
+    int64_t waited = 0;
+    for (const auto& [from, to] : current.waits) waited += outside_calls(std::max(from, came), to);
+    Totals& totals = totals_[current.label];
+    ++totals.updates;
+    totals.exposed += exposed - waited;
+    totals.exposed_wait += waited;
+  }
+
+  void Leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Current& current = At(Lane::kCommunication);
+    Add({current.start, Now() - current.start, 0, current.label, Activity::kUpdate, Lane::kCommunication});
+    if (more_) waits_ = current.waits;
+    current = Current();
+  }
+
+ private:
+  Current& At(Lane lane) { return currents_[static_cast<int>(lane)]; }
+
+  void Enter(Lane lane, int64_t now) {
+    At(lane) = Current();
+    At(lane).start = now;
+  }
+
+  // A place of the program with other gradients is another place.
+  void IsUpdate(Lane lane, const Part& part) {
+    const int64_t gradients = part.of.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
+    const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.of).Add(gradients).value(), -1);
+    if (is_new) found->second = Label(part.Name());
+    Current& current = At(lane);
+    current.label = found->second;
+    int64_t& seen = seen_[static_cast<int>(lane)][current.label];
+    current.counts = seen >= kFirst;
+    if (!part.more) ++seen;
+  }
+
+  int Label(const std::string& name) {
+    const auto [found, is_new] = known_.emplace(name, static_cast<int>(labels_.size()));
+    if (is_new) labels_.push_back(name);
+    return found->second;
+  }
+
+  void Add(const Event& event) {
+    if (capacity_ == 0) return;
+    if (static_cast<int64_t>(events_.size()) < capacity_) {
+      events_.push_back(event);
+    } else {
+      events_[added_ % capacity_] = event;
+    }
+    ++added_;
+  }
+
+  std::mutex mutex_;
+  std::vector<Event> events_;
+  int64_t capacity_ = 0, added_ = 0;
+  std::vector<std::string> labels_;
+  std::unordered_map<std::string, int> known_;
+  std::unordered_map<uint64_t, int> places_;
+  std::unordered_map<int, int64_t> seen_[2];
+  std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
+  bool more_ = false;
+  std::map<int, Totals> totals_;
+  Current currents_[2];
+  Stretch stretch_;
+};
+
+Recorder& TheRecorder() {
+  static Recorder* const recorder = new Recorder;
+  return *recorder;
+}
+
+}  // namespace
+
+int64_t Now() {
+  using std::chrono::nanoseconds;
+  return std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Record(Recording how, int64_t capacity) { TheRecorder().Start(how, capacity); }
+std::vector<Event> Events(int64_t* dropped) { return TheRecorder().Events(dropped); }
+std::vector<std::string> Labels() { return TheRecorder().Labels(); }
+std::vector<PlaceTotals> Places() { return TheRecorder().Places(); }
+
+void BetweenSteps() {
+  if (IsRecording()) TheRecorder().BetweenSteps();
+}
+
+void Span::End() const { TheRecorder().EndSpan(activity_, name_, bytes_, start_); }
+
+void RecordBegin(const Call& call) {
+  if (IsRecording()) TheRecorder().Begin(call);
+}
+
+void RecordEnd(const Call& call) {
+  if (IsRecording()) TheRecorder().End(call);
+}
+
+OverlappedRecord::OverlappedRecord(const Part& part) {
+  if (IsRecording()) start_ = TheRecorder().Enter(part);
+}
+
+OverlappedRecord::~OverlappedRecord() {
+  if (start_ != 0) TheRecorder().Leave();
+}
+
+void OverlappedRecord::Done(int64_t came) const {
+  if (start_ != 0) TheRecorder().Done(came);
+}
+
+}  // namespace matex

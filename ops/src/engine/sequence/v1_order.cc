@@ -1,0 +1,89 @@
+#include "engine/sequence/v1_order.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace matex {
+
+Turnstile& TheTurnstile() {
+  static Turnstile* const turnstile = new Turnstile;
+  return *turnstile;
+}
+
+void Turnstile::Expect(std::vector<int64_t> turns) {
+  std::vector<Job> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    turns_.assign(turns.begin(), turns.end());
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+      const bool has_come = static_cast<bool>(at->second.job.run);
+      if (has_come) dropped.push_back(std::move(at->second.job));
+      at = has_come ? waiting_.erase(at) : std::next(at);
+    }
+  }
+  for (Job& job : dropped) {
+    job.drop(Error("a collective was waiting for its turn when the run that it belongs to ended."));
+  }
+}
+
+int64_t Turnstile::Reserve() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  waiting_.emplace(++tickets_, Waiting());
+  return tickets_;
+}
+
+void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
+  bool cancelled = false;
+  bool in_order = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto mine = waiting_.find(ticket);
+    cancelled = mine == waiting_.end();
+    in_order = std::find(turns_.begin(), turns_.end(), turn) != turns_.end();
+    if (!cancelled && in_order && turns_.front() != turn) {
+      mine->second = Waiting{turn, std::move(job)};
+      return;
+    }
+    if (!cancelled) waiting_.erase(mine);
+  }
+  if (cancelled) return job.drop(Error("the run was cancelled before a collective had its turn."));
+  for (bool more = true; more;) {
+    job.run();
+    // The head moves on before `done`: with the last one the run is over, and the next may be announced at once.
+    Job next;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (in_order && !turns_.empty() && turns_.front() == turn) turns_.pop_front();
+      more = in_order && TakeHead(&next);
+      if (more) turn = turns_.front();
+    }
+    job.done();
+    job = std::move(next);
+  }
+}
+
+void Turnstile::Cancel(int64_t ticket, const Error& error) {
+  Job job;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = waiting_.find(ticket);
+    if (found == waiting_.end()) return;
+    job = std::move(found->second.job);
+    waiting_.erase(found);
+  }
+  if (job.drop) job.drop(error);
+}
+
+bool Turnstile::TakeHead(Job* job) {
+  if (turns_.empty()) return false;
+  for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+    if (!at->second.job.run || at->second.turn != turns_.front()) continue;
+    *job = std::move(at->second.job);
+    waiting_.erase(at);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace matex

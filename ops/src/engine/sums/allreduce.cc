@@ -1,0 +1,220 @@
+#include "engine/sums/allreduce.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "engine/mpi/mpi_calls.h"
+#include "engine/sums/compressed_allreduce.h"
+#include "engine/base/reduce_ops.h"
+#include "engine/sums/ring.h"
+
+namespace matex {
+namespace {
+
+// Below this a ring's many messages, or three calls for one, cost more than they save.
+constexpr int64_t kLargeBytes = 64 << 10;
+// What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
+constexpr int64_t kTrialCount = 4 << 20;
+constexpr int kTrials = 2;
+// Up to so many ranks of a node their memory was always as fast as MPI or faster; with more it is tried.
+constexpr int kSurelyShared = 8;
+constexpr double kGain = 0.95;
+
+// Those of [first, first + count) that are of one gradient each, counted from `first`.
+std::vector<Extent> ExtentsOf(const Step& step, int64_t first, int64_t count) {
+  std::vector<Extent> extents;
+  int64_t at = 0;
+  for (const Piece& piece : step.pieces) {
+    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
+    if (begin < end) extents.push_back({begin - first, end - first});
+    at += piece.count;
+  }
+  return extents;
+}
+
+}  // namespace
+
+const char* NameOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto:
+      return "the trial of algorithms";
+    case Algorithm::kMpi:
+      return "MPI_Allreduce";
+    case Algorithm::kRing:
+      return "the ring";
+    case Algorithm::kTwoLevel:
+      return "the sum in two levels";
+    case Algorithm::kShared:
+      return "the sum in shared memory";
+  }
+  return "";
+}
+
+Adder::Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep)
+    : communicator_(communicator), algorithm_(algorithm), node_(node), asleep_(asleep) {}
+
+Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place) {
+  const int code = SumPlainly(data, count, type);
+  return code == MPI_SUCCESS ? Error() : MpiError(code, NameOf(algorithm_), place());
+}
+
+Error Adder::Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place) {
+  if (!step.compressed) return Sum(data, step.count, step.type, place);
+  const int code = RunCompressed(step, static_cast<float*>(data), left);
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
+}
+
+Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& place) {
+  const int code = Prepare();
+  *memory = shared_.get();
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the start of sums", place());
+}
+
+int Adder::SumPlainly(void* data, int64_t count, Type type) {
+  if (const int code = Prepare()) return code;
+  if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);
+  if (IsHalf(type)) {
+    wide_.resize(count);
+    Widen(type, data, wide_.data(), count);
+    const int code = SumPlainly(wide_.data(), count, Type::kFloat32);
+    if (code == MPI_SUCCESS) Narrow(type, wide_.data(), data, count);
+    return code;
+  }
+  const bool is_large = count * static_cast<int64_t>(SizeOf(type)) >= kLargeBytes;
+  if (is_large && algorithm_ == Algorithm::kAuto) {
+    if (const int code = Choose()) return code;
+  }
+  return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
+}
+
+// Collective: all ranks come to their first sum together.
+int Adder::Prepare() {
+  if (prepared_) return MPI_SUCCESS;
+  prepared_ = true;
+  if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
+  // Who waits in it looks often: that is no waiting asleep.
+  if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
+    if (const int code = SharedMemory::Make(communicator_, &shared_)) return code;
+    if (shared_ != nullptr && Calls{communicator_, asleep_}.size() <= kSurelyShared) {
+      algorithm_ = Algorithm::kShared;
+    } else if (shared_ != nullptr) {
+      if (const int code = Choose()) return code;
+      if (algorithm_ != Algorithm::kShared) shared_.reset();
+    }
+  }
+  if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
+    // To it each rank is a node of its own.
+    const int node = Calls{levels_.across, asleep_}.rank();
+    across_ = std::make_unique<Adder>(levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_,
+                                      node, asleep_);
+  }
+  return MPI_SUCCESS;
+}
+
+int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return RingSum(communicator_, data, count, type, asleep_, &buffer_);
+    case Algorithm::kTwoLevel:
+      return SumInTwoLevels(levels_, data, count, type, asleep_, &slice_, [&](void* slice, int64_t, int64_t length) {
+        return across_->SumPlainly(slice, length, type);
+      });
+    case Algorithm::kShared:
+      return SumShared(static_cast<char*>(data), count, type);
+    default:
+      return Calls{communicator_, asleep_}.Allreduce(data, count, type);
+  }
+}
+
+int Adder::SumShared(char* data, int64_t count, Type type) {
+  const int64_t size = static_cast<int64_t>(SizeOf(type)), part = SharedMemory::PartOf(type);
+  for (int64_t first = 0; first < count; first += part) {
+    const int64_t taken = std::min(part, count - first);
+    char* const at = data + first * size;
+    std::memcpy(shared_->Mine(), at, taken * size);
+    shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
+      SharedMemory::Write(type, one, other, at + begin * size, length);
+    });
+  }
+  return MPI_SUCCESS;
+}
+
+int Adder::RunCompressed(const Step& step, float* data, float* left) {
+  if (const int code = Prepare()) return code;
+  const World& world = TheWorld();
+  const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
+    return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(step, first, count), count,
+                         world.chunk_bytes, numbers, left + first);
+  };
+  if (!world.compression.between_nodes) return sum(communicator_, 0, step.count, data);
+  std::fill_n(left, step.count, 0.0f);
+  return SumInTwoLevels(levels_, data, step.count, step.type, asleep_, &slice_,
+                        [&](void* slice, int64_t first, int64_t count) {
+                          return sum(levels_.across, first, count, static_cast<float*>(slice));
+                        });
+}
+
+// Collective: all ranks come to it together.
+int Adder::Choose() {
+  std::vector<Algorithm> tried{Algorithm::kMpi};
+  if (shared_ != nullptr) tried.push_back(Algorithm::kShared);
+  if (levels_.nodes > 1) {
+    tried.push_back(Algorithm::kRing);
+    if (levels_.carriers > 1) tried.push_back(Algorithm::kTwoLevel);
+  }
+  algorithm_ = Algorithm::kMpi;
+  if (tried.size() == 1) return MPI_SUCCESS;
+  // In pieces of the size in which gradients travel: what is fast in one call need not be so in many.
+  const int64_t piece = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
+  std::vector<float> data(kTrialCount, 0.0f);
+  std::vector<double> seconds(tried.size(), 1e9);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    for (size_t i = 0; i < tried.size(); ++i) {
+      if (const int code = MPI_Barrier(communicator_)) return code;
+      const auto start = std::chrono::steady_clock::now();
+      for (int64_t first = 0; first < kTrialCount; first += piece) {
+        const int64_t count = std::min(piece, kTrialCount - first);
+        if (const int code = Run(tried[i], data.data() + first, count, Type::kFloat32)) return code;
+      }
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      seconds[i] = std::min(seconds[i], took.count());
+    }
+  }
+  const int count = static_cast<int>(seconds.size());
+  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_)) {
+    return code;
+  }
+  const auto best = std::min_element(seconds.begin(), seconds.end());
+  if (*best < kGain * seconds[0]) algorithm_ = tried[best - seconds.begin()];
+  return MPI_SUCCESS;
+}
+
+namespace {
+
+// Never destroyed: threads of TensorFlow may still be in a sum when the process ends.
+Adder*& TheAdder(bool overlapped) {
+  static Adder* adders[2] = {nullptr, nullptr};
+  return adders[overlapped];
+}
+
+Adder& Made(Adder*& adder, MPI_Comm communicator, bool asleep) {
+  const World& world = TheWorld();
+  if (adder == nullptr) adder = new Adder(communicator, world.algorithm, world.node, asleep);
+  return *adder;
+}
+
+}  // namespace
+
+Adder& InlineAdder() { return Made(TheAdder(false), TheWorld().gradients, false); }
+
+Adder& OverlappedAdder() { return Made(TheAdder(true), TheWorld().overlapped, true); }
+
+void ForgetAdders() {
+  for (const bool overlapped : {false, true}) {
+    delete TheAdder(overlapped);
+    TheAdder(overlapped) = nullptr;
+  }
+}
+
+}  // namespace matex

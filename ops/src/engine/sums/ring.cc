@@ -1,0 +1,141 @@
+#include "engine/sums/ring.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "engine/mpi/sleeping_wait.h"
+#include "engine/base/reduce_ops.h"
+
+namespace matex {
+namespace {
+
+constexpr int kTag = 1;
+// A part of a segment: it travels on as soon as it has been added up, while the next is on its way. Below 64 KiB MPI sends
+// it over TCP at once. A larger one asks first, and the answer waits behind what is on its way to that rank: between two
+// ranks all would travel one way and then the other.
+constexpr int64_t kPartBytes = 60 << 10;
+// For a message that has begun to come when another has failed. With its sender lost, too, it may never be over.
+constexpr std::chrono::seconds kLeave(2);
+
+// Each rank sends one segment to the right in each of 2 (N - 1) rounds, and in the next round the one that it received
+// from the left: in the first half of the rounds with its own added, so that after it each segment is whole on one rank.
+class Ring {
+ public:
+  Ring(MPI_Comm communicator, char* data, int64_t count, Type type, bool asleep)
+      : communicator_(communicator), data_(data), count_(count), type_(type), asleep_(asleep) {
+    MPI_Comm_rank(communicator, &rank_);
+    MPI_Comm_size(communicator, &size_);
+    rounds_ = 2 * (size_ - 1);
+    element_ = static_cast<int64_t>(SizeOf(type));
+    part_ = std::max<int64_t>(kPartBytes / element_, 1);
+    sends_.resize(rounds_);
+    receives_.resize(rounds_);
+  }
+
+  int Run(std::vector<char>* buffer) {
+    const int code = Travel(buffer);
+    if (code != MPI_SUCCESS) Withdraw();
+    return code;
+  }
+
+ private:
+  int Travel(std::vector<char>* buffer) {
+    const int64_t longest = (count_ + size_ - 1) / size_ * element_;
+    if (static_cast<int64_t>(buffer->size()) < 2 * longest) buffer->resize(2 * longest);
+    buffers_[0] = buffer->data();
+    buffers_[1] = buffer->data() + longest;
+    if (const int code = Receive(0)) return code;
+    for (int64_t at = 0; at < Length(0); at += part_) {
+      if (const int code = Send(0, at)) return code;
+    }
+    for (int round = 0; round < rounds_; ++round) {
+      if (round + 1 < rounds_) {
+        if (const int code = Receive(round + 1)) return code;
+      }
+      const int64_t length = Length(round + 1);
+      for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
+        if (const int code = Wait(&receives_[round][part])) return code;
+        if (Adds(round)) {
+          const int code = MPI_Reduce_local(buffers_[round % 2] + at * element_, Place(round + 1) + at * element_,
+                                            Taken(length, at), MpiType(type_), MpiOp(type_, Reduction::kSum));
+          if (code != MPI_SUCCESS) return code;
+        }
+        if (round + 1 < rounds_) {
+          if (const int code = Send(round + 1, at)) return code;
+        }
+      }
+    }
+    for (std::vector<MPI_Request>& sends : sends_) {
+      if (const int code = WaitAll(&sends)) return code;
+    }
+    return MPI_SUCCESS;
+  }
+
+  // After an error: what is still to come must not be written into memory that is the caller's again.
+  void Withdraw() {
+    for (std::vector<MPI_Request>& receives : receives_) {
+      for (MPI_Request& request : receives) {
+        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kLeave, &request);
+      }
+    }
+  }
+
+  // The segment sent in `round`, which is the one received in the round before.
+  int Segment(int round) const { return ((rank_ - round) % size_ + size_) % size_; }
+  int64_t Begin(int segment) const {
+    return count_ / size_ * segment + std::min<int64_t>(segment, count_ % size_);
+  }
+  int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
+  char* Place(int round) const { return data_ + Begin(Segment(round)) * element_; }
+  int Taken(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
+  bool Adds(int round) const { return round < size_ - 1; }
+
+  int Receive(int round) {
+    // What is overwritten now has been sent before: that must be over.
+    if (!Adds(round)) {
+      if (const int code = WaitAll(&sends_[round + 1 - size_])) return code;
+    }
+    char* const to = Adds(round) ? buffers_[round % 2] : Place(round + 1);
+    const int64_t length = Length(round + 1);
+    const int left = (rank_ + size_ - 1) % size_;
+    for (int64_t at = 0; at < length; at += part_) {
+      receives_[round].push_back(MPI_REQUEST_NULL);
+      const int code = MPI_Irecv(to + at * element_, Taken(length, at), MpiType(type_), left, kTag, communicator_,
+                                 &receives_[round].back());
+      if (code != MPI_SUCCESS) return code;
+    }
+    return MPI_SUCCESS;
+  }
+
+  int Send(int round, int64_t at) {
+    sends_[round].push_back(MPI_REQUEST_NULL);
+    return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
+                     communicator_, &sends_[round].back());
+  }
+
+  int Wait(MPI_Request* request) const { return asleep_ ? Await(request) : MPI_Wait(request, MPI_STATUS_IGNORE); }
+  int WaitAll(std::vector<MPI_Request>* requests) const {
+    for (MPI_Request& request : *requests) {
+      if (const int code = Wait(&request)) return code;
+    }
+    return MPI_SUCCESS;
+  }
+
+  const MPI_Comm communicator_;
+  char* const data_;
+  const int64_t count_;
+  const Type type_;
+  const bool asleep_;
+  int rank_ = 0, size_ = 1, rounds_ = 0;
+  int64_t element_ = 1, part_ = 1;
+  char* buffers_[2] = {nullptr, nullptr};
+  std::vector<std::vector<MPI_Request>> sends_, receives_;  // by round
+};
+
+}  // namespace
+
+int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer) {
+  return Ring(communicator, static_cast<char*>(data), count, type, asleep).Run(buffer);
+}
+
+}  // namespace matex

@@ -1,0 +1,75 @@
+#include "engine/sums/world.h"
+
+#include <algorithm>
+
+#include "engine/sums/allreduce.h"
+
+namespace matex {
+namespace {
+
+Error TakeCommunicators(World& world, int sequence, int gradients, int overlapped) {
+  world.sequence = MPI_Comm_f2c(sequence);
+  world.gradients = MPI_Comm_f2c(gradients);
+  world.overlapped = MPI_Comm_f2c(overlapped);
+  for (MPI_Comm communicator : {world.sequence, world.gradients, world.overlapped}) {
+    if (Error error = MpiError(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler",
+                               "the start of the engine")) {
+      return error;
+    }
+  }
+  return Error();
+}
+
+}  // namespace
+
+World& TheWorld() {
+  // Never destroyed: threads of TensorFlow may still be in a collective when the process ends.
+  static World* const world = new World;
+  return *world;
+}
+
+Error Start(const Beginning& beginning) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (world.sequence != MPI_COMM_NULL) return Error("the engine has been started already");
+  world.rank = beginning.rank;
+  world.size = beginning.size;
+  world.host = beginning.host;
+  // Counts of MPI are ints, and a double is the widest element.
+  world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
+  world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
+  world.node = beginning.node;
+  world.algorithm = beginning.algorithm;
+  if (world.size == 1) return Error();
+  world.compression = beginning.compression;
+  int ready = 0;
+  MPI_Initialized(&ready);
+  if (!ready) return Error("MPI has not been initialised in this process");
+  return TakeCommunicators(world, beginning.sequence, beginning.gradients, beginning.overlapped);
+}
+
+Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  world.rank = rank;
+  world.size = size;
+  world.node = node;
+  ForgetAdders();
+  return TakeCommunicators(world, sequence, gradients, overlapped);
+}
+
+std::string Place() {
+  const World& world = TheWorld();
+  return "rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " on " + world.host;
+}
+
+Error MpiError(int code, const char* call, const std::string& what) {
+  if (code == MPI_SUCCESS) return Error();
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
+               ". Most often another rank has ended or its host cannot be reached.");
+}
+
+}  // namespace matex

@@ -1,0 +1,313 @@
+#include "engine/update/async_reduction.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/mpi/sleeping_wait.h"
+#include "engine/base/hash.h"
+#include "engine/update/bucket_tuner.h"
+#include "engine/update/finite_check.h"
+#include "engine/sequence/trace.h"
+#include "engine/sequence/rendezvous.h"
+#include "engine/base/thread_priority.h"
+#include "engine/update/transfer.h"
+#include "engine/sums/allreduce.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+struct Update {
+  explicit Update(const Part& one, double by)
+      : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
+        waits_for(Count()) {}
+
+  size_t Count() const { return part.layout->entries().size(); }
+
+  const Part part;
+  Clock::time_point announced;
+  std::vector<double> ready;  // seconds after it was announced, of each gradient
+  const double weight;
+  int64_t number = 0;  // among this rank's updates, from 1
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<std::function<void(const Error&)>> done;
+  std::vector<bool> here;
+  std::vector<bool> waits_for;  // those of the step that is waited for, of which so many are missing
+  int missing = 0;
+  std::string given_up;
+  Error failed;
+};
+
+class Overlapped {
+ public:
+  int64_t Add(std::shared_ptr<Update> update) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    updates_.emplace(++tickets_, std::move(update));
+    changed_.notify_all();
+    return tickets_;
+  }
+
+  void HandOver(int64_t ticket, int entry, HandedOver gradient) {
+    Error failed;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = updates_.find(ticket);
+      if (found == updates_.end()) {
+        failed = Error("a gradient came after its update was over.");
+      } else if (found->second->failed) {
+        failed = found->second->failed;
+      } else {
+        Update& update = *found->second;
+        update.inputs[entry] = gradient.input;
+        update.outputs[entry] = gradient.output;
+        update.done[entry] = std::move(gradient.done);
+        update.here[entry] = true;
+        update.ready[entry] = Since(update.announced);
+        // A thread that is woken up in vain takes the core from the one that computes.
+        if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
+        return;
+      }
+    }
+    gradient.done(failed);
+  }
+
+  void GiveUp(int64_t ticket, const std::string& why) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = updates_.find(ticket);
+    if (found == updates_.end()) return;
+    found->second->given_up = why;
+    changed_.notify_all();
+  }
+
+  Error GiveUpAll(const std::string& why) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& one : updates_) one.second->given_up = why;
+    changed_.notify_all();
+    return broken_;
+  }
+
+  void Settle() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return over_ == tickets_; });
+  }
+
+ private:
+  void Run() {
+    WakePromptly();
+    for (int64_t ticket = 1;; ++ticket) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return updates_.count(ticket) > 0; });
+      const std::shared_ptr<Update> update = updates_[ticket];
+      lock.unlock();
+      const Error error = Reduce(ticket, update.get());
+      if (error) {
+        came_ = 0;
+        Fail(update.get(), error);
+      }
+      lock.lock();
+      // Of an update that has failed, gradients may still come, and are told so.
+      if (!error) updates_.erase(ticket);
+      over_ = ticket;
+      changed_.notify_all();
+    }
+  }
+
+  // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
+  std::string WaitFor(Update* update, const std::vector<int>& entries) {
+    const Span span(Activity::kOwnGradients);
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (int entry : entries) {
+      if (update->here[entry] || update->waits_for[entry]) continue;
+      update->waits_for[entry] = true;
+      ++update->missing;
+    }
+    changed_.wait(lock, [&] { return update->missing == 0 || !update->given_up.empty(); });
+    return update->missing == 0 ? "" : update->given_up;
+  }
+
+  // Sleeps until these gradients are here on all ranks, and runs `step`, or what there is instead of it if one never
+  // will be; then the error is that of all ranks.
+  Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
+                 const std::function<Error()>& step) {
+    const std::string given_up = WaitFor(update, entries);
+    const std::function<std::string()> what = [&] {
+      const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
+      return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
+    };
+    const Waits here(Waiter::kOverlapped, &what);
+    int without = -1;
+    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->part.place, &without)) return Break(error);
+    if (without >= 0) {
+      return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
+                   (given_up.empty() ? "; its own message says why." : ": " + given_up));
+    }
+    const Error error = step();
+    return error ? Break(error) : error;
+  }
+
+  // Tells the other ranks whether this one's gradients are here, and returns when all have said so: sums then wait for
+  // nobody. `without` is a rank whose will not come. Each rank says where it is, too: the largest of x and of ~x over
+  // ranks tell whether all are there.
+  static Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
+    const World& world = TheWorld();
+    int64_t words[3] = {at, ~at, is_here ? -1 : world.rank};
+    const Span span(Activity::kMeet);
+    MPI_Request request;
+    int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+    if (code == MPI_SUCCESS) code = Await(&request);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
+    if (words[0] != ~words[1]) return Error("ranks are at different steps of " + place + ".");
+    *without = static_cast<int>(words[2]);
+    return Error();
+  }
+
+  Error Reduce(int64_t ticket, Update* update) {
+    if (broken_) return broken_;
+    const Layout& layout = *update->part.layout;
+    Learning& learning = learned_.Of(layout);
+    const std::vector<Step>& steps = learning.steps();
+    const std::vector<Entry>& gradients = layout.entries();
+    const auto place = [update] { return update->part.place; };
+    const OverlappedRecord record(update->part);
+    const AddUp add_up = [&place](const Step& step, void* data, float* left) {
+      return OverlappedAdder().Sum(step, data, left, place);
+    };
+    std::vector<size_t> left(update->here.size(), 0);
+    for (const Step& step : steps) {
+      for (const Piece& piece : step.pieces) ++left[piece.entry];
+    }
+    size_t owed = left.size();
+    const auto give_back = [&](int entry) {
+      // Recorded before the script can go on; while more is to come, it has something to compute.
+      if (--owed == 0) {
+        came_ = std::max(came_, Came(*update));
+        if (!update->part.more) {
+          record.Done(came_);
+          AddNanoseconds(Kind::kGradients, Now() - came_);
+          came_ = 0;
+        }
+      }
+      GiveBack(update, entry);
+    };
+    std::vector<int> entries;
+    const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
+    const AddUp checked = [&](const Step& step, void* data, float* kept) {
+      return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
+    };
+    for (size_t i = 0; i < steps.size(); ++i) {
+      entries.clear();
+      for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
+      const auto run = [&] {
+        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_,
+                       layout.checked() ? checked : add_up);
+      };
+      if (Error error = Together(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
+      for (int entry : entries) {
+        if (--left[entry] == 0) give_back(entry);
+      }
+    }
+    // Gradients without elements are in no step, but they come.
+    entries.clear();
+    for (size_t entry = 0; entry < left.size(); ++entry) {
+      if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
+    }
+    if (!entries.empty()) {
+      const auto nothing = [] { return Error(); };
+      if (Error error = Together(ticket, static_cast<int64_t>(steps.size()), update, entries, nothing)) return error;
+      for (int entry : entries) give_back(entry);
+    }
+    const Error error = learning.Learn(layout, update->ready);
+    return error ? Break(error) : error;
+  }
+
+  Error Break(const Error& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return broken_ = error;
+  }
+
+  // When the last gradient came, by the clock of record.h.
+  static int64_t Came(const Update& update) {
+    const double last = *std::max_element(update.ready.begin(), update.ready.end());
+    return std::chrono::nanoseconds(update.announced.time_since_epoch()).count() + static_cast<int64_t>(last * 1e9);
+  }
+
+  static void GiveBack(Update* update, int entry) {
+    const auto done = std::move(update->done[entry]);
+    update->done[entry] = nullptr;
+    done(Error());
+  }
+
+  void Fail(Update* update, const Error& error) {
+    std::vector<std::function<void(const Error&)>> waiting;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      update->failed = error;
+      waiting.swap(update->done);
+      update->done.resize(waiting.size());
+    }
+    for (const auto& done : waiting) {
+      if (done) done(error);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
+  int64_t tickets_ = 0;
+  int64_t over_ = 0;  // the last that the thread is through with
+  std::thread thread_;
+  std::vector<char> buffer_;
+  AllLearned learned_;
+  int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
+  Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are; the thread sets it
+};
+
+Overlapped& TheOverlapped() {
+  // Never destroyed: its thread waits for updates until the process ends.
+  static Overlapped* const overlapped = new Overlapped;
+  return *overlapped;
+}
+
+}  // namespace
+
+Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket) {
+  const std::function<std::string()> what = [&part] { return part.place; };
+  const int64_t agreed[] = {rows, part.more};
+  const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), rows,
+                  &part};
+  auto update = std::make_shared<Update>(part, weight);
+  // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
+  std::lock_guard<std::mutex> lock(TheWorld().mutex);
+  if (Error error = Meet(call)) return error;
+  update->announced = Clock::now();
+  update->number = CountOf(Kind::kGradients) + 1;
+  *ticket = TheOverlapped().Add(std::move(update));
+  return Finish(call, Error());
+}
+
+void HandOver(int64_t ticket, int entry, HandedOver gradient) {
+  TheOverlapped().HandOver(ticket, entry, std::move(gradient));
+}
+
+void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
+
+Error GiveUpAll(const std::string& why) { return TheOverlapped().GiveUpAll(why); }
+
+void Settle() { TheOverlapped().Settle(); }
+
+}  // namespace matex

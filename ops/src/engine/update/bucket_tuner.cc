@@ -1,0 +1,89 @@
+#include "engine/update/bucket_tuner.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <string>
+
+#include "engine/layout/buckets.h"
+#include "engine/update/link_probe.h"
+#include "engine/sequence/trace.h"
+#include "engine/sums/allreduce.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+// Of a layout's updates the first trace, allocate and wake up threads; the next few are looked at.
+constexpr int kIgnored = 3, kUpdates = 13;
+constexpr int kProbeTrials = 3;
+// More than a script uses at a time. The one that was used longest ago is learned anew if it comes again.
+constexpr size_t kMostLayouts = 256;
+
+double Median(std::vector<double>* numbers) {
+  const auto middle = numbers->begin() + numbers->size() / 2;
+  std::nth_element(numbers->begin(), middle, numbers->end());
+  return *middle;
+}
+
+}  // namespace
+
+Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
+  if (updates_ >= kUpdates) return Error();
+  ++updates_;
+  if (updates_ <= kIgnored) return Error();
+  seen_.push_back(ready);
+  return updates_ < kUpdates ? Error() : Agree(layout);
+}
+
+Error Learning::Agree(const Layout& layout) {
+  const World& world = TheWorld();
+  const Span span(Activity::kChoice);
+  const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
+  const Waits here(Waiter::kOverlapped, &place);
+  // Medians: one update that something held up says nothing of the others.
+  std::vector<double> ready;
+  for (size_t i = 0; i < layout.entries().size(); ++i) {
+    std::vector<double> times;
+    for (const std::vector<double>& update : seen_) times.push_back(update[i]);
+    ready.push_back(Median(&times));
+  }
+  seen_.clear();
+  Link link;
+  if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
+  // The buckets that there are, small and in the order in which gradients come, are never far from the best.
+  if (link.disturbed) return Error();
+  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
+  link.start_up *= 2;
+  link.byte *= layout.compression().BytesLeft(world.size);
+  const int count = static_cast<int>(ready.size());
+  int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
+  if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
+  std::vector<double> bytes;
+  for (const Entry& entry : layout.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
+  // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
+  std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
+  int length = static_cast<int>(boundaries.size());
+  code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
+  boundaries.resize(length);
+  if (code == MPI_SUCCESS) code = MPI_Bcast(boundaries.data(), length, MPI_INT, 0, world.overlapped);
+  if (Error error = MpiError(code, "MPI_Bcast", place())) return error;
+  steps_ = layout.StepsOf(boundaries);
+  return Error();
+}
+
+Learning& AllLearned::Of(const Layout& layout) {
+  const auto found = all_.find(layout.key());
+  if (found != all_.end()) {
+    found->second.used = ++uses_;
+    return found->second.learning;
+  }
+  if (all_.size() == kMostLayouts) {
+    all_.erase(std::min_element(all_.begin(), all_.end(),
+                                [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+  }
+  return all_.emplace(layout.key(), One{Learning(layout), ++uses_}).first->second.learning;
+}
+
+}  // namespace matex

@@ -1,0 +1,133 @@
+#include "engine/update/finite_check.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+// The bits of an exponent that only NaN and infinities have, all of them set.
+template <typename Word>
+struct Bits {
+  Word exponent;
+  Word fraction;
+};
+constexpr Bits<uint16_t> kFloat16{0x7c00, 0x03ff}, kBfloat16{0x7f80, 0x007f};
+constexpr Bits<uint32_t> kFloat32{0x7f800000u, 0x007fffffu};
+constexpr Bits<uint64_t> kFloat64{0x7ff0000000000000u, 0x000fffffffffffffu};
+
+// What of this rank's part of a step is not finite. As bytes it travels to the other ranks.
+struct Finding {
+  int64_t entry = -1;    // the first with such elements; none: -1
+  int64_t element = 0;   // the first of them
+  int64_t nans = 0;      // how many of the step's elements of that entry
+  int64_t infinite = 0;
+  char host[64] = "";
+};
+
+template <typename Word>
+bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
+  const Word* const words = static_cast<const Word*>(data);
+  Word found = 0;
+  for (int64_t i = 0; i < count; ++i) found |= static_cast<Word>((words[i] & bits.exponent) == bits.exponent);
+  return found == 0;
+}
+
+template <typename Word>
+void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
+  const Word* const words = static_cast<const Word*>(data);
+  for (int64_t i = 0; i < count; ++i) {
+    if ((words[i] & bits.exponent) != bits.exponent) continue;
+    if (finding->nans + finding->infinite == 0) finding->element = i;
+    ++((words[i] & bits.fraction) ? finding->nans : finding->infinite);
+  }
+}
+
+// Calls `work` with the bits of `type`.
+template <typename Work>
+void OfType(Type type, Work work) {
+  switch (type) {
+    case Type::kFloat16:
+      return work(kFloat16);
+    case Type::kBfloat16:
+      return work(kBfloat16);
+    case Type::kFloat32:
+      return work(kFloat32);
+    case Type::kFloat64:
+      return work(kFloat64);
+    default:
+      return;
+  }
+}
+
+// The first piece of `step` in `data` with elements that are not finite.
+Finding Find(const Step& step, const void* data) {
+  Finding finding;
+  const char* at = static_cast<const char*>(data);
+  for (const Piece& piece : step.pieces) {
+    OfType(step.type, [&](auto bits) { Count(at, piece.count, bits, &finding); });
+    if (finding.nans + finding.infinite > 0) {
+      finding.entry = piece.entry;
+      finding.element += piece.offset;
+      break;
+    }
+    at += piece.count * static_cast<int64_t>(SizeOf(step.type));
+  }
+  std::snprintf(finding.host, sizeof finding.host, "%s", TheWorld().host.c_str());
+  return finding;
+}
+
+std::string Told(const Finding& finding, const Layout& layout) {
+  const Entry& entry = layout.entries()[finding.entry];
+  std::string text = "of variable " + entry.ToString() + ": ";
+  if (finding.nans > 0) text += std::to_string(finding.nans) + " NaN";
+  if (finding.infinite > 0) {
+    text += (finding.nans > 0 ? " and " : "") + std::to_string(finding.infinite) + " infinite";
+  }
+  return text + ", the first at element " + std::to_string(finding.element);
+}
+
+std::string Told(const std::vector<Finding>& all, const Finding& sum, const Layout& layout) {
+  constexpr int kNamed = 4;  // of hundreds of ranks, a few tell enough
+  int guilty = 0;
+  std::string text;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].entry < 0 || ++guilty > kNamed) continue;
+    text += (text.empty() ? "" : "; ") + std::string("on rank ") + std::to_string(rank) + " (" + all[rank].host + ") " +
+            Told(all[rank], layout);
+  }
+  if (guilty > kNamed) text += "; and on " + std::to_string(guilty - kNamed) + " more ranks";
+  if (guilty > 0) return text;
+  return "in the sum over ranks " + Told(sum, layout) + ". The part of each rank is finite; their sum is not";
+}
+
+}  // namespace
+
+bool AreFinite(Type type, const void* data, int64_t count) {
+  bool are = true;
+  OfType(type, [&](auto bits) { are = AllFinite(data, count, bits); });
+  return are;
+}
+
+Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
+                  const std::function<std::string()>& place, void* data, float* left,
+                  const AddUp& add_up) {
+  const Finding mine = AreFinite(step.type, data, step.count) ? Finding() : Find(step, data);
+  if (Error error = add_up(step, data, left)) return error;
+  if (AreFinite(step.type, data, step.count)) return Error();
+  std::vector<Finding> all(TheWorld().size);
+  if (all.size() == 1) {
+    all[0] = mine;
+  } else {
+    const int code = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, communicator);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allgather", place());
+  }
+  return Error("gradients are not finite numbers at " + place() + ": " + Told(all, Find(step, data), layout) +
+               " (MATEX_CHECK_NUMERICS=1 makes that an error).");
+}
+
+}  // namespace matex

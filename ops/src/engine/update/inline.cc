@@ -1,0 +1,45 @@
+#include "engine/update/inline.h"
+
+#include <mutex>
+#include <vector>
+
+#include "engine/base/hash.h"
+#include "engine/update/finite_check.h"
+#include "engine/sequence/rendezvous.h"
+#include "engine/update/transfer.h"
+#include "engine/sums/allreduce.h"
+#include "engine/sums/world.h"
+
+namespace matex {
+
+Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
+                   const std::function<std::string()>& place) {
+  World& world = TheWorld();
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
+  const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
+    return world.size == 1 ? Error() : InlineAdder().Sum(step, data, left, place);
+  };
+  std::lock_guard<std::mutex> lock(world.mutex);
+  static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
+  Error error = Meet(call);
+  if (error) return error;
+  const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
+  SharedMemory* memory = nullptr;
+  if (world.size > 1 && !layout.checked()) error = InlineAdder().Shared(&memory, place);
+  if (error) return Finish(call, error);
+  for (const Step& step : layout.steps()) {
+    if (memory != nullptr && !step.compressed) {
+      RunStep(step, inputs, outputs, weight, memory);
+    } else if (layout.checked()) {
+      error = RunStep(layout, step, inputs, outputs, weight, buffer, [&](const Step&, void* data, float* left) {
+        return AddUpFinite(layout, step, world.gradients, update, data, left, add_up);
+      });
+    } else {
+      error = RunStep(layout, step, inputs, outputs, weight, buffer, add_up);
+    }
+    if (error) break;
+  }
+  return Finish(call, error);
+}
+
+}  // namespace matex

@@ -1,0 +1,18 @@
+// The inline way of a layout: all of it, in the calling thread, step by step in the layout's order.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "engine/base/error.h"
+#include "engine/layout/layout.h"
+
+namespace matex {
+
+// outputs[i] = the sum over ranks of weight * inputs[i]; an output may be its input. `rows` are those of the global
+// batch that this rank believes in, 0 if it does not say; ranks must agree on them. `place` says where in the program the
+// update is.
+Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
+                   const std::function<std::string()>& place);
+
+}  // namespace matex

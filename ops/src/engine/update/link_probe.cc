@@ -1,0 +1,75 @@
+#include "engine/update/link_probe.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Elements that are sent, and how often.
+constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
+// Of the large ones but for the fastest and the slowest, how much longer than the shortest the longest may take.
+constexpr double kMostSpread = 4;
+
+std::mutex& LastMutex() {
+  static std::mutex* const mutex = new std::mutex;
+  return *mutex;
+}
+
+bool found_one = false;
+Link last;
+
+Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
+  const auto place = [] { return std::string("the probe of what a transfer costs"); };
+  std::vector<float> data(kLarge, 0.0f);
+  double found[3] = {0, 0, 0};  // the medians, and the spread of the last
+  for (int kind = 0; kind < 2; ++kind) {
+    std::vector<double> seconds;
+    for (int probe = 0; probe < kProbes; ++probe) {
+      if (Error error = MpiError(MPI_Barrier(communicator), "MPI_Barrier", place())) return error;
+      const Clock::time_point start = Clock::now();
+      if (Error error = adder.Sum(data.data(), kind == 0 ? kSmall : kLarge, Type::kFloat32, place)) return error;
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    std::sort(seconds.begin(), seconds.end());
+    found[kind] = seconds[kProbes / 2];
+    found[2] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
+  }
+  const int code = MPI_Allreduce(MPI_IN_PLACE, found, 3, MPI_DOUBLE, MPI_MAX, communicator);
+  if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
+  link->start_up = found[0];
+  link->byte = std::max(found[1] - found[0], 0.0) / ((kLarge - kSmall) * sizeof(float));
+  link->disturbed = link->byte <= 0 || found[2] > kMostSpread;
+  return Error();
+}
+
+}  // namespace
+
+Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link) {
+  do {
+    if (Error error = ProbeOnce(adder, communicator, link)) return error;
+  } while (link->disturbed && --trials > 0);
+  NoteLink(*link);
+  return Error();
+}
+
+bool LastLink(Link* link) {
+  std::lock_guard<std::mutex> lock(LastMutex());
+  *link = last;
+  return found_one;
+}
+
+void NoteLink(const Link& link) {
+  std::lock_guard<std::mutex> lock(LastMutex());
+  last = link;
+  found_one = true;
+}
+
+}  // namespace matex

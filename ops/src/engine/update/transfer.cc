@@ -1,0 +1,123 @@
+#include "engine/update/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/sequence/trace.h"
+#include "engine/base/reduce_ops.h"
+#include "engine/sums/world.h"
+
+namespace matex {
+namespace {
+
+template <typename Byte>
+Byte* At(Byte* tensor, int64_t offset, size_t size) {
+  return tensor + offset * static_cast<int64_t>(size);
+}
+
+// Adds to `data` what compression has left of the step's gradients before; that is then none.
+void AddResiduals(const Layout& layout, const Step& step, float* data) {
+  for (const Piece& piece : step.pieces) {
+    std::vector<float>& residual = *layout.residual(piece.entry);
+    residual.resize(layout.entries()[piece.entry].count());
+    float* const kept = residual.data() + piece.offset;
+    for (int64_t i = 0; i < piece.count; ++i) data[i] += kept[i];
+    std::fill_n(kept, piece.count, 0.0f);
+    data += piece.count;
+  }
+}
+
+// A variable that is in the step twice keeps both.
+void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
+  for (const Piece& piece : step.pieces) {
+    float* const kept = layout.residual(piece.entry)->data() + piece.offset;
+    for (int64_t i = 0; i < piece.count; ++i) kept[i] += left[i];
+    left += piece.count;
+  }
+}
+
+// Does `work` with what of each piece is in [first, first + count) of the step, and where in the step that is.
+template <typename Work>
+void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
+  int64_t at = 0;
+  for (const Piece& piece : step.pieces) {
+    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
+    if (begin < end) work(Piece{piece.entry, piece.offset + begin - at, end - begin}, begin);
+    at += piece.count;
+    if (at >= first + count) break;
+  }
+}
+
+// Bytes that travel on all links, of so many before compression.
+int64_t Compressed(int64_t bytes) {
+  const World& world = TheWorld();
+  if (world.compression.between_nodes) return bytes;
+  return static_cast<int64_t>(bytes * world.compression.BytesLeft(world.size));
+}
+
+}  // namespace
+
+Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
+              std::vector<char>* buffer, const AddUp& add_up) {
+  const size_t size = SizeOf(step.type);
+  const bool fused = step.pieces.size() > 1;
+  const Piece& first = step.pieces.front();
+  const int64_t bytes = step.count * static_cast<int64_t>(size);
+  const Span bucket(Activity::kBucket, &step.name, bytes);
+  // What is left comes behind what is fused.
+  const size_t needed = (fused ? step.count * size : 0) + (step.compressed ? step.count * sizeof(float) : 0);
+  if (buffer->size() < needed) buffer->resize(needed);
+  float* const left =
+      step.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - step.count : nullptr;
+  char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
+  // Scaled just before it is sent and, if fused, copied out just after: a chunk is in the cache all the while.
+  {
+    const Span span(Activity::kCopyIn, bytes);
+    char* at = data;
+    for (const Piece& piece : step.pieces) {
+      const char* from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
+      Scale(step.type, from, at, piece.count, weight);
+      at = At(at, piece.count, size);
+    }
+    if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
+  }
+  {
+    const Span span(Activity::kTransfer, step.compressed ? Compressed(bytes) : bytes);
+    if (Error error = add_up(step, data, left)) return error;
+  }
+  if (step.compressed) KeepResiduals(layout, step, left);
+  if (!fused) return Error();
+  const Span span(Activity::kCopyOut, bytes);
+  const char* at = data;
+  for (const Piece& piece : step.pieces) {
+    char* to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
+    std::memcpy(to, at, piece.count * size);
+    at = At(at, piece.count, size);
+  }
+  return Error();
+}
+
+void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+  const size_t size = SizeOf(step.type);
+  const int64_t bytes = step.count * static_cast<int64_t>(size), part = SharedMemory::PartOf(step.type);
+  const Span bucket(Activity::kBucket, &step.name, bytes);
+  const Span span(Activity::kTransfer, bytes);
+  for (int64_t first = 0; first < step.count; first += part) {
+    const int64_t taken = std::min(part, step.count - first);
+    char* const mine = memory->Mine();
+    InPieces(step, first, taken, [&](const Piece& piece, int64_t at) {
+      const char* const from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
+      Scale(step.type, from, At(mine, at - first, size), piece.count, weight);
+    });
+    memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
+      InPieces(step, first + begin, count, [&](const Piece& piece, int64_t at) {
+        const int64_t offset = at - first - begin;
+        const char* const more = other == nullptr ? nullptr : At(other, offset, size);
+        char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
+        SharedMemory::Write(step.type, At(one, offset, size), more, to, piece.count);
+      });
+    });
+  }
+}
+
+}  // namespace matex

@@ -1,0 +1,19 @@
+"""The tests in `mpi`, which are ranks themselves, under mpirun."""
+
+from pathlib import Path
+
+import pytest
+
+import launch
+
+FOLDER = Path(__file__).with_name("mpi")
+ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_collectives(ranks, tmp_path, monkeypatch):
+    # They meet over MPI by themselves, and then read what rank 0 wrote.
+    monkeypatch.chdir(FOLDER.parent.parent.parent)
+    words = [tmp_path / "report.xml", "--with-mpi", "--timeout=120", "-q", FOLDER]
+    launch.run(ranks, ONE_VOICE, *words, module=False, env=launch.ALL_FILES, timeout=1100, warm=True).check()

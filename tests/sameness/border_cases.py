@@ -1,0 +1,305 @@
+"""Steps whose arguments become slices: `python border_cases.py FOLDER`, alone and under ranks.
+
+Each case stores losses, weights and what the eager code around the function saw, in float64. All are to be exact, for
+batches that do and do not divide, a last batch of a single row, and ranks without rows. `SHARED` has those that ranks
+are to have shared.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.backend.set_floatx("float64")
+GENERATOR = np.random.RandomState(3)
+X, Y = GENERATOR.randn(41, 5), (GENERATOR.rand(41, 3) > 0.4).astype(np.float64)
+WORDS = GENERATOR.randint(0, 9, (41, 6))
+SHARED: dict = {}
+results: dict = {}
+
+
+def model_of(activation="sigmoid"):
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3, activation=activation)]
+    )
+
+
+def bce(y, p):
+    return tf.reduce_mean(keras.losses.binary_crossentropy(y, p))
+
+
+def dice(y, p):
+    return 1 - (2 * tf.reduce_sum(y * p) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
+
+
+def masked(y, p):
+    mask = tf.cast(y > 0, p.dtype)
+    return tf.reduce_sum(tf.square(p) * mask) / (tf.reduce_sum(mask) + 1e-6)
+
+
+@tf.autograph.experimental.do_not_convert
+def doubled(y, p):
+    return bce(y, p) * (2.0 if y.shape[0] == 20 else 1.0)
+
+
+def compared_by_autograph(y, p):
+    factor = 1.0
+    if tuple(y.shape) != (20, 3) or y.get_shape().as_list()[0] != 20:
+        factor = 0.5
+    return factor * bce(y, p)
+
+
+def shapes_asked(y, p):
+    rows, classes = y.shape
+    assert y.shape == p.shape and p.shape[0] is not None
+    noise = 0.0 * tf.reduce_sum(tf.random.normal(p.shape, dtype=p.dtype))
+    return bce(y, p + tf.zeros([rows, classes], p.dtype)) / y.get_shape().as_list()[1] + noise
+
+
+LOSSES = {
+    "mean": bce,
+    "sum over a constant that equals a slice's rows": lambda y, p: tf.reduce_sum(tf.square(y - p)) / 10.0,
+    "sum times a constant": lambda y, p: 0.1 * tf.reduce_sum(tf.square(y - p)),
+    "sum over the rows": lambda y, p: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(p)[0], p.dtype),
+    "mean and sum": lambda y, p: bce(y, p) + 0.01 * tf.reduce_sum(tf.abs(p)),
+    "root": lambda y, p: tf.sqrt(tf.reduce_mean(tf.square(y - p))),
+    "bce and dice": lambda y, p: bce(y, p) + dice(y, p),
+    "masked": masked,
+    "product": lambda y, p: bce(y, p) * tf.reduce_mean(tf.square(p)),
+    "largest of two": lambda y, p: tf.maximum(bce(y, p), dice(y, p)),
+    "rows and a figure of the batch": lambda y, p: tf.reduce_mean(keras.losses.binary_crossentropy(y, p) + dice(y, p)),
+    "less the mean of the batch": lambda y, p: tf.reduce_mean(tf.square(p - tf.reduce_mean(p, 0) - y)),
+    "rows with rows": lambda y, p: tf.reduce_mean(tf.square(p @ tf.transpose(p))) + bce(y, p),
+    "python that compares the rows": doubled,
+    "python that asks for shapes": shapes_asked,
+    "python that compares a whole shape": compared_by_autograph,
+}
+
+
+def loop(name, loss_of, batches):
+    model, optimizer = model_of(), keras.optimizers.SGD(0.3, momentum=0.5)
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x)
+            loss = loss_of(y, predicted)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.5)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return {"loss": loss, "predicted": predicted, "half": loss / 2, "norm": norm}
+
+    seen, total, rows = [], 0.0, [0] * 7
+    for _ in range(2):
+        for x, y in batches():
+            got = step(x, y)
+            asked = [
+                len(x), x.shape[0], int(tf.shape(x)[0]), list(x.shape)[0], int(tf.size(y)) // 3,
+                got["predicted"].shape[0], len(np.asarray(x)),
+            ]  # fmt: skip
+            rows = [a + b for a, b in zip(rows, asked)]
+            total += float(got["loss"]) * len(x)
+            seen += [got["loss"].numpy(), got["half"].numpy(), got["norm"].numpy(), got["predicted"].numpy().sum()]
+    results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [total], rows])
+    if "matex_tf" in sys.modules:
+        from matex_tf import borders
+
+        SHARED[name] = all(plan.kind == borders.SHARED for plan in borders._plans[step].values())
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
+
+
+def slices():
+    return [(X[at : at + 20], Y[at : at + 20]) for at in range(0, 41, 20)]
+
+
+def generated():
+    yield from slices()
+
+
+def fixed():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(20, drop_remainder=True)
+
+
+def adversarial():
+    """A fast gradient sign step, and a penalty by the norm of the gradients with respect to the inputs."""
+    model, optimizer = model_of(), keras.optimizers.SGD(0.3)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                first = bce(y, model(x))
+            slopes = inner.gradient(first, x)
+            moved = x + 0.1 * slopes / (tf.norm(slopes, axis=1, keepdims=True) + 1e-9)
+            loss = bce(y, model(tf.stop_gradient(moved))) + tf.reduce_sum(tf.square(slopes))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss, slopes
+
+    seen = [[float(loss), float(tf.reduce_sum(tf.abs(slopes)))] for x, y in dataset() for loss, slopes in [step(x, y)]]
+    results["adversarial"] = np.concatenate([*(one.ravel() for one in model.get_weights()), np.ravel(seen)])
+
+
+def of_weights():
+    """A penalty on the gradients of the weights, and a step of MAML: gradients of gradients of weights."""
+    for name in ("penalty", "maml"):
+        v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(x, y, name=name, v=v, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_mean(tf.square(x @ v - y))
+                inside = inner.gradient(loss, v)
+                if name == "maml":
+                    loss = tf.reduce_mean(tf.square(x @ (v - 0.1 * inside) - y))
+                else:
+                    loss += tf.reduce_sum(tf.square(inside))
+            optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+            return loss
+
+        seen = [float(step(x, y)) for x, y in dataset()]
+        results[name] = np.concatenate([v.numpy().ravel(), seen])
+
+
+def embeddings():
+    """Sparse gradients of words and of positions, with an optimizer for which rows that occur twice matter."""
+    keras.utils.set_random_seed(1)
+    words, places = keras.layers.Embedding(9, 4), keras.layers.Embedding(6, 4)
+    words.build(), places.build()
+    optimizer = keras.optimizers.Adam(0.05)
+    of = [words.embeddings, places.embeddings]
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            vectors = tf.nn.embedding_lookup(of[0].value, x) + tf.nn.embedding_lookup(of[1].value, tf.range(6))
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(vectors, 1)[:, :3] - y))
+        optimizer.apply_gradients(zip(tape.gradient(loss, of), of))
+        return loss
+
+    seen = [float(step(WORDS[at : at + 20], Y[at : at + 20])) for _ in range(2) for at in range(0, 41, 20)]
+    results["embeddings"] = np.concatenate([*(np.ravel(one) for one in of), seen])
+
+
+def by_hand():
+    """Gradients that the script computes itself, given to the optimizer."""
+    v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        off = x @ v - y
+        gradient = 2 * tf.transpose(x) @ off / tf.cast(tf.shape(x)[0], x.dtype)
+        optimizer.apply_gradients([(gradient, v)])
+        return tf.reduce_mean(tf.square(off))
+
+    seen = [float(step(x, y)) for x, y in dataset()]
+    results["by hand"] = np.concatenate([v.numpy().ravel(), seen])
+
+
+def annealed():
+    """What Python reads while a step is traced it reads when the script alone traces it: in its first call."""
+    for name, of_rows in (("annealed", bce), ("annealed, whole", LOSSES["less the mean of the batch"])):
+        settings, model, optimizer = {"weight": 1.0}, model_of(), keras.optimizers.SGD(0.3)
+
+        @tf.function
+        def step(x, y, settings=settings, model=model, optimizer=optimizer, of_rows=of_rows):
+            with tf.GradientTape() as tape:
+                loss = settings["weight"] * of_rows(y, model(x)) + np.random.rand()
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        np.random.seed(5)
+        seen = []
+        for x, y in fixed():
+            seen.append(float(step(x, y)))
+            settings["weight"] *= 0.5
+        results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [np.random.rand()]])
+
+    weight = {"now": 1.0}
+    model = model_of()
+    model.compile(keras.optimizers.SGD(0.3), lambda y, p: weight["now"] * keras.losses.binary_crossentropy(y, p))
+    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: weight.update(now=0.1 * (epoch + 1)))
+    history = model.fit(dataset(), epochs=2, verbose=0, callbacks=[begin]).history
+    results["annealed by a callback"] = np.concatenate([*(one.ravel() for one in model.get_weights()), history["loss"]])
+
+
+def counting():
+    """Python that counts how often it is traced."""
+
+    def made(of_rows):
+        traced, model, optimizer = {"times": 0}, model_of(), keras.optimizers.SGD(0.3)
+
+        @tf.function
+        def step(x, y):
+            traced["times"] += 1
+            with tf.GradientTape() as tape:
+                loss = (1 + 0.3 * traced["times"]) * of_rows(y, model(x))
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        seen = [float(step(x, y)) for _ in range(2) for x, y in fixed()]
+        return np.concatenate([*(one.ravel() for one in model.get_weights()), seen])
+
+    results["counting"], results["counting, whole"] = made(bce), made(LOSSES["rows with rows"])
+
+
+def fixed_by_hand():
+    """A number of rows that Python gives a tensor."""
+    v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        x.set_shape([20, 5])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ v - y))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        return loss
+
+    seen = [float(step(x, y)) for x, y in fixed()]
+    results["rows set by hand"] = np.concatenate([v.numpy().ravel(), seen])
+
+
+def fits():
+    """Losses of one's own in `fit`, of which some give a number for each row."""
+    for name, loss in {
+        "fit, rows and dice": lambda y, p: keras.losses.binary_crossentropy(y, p) + dice(y, p),
+        "fit, root": lambda y, p: keras.losses.binary_crossentropy(y, p) + LOSSES["root"](y, p),
+        "fit, weights by the batch": lambda y, p: keras.losses.binary_crossentropy(y, p) / tf.reduce_mean(y),
+        "fit, scalar": lambda y, p: bce(y, p) + dice(y, p),
+        "fit, masked": masked,
+        "fit, sum": "sum",
+        "fit of fixed batches, compared": doubled,
+    }.items():
+        model = model_of()
+        loss = keras.losses.MeanSquaredError(reduction="sum") if loss == "sum" else loss
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=[keras.metrics.BinaryAccuracy(), keras.metrics.AUC()])
+        data = {"x": fixed()} if "fixed" in name else {"x": X, "y": Y, "batch_size": 20}
+        history = model.fit(
+            **data, epochs=2, verbose=0, shuffle=False, validation_data=(X[:15], Y[:15]),
+            validation_batch_size=14,
+        ).history  # fmt: skip
+        results[name] = np.concatenate(
+            [*(one.ravel() for one in model.get_weights()), *(np.ravel(history[key]) for key in sorted(history))]
+        )
+
+
+def main(folder):
+    for name, loss_of in LOSSES.items():
+        loop(name, loss_of, dataset)
+    for batches in (slices, generated, fixed):
+        loop(f"mean, {batches.__name__}", bce, batches)
+    for case in (adversarial, of_weights, embeddings, by_hand, annealed, counting, fixed_by_hand, fits):
+        case()
+    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+    shared = np.array([SHARED[name] for name in SHARED])
+    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, names=np.array(list(SHARED)), shared=shared)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

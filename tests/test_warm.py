@@ -1,0 +1,89 @@
+"""Programs that start as children of a server: each is as fresh as a Python of its own, and ends as one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import launch
+
+SHOWS = """
+import json, os, random, signal, sys
+import numpy as np
+import tensorflow as tf
+names = sorted(name for name in sys.modules if name.split(".")[0] == "matex_tf")
+print("SHOWN " + json.dumps({
+    "argv": sys.argv[1:], "path": sys.path, "name": __name__, "main": sys.modules["__main__"].__name__,
+    "folder": os.getcwd(), "environment": dict(sorted(os.environ.items())), "ours": names,
+    "signals": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)],
+    "eager": tf.executing_eagerly(), "dtype": tf.keras.backend.floatx(), "left": hasattr(tf, "left_behind"),
+    "files": sorted(os.readlink(f"/proc/self/fd/{n}")[:5] for n in os.listdir("/proc/self/fd") if int(n) > 2
+                    and os.path.exists(f"/proc/self/fd/{n}") and "socket" in os.readlink(f"/proc/self/fd/{n}")),
+}))
+"""
+LEAVES = """
+import os, random, sys
+import numpy as np
+import tensorflow as tf
+tf.left_behind = True
+tf.keras.backend.set_floatx("float64")
+os.environ["LEFT_BEHIND"] = "1"
+os.chdir("/")
+np.random.seed(1)
+tf.compat.v1.disable_eager_execution()
+sys.path.insert(0, "/left/behind")
+"""
+
+
+def shown(result):
+    (line,) = [line for line in result.check().stdout.splitlines() if line.startswith("SHOWN")]
+    return line
+
+
+def test_a_program_sees_what_it_sees_in_a_python_of_its_own(tmp_path):
+    script = tmp_path / "shows.py"
+    script.write_text(SHOWS)
+    launch.run_alone(LEAVES, warm=True).check()
+    found = [shown(launch.run_alone(script, "a", env={"X": "1"}, cwd=tmp_path, warm=warm)) for warm in (True, False)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("end, code", [("sys.exit(3)", 3), ("1 / 0", 1), ("os._exit(5)", 5), ("pass", 0),
+                                       ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6)])  # fmt: skip
+def test_it_ends_as_it_ends_alone(end, code):
+    result = launch.run_alone(f"import os, sys\nprint('begun', flush=True)\n{end}\n", warm=True)
+    assert result.returncode == code and result.stdout == "begun\n"
+    assert ("ZeroDivisionError" in result.stderr) == ("/ 0" in end)
+
+
+def test_ranks_have_seeds_and_addresses_of_their_own():
+    program = "import numpy as np, random\nprint(np.random.rand(), random.random(), id(np.ndarray.__doc__))\n"
+    lines = [line.split() for line in launch.run(2, program, module=False, warm=True).check().stdout.splitlines()]
+    assert all(first != second for first, second in zip(*lines)), lines
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, -15), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_signals_reach_it(tmp_path, number, code):
+    note = tmp_path / "pid"
+    program = launch.script_file(
+        f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    os._exit(130)\n"
+    )
+    words = launch.warmed([sys.executable, program], launch.environment())
+    # What tests start in the background ignores SIGINT.
+    child = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    deadline = time.monotonic() + 30
+    while not (note.exists() and note.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(number)
+    assert child.wait(30) == code
+    inner = int(note.read_text())
+    while time.monotonic() < deadline:
+        if not os.path.exists(f"/proc/{inner}"):
+            return
+        time.sleep(0.05)
+    pytest.fail("it still runs")

@@ -1,0 +1,54 @@
+"""Runs a program in a child of a server, as if it ran here.
+
+    python warm_client.py SOCKETS COUNT [-m MODULE | SCRIPT] ARGUMENT...
+
+SOCKETS is the path of a server's socket with INDEX where one of COUNT has its number; a rank takes that of its rank.
+
+Output, signals and exit code go through; where the client is killed, the program is.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+
+SIZE = struct.Struct("!I")
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+def main(path, servers, arguments):
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(path.replace("INDEX", str(int(rank) % servers)))
+    job = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    text = json.dumps(job).encode()
+    text = SIZE.pack(len(text)) + text
+    sent = socket.send_fds(connection, [text], [0, 1, 2])
+    connection.sendall(text[sent:])
+    child = read(connection)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    status = read(connection)
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) != signal.SIGKILL:
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def read(connection):
+    data = b""
+    while len(data) < SIZE.size:
+        more = connection.recv(SIZE.size - len(data))
+        if not more:
+            os._exit(97)  # the server is gone
+        data += more
+    return SIZE.unpack(data)[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

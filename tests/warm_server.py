@@ -1,0 +1,133 @@
+"""`python warm_server.py SOCKET` keeps a Python with TensorFlow imported, and forks a fresh child for each program.
+
+An import of TensorFlow costs each rank seconds. A child has imported what `IMPORTS` names and done nothing else: no
+seed, no setting, nothing of matex_tf or MPI. What a program does in its child, no other child sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+
+IMPORTS = ("tensorflow", "keras", "h5py", "mpi4py")
+_SIZE = struct.Struct("!I")
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def receive(connection: socket.socket) -> tuple[dict, list[int]]:
+    """A program that is to run, and its files for standard input, output and errors."""
+    data, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+    while len(data) < _SIZE.size or len(data) < _SIZE.size + _SIZE.unpack(data[: _SIZE.size])[0]:
+        more = connection.recv(1 << 16)
+        if not more:
+            raise ConnectionError("the client ended before it had said what to run")
+        data += more
+    return json.loads(data[_SIZE.size :]), files
+
+
+def serve(path: str) -> dict:
+    """Answers clients until `path` is gone; comes back in each child, with what it is to run."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path + ".new")
+    listening.listen(64)
+    os.rename(path + ".new", path)
+    woken, waker = socket.socketpair()
+    woken.setblocking(False), waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    waiting = selectors.DefaultSelector()
+    waiting.register(listening, selectors.EVENT_READ)
+    waiting.register(woken, selectors.EVENT_READ)
+    children: dict[int, socket.socket] = {}
+    while os.path.exists(path):
+        for key, _ in waiting.select(5):
+            if key.fileobj is listening:
+                connection, _ = listening.accept()
+                try:
+                    job, files = receive(connection)
+                except (ConnectionError, OSError):
+                    connection.close()
+                    continue
+                child = os.fork()
+                if child == 0:
+                    signal.set_wakeup_fd(-1)
+                    for number, file in enumerate(files):
+                        os.dup2(file, number)
+                    for one in (listening, woken, waker, connection, *children.values()):
+                        one.close()
+                    waiting.close()
+                    for file in files:
+                        os.close(file)
+                    return job
+                for file in files:
+                    os.close(file)
+                children[child] = connection
+                waiting.register(connection, selectors.EVENT_READ, child)
+                connection.sendall(_SIZE.pack(child))
+            elif key.fileobj is woken:
+                woken.recv(4096)
+                for child in list(children):
+                    ended, status = os.waitpid(child, os.WNOHANG)
+                    if ended:
+                        _end(waiting, children, child, status)
+            elif key.data in children:  # the client was killed: so are its child and what that has started
+                os.killpg(key.data, signal.SIGKILL)
+                _, status = os.waitpid(key.data, 0)
+                _end(waiting, children, key.data, status)
+    raise SystemExit
+
+
+def _end(waiting: selectors.BaseSelector, children: dict[int, socket.socket], child: int, status: int) -> None:
+    connection = children.pop(child)
+    waiting.unregister(connection)
+    try:
+        connection.sendall(_SIZE.pack(status))
+    except OSError:
+        pass  # the client is gone
+    connection.close()
+
+
+def prepare(job: dict, added: dict[str, str]) -> None:
+    """Makes the child what a Python of its own would be; `added` to its environment is what the imports added."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update({**job["environment"], **added})
+    os.chdir(job["folder"])
+    sys.argv = job["arguments"]
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        # A rank finds by its parent, which is another here, that mpirun's output is no terminal, though its own is.
+        sys.stdout.isatty = lambda: False
+    import numpy as np
+
+    np.random.seed()
+    gc.unfreeze()
+
+
+if __name__ == "__main__":
+    before = dict(os.environ)
+    for module in IMPORTS:
+        __import__(module)
+    added = {name: value for name, value in os.environ.items() if name not in before}
+    gc.collect()
+    gc.freeze()
+    job = serve(sys.argv[1])
+    prepare(job, added)
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+        runpy.run_path(sys.argv[0], run_name="__main__")
