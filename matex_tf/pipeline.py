@@ -315,7 +315,6 @@ def numbers_of(batch: Any) -> Any:
 
 
 _instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_undone: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
 
 def iterate_instead(dataset: Any, other: Any) -> None:
@@ -324,15 +323,20 @@ def iterate_instead(dataset: Any, other: Any) -> None:
 
 
 def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
-    """Whoever first iterates `dataset`, or a map of it, has `work` done before."""
-    _undone[dataset] = work
+    """Whoever first iterates `dataset`, or a map of it, has `work` done before.
+
+    The dataset holds `work`, which may hold the dataset: both go where nobody iterates it.
+    """
+    dataset._matex_before = work
 
 
 def in_place_of(dataset: Any) -> Any:
     """What is to be iterated in place of a dataset."""
     for one in (dataset, getattr(dataset, "_input_dataset", None)):
-        if one is not None and one in _undone:
-            _undone.pop(one)()
+        work = getattr(one, "_matex_before", None)
+        if work is not None:
+            del one._matex_before
+            work()
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
     source = getattr(dataset, "_input_dataset", None)
     if function is not None and source is not None and source in _instead:

@@ -37,6 +37,11 @@ def pipeline(kind):
     return {"x": x, "y": y, "batch_size": 8}
 
 
+class Stop(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        raise KeyError("before the data are iterated")
+
+
 held = []
 for kind in ("batches", "rows", "arrays"):
     for _ in range(2):
@@ -44,6 +49,10 @@ for kind in ("batches", "rows", "arrays"):
         model.compile("sgd", "mse")
         model.fit(**pipeline(kind), epochs=2, verbose=0)
         model.evaluate(**pipeline(kind), verbose=0)
+        try:
+            model.fit(**pipeline(kind), verbose=0, callbacks=[Stop()])
+        except KeyError:
+            pass
         held.append((kind, weakref.ref(model)))
         del model
         keras.backend.clear_session()
