@@ -65,7 +65,7 @@ def _links() -> list[str]:
     from . import links
 
     try:
-        return [str(link) for link in links.known()]
+        return [str(link) for link in link_costs.known()]
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         return [f"unknown: {error}"]
 

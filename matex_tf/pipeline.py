@@ -167,8 +167,8 @@ def grouped(dataset: Any) -> Any:
         numbers_of_mine = tf.where(first, own, numbers_of_mine + own)
         mine = tf.cond(take, lambda: element, lambda: mine)
         last = position == me.size - 1
-        output = (mine, numbers_of_mine, rows_of_group, last)
-        return (tf.where(last, tf.constant(0, tf.int64), position + 1), rows_of_group, numbers_of_mine, mine), output
+        result = (mine, numbers_of_mine, rows_of_group, last)
+        return (tf.where(last, tf.constant(0, tf.int64), position + 1), rows_of_group, numbers_of_mine, mine), result
 
     spec = dataset.element_spec
     start = tf.nest.map_structure(_empty, spec)
