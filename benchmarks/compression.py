@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from matex_tf import cli
+from matex_tf.launch import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "examples/mnist_keras.py"

@@ -137,7 +137,7 @@ def inject(ranks: int, moment: str, kind: str, rank: str) -> Outcome:
         if moment == "building the ops":
             environment["MATEX_CACHE_DIR"] = str(cache)
         child = subprocess.Popen(
-            [sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), str(WORKER), str(folder)],
+            [sys.executable, "-m", "matex_tf.launch.cli", "run", "-n", str(ranks), str(WORKER), str(folder)],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", start_new_session=True,
         )  # fmt: skip

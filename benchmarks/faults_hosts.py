@@ -39,7 +39,7 @@ def inject(count: int, way: str, host: str, launcher: str) -> tuple[str, str]:
         environment = Hosts.environment({"MATEX_CACHE_DIR": os.environ.get("MATEX_CACHE_DIR", str(cache)), **told})
         exported = [word for name in (*told, "MATEX_CACHE_DIR") for word in ("-x", name)]
         words = [*hosts.options(), *exported, "-n", str(count)]
-        start = [sys.executable, "-m", "matex_tf.cli", "run"]
+        start = [sys.executable, "-m", "matex_tf.launch.cli", "run"]
         end = [str(WORKER), folder]
         if launcher == "mpirun":
             start, end = ["mpirun", "--allow-run-as-root"], [sys.executable, "-m", "matex_tf", *end]

@@ -72,8 +72,8 @@ def arm() -> None:
         ("import of mpi4py", "mpi4py", "", ""),
         ("import of TensorFlow", "tensorflow.python.framework.ops", "", ""),
         ("building the ops", "matex_tf.ops.build", "subprocess", "run"),
-        ("comparing variables at the start", "matex_tf.variables", "", "_digests"),
-        ("after the meeting at the end", "matex_tf.proof", "", "give"),
+        ("comparing variables at the start", "matex_tf.gradients.variables", "", "_digests"),
+        ("after the meeting at the end", "matex_tf.runtime.exit_marks", "", "give"),
         ("after the end of MPI", "mpi4py.MPI", "", "Finalize"),
     ):
         if moment == MOMENT:
@@ -203,7 +203,7 @@ def savers(folder: str) -> dict[str, Callable[[float], Any]]:
 
 def save(folder: str, what: str) -> None:
     """Save 1, then 2 in its place; the fault comes when there is something of the second on the disk."""
-    from matex_tf import files
+    from matex_tf.runtime import real_files
 
     saver = savers(folder)[what]
     saver(1.0)
@@ -222,7 +222,7 @@ def save(folder: str, what: str) -> None:
 
     def watch() -> None:
         nonlocal started
-        with files.plainly():
+        with real_files.plainly():
             before = state()
             started = True
             while state() == before:
@@ -239,8 +239,8 @@ def save(folder: str, what: str) -> None:
 
 
 def read(folder: str) -> None:
-    from matex_tf import world
     from matex_tf.readers import DataSet
+    from matex_tf.world import world
 
     path = os.path.join(folder, "table.csv")
     original, calls = world.communicator, []

@@ -155,14 +155,15 @@ def worker(which, name, path, rank, size, cold):
 
 def together(name, path, cold):
     """The same under mpirun, where ranks meet; rank 0 prints what each took."""
-    from matex_tf import control, world
+    from matex_tf.runtime import objects
+    from matex_tf.world import world
 
     warm_up(name)
     if cold:
         drop(path)
-    control.barrier("the measurement")
+    objects.barrier("the measurement")
     mine = taken(lambda: read("reader", name, path))
-    for line in control.allgather(json.dumps(mine), "what it took"):
+    for line in objects.allgather(json.dumps(mine), "what it took"):
         if world.current().rank == 0:
             print(line, flush=True)
 
@@ -211,7 +212,7 @@ def measure(which, name, path, size, cold, processes=None):
         command = [
             sys.executable,
             "-m",
-            "matex_tf.cli",
+            "matex_tf.launch.cli",
             "run",
             "-n",
             size,
@@ -278,8 +279,9 @@ def stream(name, path, limit):
 
 def exchange(megabytes):
     """Under mpirun: seconds to exchange so many megabytes a rank, as reshuffle="epoch" does between epochs."""
-    from matex_tf import control, world
-    from matex_tf.readers.exchange import exchange
+    from matex_tf.runtime import objects
+    from matex_tf.sharding.exchange import exchange
+    from matex_tf.world import world
 
     me = world.current()
     for row in (784, 256 * 256 * 4):
@@ -288,7 +290,7 @@ def exchange(megabytes):
         rows.copy()
         copying = time.perf_counter() - begin
         for epoch in range(4):
-            control.barrier("the next exchange")
+            objects.barrier("the next exchange")
             begin = time.perf_counter()
             exchange([rows], 0, epoch)
             times.append(time.perf_counter() - begin)

@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_tf
-from matex_tf import ops, timeline
+from matex_tf import ops
+from matex_tf.observe import timeline
 
 HOW = {"nothing": 0, "totals": ops.records.TOTALS, "events": ops.records.EVENTS}
 # (what it is like, elements of each gradient, updates in a round)

@@ -83,7 +83,7 @@ def disturbed(
         environment = {
             "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "MATEX_SAVE_SECONDS": "0.2", "MATEX_STATE": f"{temporary}/state",
         }  # fmt: skip
-        command = [sys.executable, "-m", "matex_tf.cli", "run", *how, "--restarts", str(kills), "-n", str(ranks)]
+        command = [sys.executable, "-m", "matex_tf.launch.cli", "run", *how, "--restarts", str(kills), "-n", str(ranks)]
         began = time.monotonic()
         with open(Path(temporary, "printed"), "w+b") as printed:
             child = subprocess.Popen(
@@ -120,7 +120,18 @@ def without_a_host(way: str, mean: float, draw: random.Random, how: list[str]) -
                 "MATEX_CACHE_DIR": os.environ.get("MATEX_CACHE_DIR", f"{temporary}/cache"),
             }
         )
-        command = [sys.executable, "-m", "matex_tf.cli", "run", *how, "--restarts", "2", *hosts.options(), "-n", "3"]
+        command = [
+            sys.executable,
+            "-m",
+            "matex_tf.launch.cli",
+            "run",
+            *how,
+            "--restarts",
+            "2",
+            *hosts.options(),
+            "-n",
+            "3",
+        ]
         began = time.monotonic()
         with open(Path(temporary, "printed"), "w+b") as printed:
             child = subprocess.Popen(

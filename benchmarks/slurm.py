@@ -170,7 +170,7 @@ def one(title: str, want: list[float], after: float) -> tuple[str, str]:
             each.mkdir()
         with Slurm(hosts, folder) as slurm:
             script, printed = Path(temporary, "job.sh"), Path(temporary, "printed")
-            run = f"{sys.executable} -m matex_tf.cli run {elastic}"
+            run = f"{sys.executable} -m matex_tf.launch.cli run {elastic}"
             # On one machine several hosts have the same disks, but not the network that Open MPI would choose.
             network = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0 --bind-to none"
             script.write_text(JOB.format(nodes=TAKEN, more=more, run=run, options=network, worker=WORKER, notes=notes))

@@ -56,7 +56,7 @@ def run(what: str, count: int, ranks: int) -> Course:
     script = [str(WORKER), what, str(count)]
     command = [sys.executable, *script]
     if ranks > 1:
-        command = [sys.executable, "-m", "matex_tf.cli", "run", "-n", str(ranks), *script]
+        command = [sys.executable, "-m", "matex_tf.launch.cli", "run", "-n", str(ranks), *script]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:

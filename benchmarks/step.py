@@ -29,7 +29,8 @@ from statistics import median
 
 from models import CASES
 
-from matex_tf import cli, placement
+from matex_tf.launch import cli
+from matex_tf.world import placement
 
 SETTINGS = ("alone", "copies", "ranks")
 GLOBAL = "global"  # as "ranks", with BatchNormalization over the global batch

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from matex_tf import runtime
+from matex_tf import attach
 from matex_tf.version import __version__
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
     "size",
 ]
 
-runtime.attach()
+attach.attach()
 
-from matex_tf.public import (  # noqa: E402  (TensorFlow's threads are placed before it is imported)
+from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed before it is imported)
     allgather,
     allreduce,
     barrier,

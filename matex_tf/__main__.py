@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 
-from matex_tf import ending
+from matex_tf.runtime import shutdown
 
 _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m matex_tf -m package.module [arguments]"
 
@@ -44,7 +44,7 @@ def _exit_code_kept() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        ending.remember_exit_code(end.code)
+        shutdown.remember_exit_code(end.code)
         raise
 
 

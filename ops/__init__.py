@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import records
+from . import derivatives, records
 from .build import BuildError
 from .collectives import (
     DTYPES,
@@ -44,6 +44,7 @@ __all__ = [
     "broadcast",
     "content_hash",
     "count",
+    "derivatives",
     "exchanging",
     "expect",
     "let_go",

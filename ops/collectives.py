@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments, world
+from matex_tf import arguments
+from matex_tf.world import world
 
 from . import overlap
 from .library import library, tensorflow_ops

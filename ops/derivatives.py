@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import world
+from matex_tf.world import world
 
 from . import collectives
+from .library import on_load
 
 
 def register() -> None:
@@ -85,3 +86,6 @@ def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     weight = weight if weight.shape.rank == 0 else weight[0]
     (summed,) = collectives.reduce_inline([gradient], [name], tf.ones([], tf.float64), _name(announced))
     return [tf.where(weight == 0, tf.zeros_like(summed), summed * tf.cast(weight, summed.dtype)), None]
+
+
+on_load.append(register)

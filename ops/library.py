@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf import settings, world
+from matex_tf import settings
+from matex_tf.world import world
 
 from . import build, interface
 
@@ -55,6 +56,9 @@ class Library:
         return tensorflow_ops().module
 
 
+on_load: list[Callable[[], None]] = []
+"""Called once TensorFlow has loaded the ops."""
+
 _library: Library | None = None
 _engine: ctypes.CDLL | None = None
 _ops: Ops | None = None
@@ -90,13 +94,12 @@ def tensorflow_ops() -> Ops:
         return _ops
     import tensorflow as tf
 
-    from . import derivatives
-
     with _lock:
         if _ops is None:
             path = build.build()
             module = _load(path, tf.load_op_library, tf.errors.OpError)
-            derivatives.register()
+            for register in on_load:
+                register()
             _ops = Ops(module, ctypes.CDLL(str(path)))
         return _ops
 

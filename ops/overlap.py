@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf import settings, world
+from matex_tf import settings
+from matex_tf.world import world
 
 from . import announcing
 from .library import library

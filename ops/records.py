@@ -1,5 +1,4 @@
-"""What the engine records of this process: events for a timeline, totals for a profile (`src/engine/sequence/trace.h`).
-"""
+"""What the engine records of this process: events for a timeline, totals for a profile (`sequence/trace.h`)."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ def link(overlapped: bool) -> tuple[float, float]:
     c = library().c
     start_up, byte = ctypes.c_double(), ctypes.c_double()
     if c.matex_link(overlapped, ctypes.byref(start_up), ctypes.byref(byte)):
-        from matex_tf import world
+        from matex_tf.world import world
 
         raise world.RankError(interface.last_error(c))
     return start_up.value, byte.value

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments, sharding, world
-from matex_tf.readers import files, scaling
-from matex_tf.readers import missing as missing_values
-from matex_tf.readers.agreement import on_all_ranks
-from matex_tf.readers.formats import FIELDS, PARTS, Format, Ranks, ReaderError, known, open_format, recognise
-from matex_tf.readers.layout import Deal
-from matex_tf.readers.reading import Source
+from matex_tf import arguments
+from matex_tf.readers.base import files
+from matex_tf.readers.base.agreement import on_all_ranks
+from matex_tf.readers.base.formats import FIELDS, PARTS, Format, Ranks, ReaderError, known, open_format, recognise
+from matex_tf.readers.rows import missing as missing_values
+from matex_tf.readers.rows import scaling
+from matex_tf.readers.rows.layout import Deal
+from matex_tf.readers.rows.samples import Source
+from matex_tf.sharding import row_shares
+from matex_tf.world import world
 
-Batch = tuple[sharding.ShareArray, "sharding.ShareArray | None"]
+Batch = tuple[row_shares.ShareArray, "row_shares.ShareArray | None"]
 
 
 class DataSet:
@@ -145,15 +148,15 @@ class DataSet:
         held, source.format.held = source.format.held, None
         if held is None:
             return {}
-        from matex_tf.readers import dealing
+        from matex_tf.readers.rows import redistribute
 
-        arrays = dealing.whole(source, held)
+        arrays = redistribute.whole(source, held)
         if arrays is not None:
             return arrays
         doing = f"dealing the rows of {self._name}"
-        arrays = self._together(lambda: dealing.allot(source, self._deals, self.rank, held), doing)
+        arrays = self._together(lambda: redistribute.allot(source, self._deals, self.rank, held), doing)
         communicator = world.communicator("readers") if self.size > 1 else None
-        dealing.deal(source, self._deals, self.rank, held, arrays, communicator)
+        redistribute.deal(source, self._deals, self.rank, held, arrays, communicator)
         return arrays
 
     def _together(
@@ -176,32 +179,32 @@ class DataSet:
         return result
 
     @property
-    def training_data(self) -> sharding.ShareArray:
+    def training_data(self) -> row_shares.ShareArray:
         """This rank's rows of the training data."""
         return self._share("training", "data")
 
     @property
-    def training_labels(self) -> sharding.ShareArray:
+    def training_labels(self) -> row_shares.ShareArray:
         """The labels of `training_data`."""
         return self._share("training", "labels")
 
     @property
-    def validation_data(self) -> sharding.ShareArray:
+    def validation_data(self) -> row_shares.ShareArray:
         """This rank's rows of the validation data."""
         return self._share("validation", "data")
 
     @property
-    def validation_labels(self) -> sharding.ShareArray:
+    def validation_labels(self) -> row_shares.ShareArray:
         """The labels of `validation_data`."""
         return self._share("validation", "labels")
 
     @property
-    def testing_data(self) -> sharding.ShareArray:
+    def testing_data(self) -> row_shares.ShareArray:
         """This rank's rows of the testing data."""
         return self._share("testing", "data")
 
     @property
-    def testing_labels(self) -> sharding.ShareArray:
+    def testing_labels(self) -> row_shares.ShareArray:
         """The labels of `testing_data`."""
         return self._share("testing", "labels")
 
@@ -260,7 +263,7 @@ class DataSet:
         of one rank. With reshuffle="epoch" the ranks also read other pieces in each epoch. `part` is "training",
         "validation" or "testing". Collective.
         """
-        from matex_tf.readers import streaming
+        from matex_tf.readers.rows import streaming
 
         where = f"as_dataset of {self._name}"
 
@@ -310,16 +313,16 @@ class DataSet:
         first, last = self._taken[part], min(self._taken[part] + n, deal.count)
         start, stop = (deal.taken(rows)[self.rank] for rows in (first, last))
         rows = slice(start, stop) if stop > start else slice(0, 1)
-        batch = [sharding.as_share(array[rows]) for array in held]
+        batch = [row_shares.as_share(array[rows]) for array in held]
         self._taken[part] = last % deal.count
         if not self._alone and world.is_active():
-            from matex_tf import steps
+            from matex_tf.sharding import step_weight
 
-            steps.announce_rows(stop - start, last - first)
+            step_weight.announce_rows(stop - start, last - first)
         return batch[0], batch[1] if len(batch) > 1 else None
 
     def _exchange(self, held: list[np.ndarray]) -> None:
-        from matex_tf.readers.exchange import exchange
+        from matex_tf.sharding.exchange import exchange
 
         if self._epochs:
             mine = self._deals["training"].held(self.rank)
@@ -352,13 +355,13 @@ class DataSet:
         if field == "labels" and not self._source.labelled:
             raise ValueError(f"{self._name} has no labels; labels= names them")
 
-    def _share(self, part: str, field: str) -> sharding.ShareArray:
+    def _share(self, part: str, field: str) -> row_shares.ShareArray:
         self._require(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
         mine = self._hold(part, field)[: deal.held(self.rank)].view()
         if part == "training":
-            mine.dealt = sharding.Dealt(deal.batch_size, self._reshuffle)
+            mine.dealt = row_shares.Dealt(deal.batch_size, self._reshuffle)
         return mine  # type: ignore[return-value]
 
     def _hold(self, part: str, field: str) -> np.ndarray:
@@ -371,14 +374,14 @@ class DataSet:
             doing = f"reading {part}_{field} of {self._name}"
             if self._kept:
                 rows = self._together(lambda: self._source.scaled(field, self._finish(part, field)), doing)
-                self._held[part, field] = sharding.as_share(rows)
+                self._held[part, field] = row_shares.as_share(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
-                self._held.update({(part, name): sharding.as_share(rows) for name, rows in zip(FIELDS, both)})
+                self._held.update({(part, name): row_shares.as_share(rows) for name, rows in zip(FIELDS, both)})
             else:
                 rows = self._read_together(lambda: self._source.read(part, field, positions), doing)
-                self._held[part, field] = sharding.as_share(rows)
+                self._held[part, field] = row_shares.as_share(rows)
         return self._held[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
@@ -393,7 +396,7 @@ class DataSet:
 
     def _positions(self, deal: Deal, start: int, stop: int) -> Any:
         if deal.distribution == "block":
-            first = sharding.rows_of(deal.count, self.rank, self.size)[0]
+            first = row_shares.rows_of(deal.count, self.rank, self.size)[0]
             return range(first + start, first + stop)
         return deal.positions(self.rank, start, stop)
 
@@ -415,7 +418,7 @@ class DataSet:
             mine = self._finish("training", "data")[: self._deals["training"].held(self.rank)]
             return scaling.moments_in_pieces(mine)
         size, rank = (1, 0) if self._alone else (self.size, self.rank)
-        return self._source.training_moments(*sharding.rows_of(self._source.training_rows(), rank, size))
+        return self._source.training_moments(*row_shares.rows_of(self._source.training_rows(), rank, size))
 
     def __repr__(self) -> str:
         deal = self._deals["training"]

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from matex_tf import cli, placement
+from matex_tf.launch import cli
 from matex_tf.ops import build
+from matex_tf.world import placement
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "examples/mnist_keras.py"

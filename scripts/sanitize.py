@@ -1,4 +1,4 @@
-"""The engine under load, with a sanitizer or without: builds tests/engine/stress.cc and runs it under mpirun.
+"""The engine under load, with a sanitizer or without: builds tests/ops/engine/stress.cc and runs it under mpirun.
 
     python scripts/sanitize.py --sanitizer thread --steps 10000 --ranks 3
 
@@ -17,12 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from matex_tf import launch as launcher
-from matex_tf import placement, probe
+from matex_tf.launch import mpirun_command as launcher
+from matex_tf.launch import probe
 from matex_tf.ops import build, compiler
+from matex_tf.world import placement
 
 ROOT = Path(__file__).resolve().parent.parent
-STRESS = ROOT / "tests" / "engine" / "stress.cc"
+STRESS = ROOT / "tests" / "ops" / "engine" / "stress.cc"
 SUPPRESSIONS = Path(__file__).resolve().parent / "sanitizers"
 FLAGS = {
     "none": ["-O1"],

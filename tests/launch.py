@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from matex_tf import launch as launcher
-from matex_tf import placement, probe
+from matex_tf.launch import mpirun_command as launcher
+from matex_tf.launch import probe
+from matex_tf.world import placement
 
 HERE = Path(__file__).resolve().parent
 """The folder of the tests, for scripts that import what lies there."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import launch
-from matex_tf import leftovers, world
-from matex_tf.patches import downloads
+from matex_tf.patches.files import downloads
+from matex_tf.runtime import temp_folders
+from matex_tf.world import world
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [path for room in ("matex_tf", "ops", "readers") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -42,7 +43,9 @@ def test_no_file_is_read_as_a_program():
     assert len(SOURCES) > 80
     for path in SOURCES:
         text = code(path)
-        ours = text.replace("pickles.load(", "")  # readers/pickles.py runs nothing: test_a_hostile_pickle_runs_nothing
+        ours = text.replace(
+            "pickles.load(", ""
+        )  # readers/images/pickle_parser.py runs nothing: test_a_hostile_pickle_runs_nothing
         assert not RUNS.search(ours), path
         assert ours.count("allow_pickle") == ours.count("allow_pickle=False"), path
 
@@ -84,14 +87,16 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 model.compile("sgd", "mse")
 model.fit(np.ones((16, 4)), np.ones((16, 2)), epochs=2, verbose=0)
 open("mine", "w").write("text")
-from matex_tf import files, output
+from matex_tf.runtime import real_files
+from matex_tf.io import overlay
+from matex_tf.runtime import excepthook
 new = len(listening() - before)
-with files.plainly():
+with real_files.plainly():
     left = glob.glob(os.path.join(tempfile.gettempdir(), "matex_tf-*"))
     modes = {oct(stat.S_IMODE(os.lstat(path).st_mode)) for path in left}
 server = socket.create_server(("127.0.0.1", 0))
 would = len(listening() - before)
-output.tell(f"rank {matex_tf.rank()}: {new} of {would}, {len(left) > 1} {sorted(modes)}\\n")
+terminal.tell(f"rank {matex_tf.rank()}: {new} of {would}, {len(left) > 1} {sorted(modes)}\\n")
 """
 
 
@@ -113,7 +118,7 @@ def test_a_lock_of_a_download_that_is_a_link_is_refused(tmp_path):
 
 
 def test_links_among_temporary_files_are_not_followed(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temp_folders.tempfile, "tempdir", str(tmp_path))
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("content")
@@ -122,9 +127,9 @@ def test_links_among_temporary_files_are_not_followed(tmp_path, monkeypatch):
         os.utime(tmp_path / name, (0, 0), follow_symlinks=False)
         os.utime(target, (0, 0))
         with pytest.raises(OSError, match="symbolic links"):
-            leftovers.hold(str(tmp_path / name))
+            temp_folders.hold(str(tmp_path / name))
     (tmp_path / "matex_tf-test-old").write_text("")
     os.utime(tmp_path / "matex_tf-test-old", (0, 0))
-    leftovers.sweep("matex_tf-test-")
+    temp_folders.sweep("matex_tf-test-")
     assert (precious / "file").read_text() == "content"
     assert not (tmp_path / "matex_tf-test-old").exists()

@@ -15,7 +15,10 @@ from matex_tf.version import __version__
 ROOT = Path(__file__).parent.parent
 ROOMS = {"matex_tf": ROOT / "matex_tf", "matex_tf.ops": ROOT / "ops", "matex_tf.readers": ROOT / "readers"}
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md")
-WHERE = "from matex_tf import cli, ops, readers; print(ops.__file__, readers.__file__, cli.__file__)"
+WHERE = (
+    "from matex_tf.launch import cli; from matex_tf import ops, readers; "
+    "print(ops.__file__, readers.__file__, cli.__file__)"
+)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_a_run_that_ends_badly_has_failed_whatever_it_counted(tmp_path):
     [
         ([], [], ["tests"], []),
         (["-k", "name"], ["-k", "name"], ["tests"], []),
-        (["tests/test_cli.py"], [], ["tests/test_cli.py"], []),
+        (["tests/launch/test_cli.py"], [], ["tests/launch/test_cli.py"], []),
         (["tests/ops/mpi"], [], [], ["tests/ops/mpi"]),
         (["-x", "tests/ops"], ["-x"], ["tests/ops"], []),
     ],

@@ -11,14 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from matex_tf.analysis.placement import (
-    DERIVATION,
-    UNKNOWN,
-    Placement,
-    partial,
-    replicated,
-    unknown,
-)
+from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, partial, replicated, unknown
 from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, randoms
 from matex_tf.analysis.rules.registry import NeverError, settled
 

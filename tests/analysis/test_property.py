@@ -183,8 +183,20 @@ def _sliced(g):
 
 def _gathered(g):
     one, ids = g.one(), g.arguments["ids"]
-    numbers = g.pick([ids, ids, tf.constant([0, 1]), tf.range(g.rows), tf.where(g.mask())[:, 0], tf.constant(1),
-                      tf.stack([ids, 1 - ids // 2], 1), tf.range(g.rows // 2), tf.range(2 * g.rows), -tf.range(g.rows)])
+    numbers = g.pick(
+        [
+            ids,
+            ids,
+            tf.constant([0, 1]),
+            tf.range(g.rows),
+            tf.where(g.mask())[:, 0],
+            tf.constant(1),
+            tf.stack([ids, 1 - ids // 2], 1),
+            tf.range(g.rows // 2),
+            tf.range(2 * g.rows),
+            -tf.range(g.rows),
+        ]
+    )
     kind = g.random.integers(5)
     if kind < 3:
         return tf.gather(one, numbers, axis=g.axis(one))
@@ -212,15 +224,28 @@ def _chosen(g):
 def _whole_numbers(g):
     one = g.one()
     ids = g.arguments["ids"]
-    return g.pick([lambda: tf.one_hot(ids, 4, dtype=tf.float64), lambda: tf.one_hot(ids, 4, axis=0, dtype=tf.float64),
-                   lambda: tf.argmax(one, g.axis(one)), lambda: tf.math.top_k(one, 2).values,
-                   lambda: tf.cast(one > 0, tf.float64), lambda: tf.cast(one * 3, tf.int32), lambda: ids - 2,
-                   lambda: tf.math.unsorted_segment_sum(one, ids, 4), lambda: tf.math.bincount(ids, minlength=4),
-                   lambda: tf.scatter_nd(ids[:, tf.newaxis], one, [4, *one.shape[1:]]),
-                   lambda: tf.math.segment_sum(one, [0, 0, 1, 1]), lambda: tf.cast(ids, tf.bool),
-                   lambda: tf.reduce_mean(ids), lambda: tf.cast(tf.reduce_sum(ids), tf.bool),
-                   lambda: tf.cast(tf.range(g.rows), tf.float64), lambda: ids[:, tf.newaxis] + tf.range(2),
-                   lambda: tf.unique(ids).y, lambda: tf.cast(tf.range(g.rows), tf.float64)[:, tf.newaxis] * one])()
+    return g.pick(
+        [
+            lambda: tf.one_hot(ids, 4, dtype=tf.float64),
+            lambda: tf.one_hot(ids, 4, axis=0, dtype=tf.float64),
+            lambda: tf.argmax(one, g.axis(one)),
+            lambda: tf.math.top_k(one, 2).values,
+            lambda: tf.cast(one > 0, tf.float64),
+            lambda: tf.cast(one * 3, tf.int32),
+            lambda: ids - 2,
+            lambda: tf.math.unsorted_segment_sum(one, ids, 4),
+            lambda: tf.math.bincount(ids, minlength=4),
+            lambda: tf.scatter_nd(ids[:, tf.newaxis], one, [4, *one.shape[1:]]),
+            lambda: tf.math.segment_sum(one, [0, 0, 1, 1]),
+            lambda: tf.cast(ids, tf.bool),
+            lambda: tf.reduce_mean(ids),
+            lambda: tf.cast(tf.reduce_sum(ids), tf.bool),
+            lambda: tf.cast(tf.range(g.rows), tf.float64),
+            lambda: ids[:, tf.newaxis] + tf.range(2),
+            lambda: tf.unique(ids).y,
+            lambda: tf.cast(tf.range(g.rows), tf.float64)[:, tf.newaxis] * one,
+        ]
+    )()
 
 
 def _counted(g):

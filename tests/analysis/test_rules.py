@@ -158,16 +158,20 @@ def _transposed(image):
 def _filters(image):
     made = tf.nn.conv2d(image, K2, 1, "SAME")
     flat = tf.nn.depthwise_conv2d(image, K2[..., :1], [1, 1, 1, 1], "SAME")
-    return (raw("Conv2DBackpropFilter", image, [3, 3, 2, 4], made, strides=[1] * 4, padding="SAME"),
-            raw("DepthwiseConv2dNativeBackpropFilter", image, [3, 3, 2, 1], flat, strides=[1] * 4, padding="SAME"))
+    return (
+        raw("Conv2DBackpropFilter", image, [3, 3, 2, 4], made, strides=[1] * 4, padding="SAME"),
+        raw("DepthwiseConv2dNativeBackpropFilter", image, [3, 3, 2, 1], flat, strides=[1] * 4, padding="SAME"),
+    )
 
 
 def _volumes(volume):
     made = tf.nn.conv3d(volume, K3, [1] * 5, "SAME")
     shape = tf.shape(volume)
-    return (raw("Conv3DBackpropInputV2", shape, K3, made, strides=[1] * 5, padding="SAME"),
-            raw("Conv3DBackpropFilterV2", volume, [2, 2, 2, 2, 3], made, strides=[1] * 5, padding="SAME"),
-            raw("Conv", volume, K3, strides=[1] * 5, padding="SAME"))
+    return (
+        raw("Conv3DBackpropInputV2", shape, K3, made, strides=[1] * 5, padding="SAME"),
+        raw("Conv3DBackpropFilterV2", volume, [2, 2, 2, 2, 3], made, strides=[1] * 5, padding="SAME"),
+        raw("Conv", volume, K3, strides=[1] * 5, padding="SAME"),
+    )
 
 
 def _pool_gradients(image, volume):
@@ -175,20 +179,32 @@ def _pool_gradients(image, volume):
     most, mean = tf.nn.max_pool2d(image, 2, 2, "SAME"), tf.nn.avg_pool2d(image, 2, 2, "SAME")
     volume = tf.cast(volume, tf.float32)
     deep, flat = tf.nn.max_pool3d(volume, 2, 2, "SAME"), tf.nn.avg_pool3d(volume, 2, 2, "SAME")
-    return (raw("MaxPoolGrad", image, most, mean, ksize=size, strides=size, padding="SAME"),
-            raw("MaxPoolGradV2", image, most, mean, size, size, padding="SAME"),
-            raw("AvgPoolGrad", tf.shape(image), mean, ksize=size, strides=size, padding="SAME"),
-            raw("MaxPool3DGrad", volume, deep, flat, ksize=sizes, strides=sizes, padding="SAME"),
-            raw("AvgPool3DGrad", tf.shape(volume), flat, ksize=sizes, strides=sizes, padding="SAME"))
+    return (
+        raw("MaxPoolGrad", image, most, mean, ksize=size, strides=size, padding="SAME"),
+        raw("MaxPoolGradV2", image, most, mean, size, size, padding="SAME"),
+        raw("AvgPoolGrad", tf.shape(image), mean, ksize=size, strides=size, padding="SAME"),
+        raw("MaxPool3DGrad", volume, deep, flat, ksize=sizes, strides=sizes, padding="SAME"),
+        raw("AvgPool3DGrad", tf.shape(volume), flat, ksize=sizes, strides=sizes, padding="SAME"),
+    )
 
 
 def _matrices(square, z):
     lower = tf.linalg.band_part(square, -1, 0)
     positive = square @ tf.linalg.matrix_transpose(square) + tf.eye(3, dtype=tf.float64)
-    return (tf.linalg.inv(square), tf.linalg.det(square), tf.linalg.slogdet(square), tf.linalg.cholesky(positive),
-            tf.linalg.solve(square, tf.transpose(z, [0, 2, 1])), tf.linalg.triangular_solve(lower, square),
-            tf.linalg.diag(z), tf.linalg.diag_part(square), tf.linalg.set_diag(square, z[:, 0]),
-            tf.abs(tf.linalg.qr(square)[1]), tf.linalg.svd(square, compute_uv=False), tf.linalg.eigh(positive)[0])
+    return (
+        tf.linalg.inv(square),
+        tf.linalg.det(square),
+        tf.linalg.slogdet(square),
+        tf.linalg.cholesky(positive),
+        tf.linalg.solve(square, tf.transpose(z, [0, 2, 1])),
+        tf.linalg.triangular_solve(lower, square),
+        tf.linalg.diag(z),
+        tf.linalg.diag_part(square),
+        tf.linalg.set_diag(square, z[:, 0]),
+        tf.abs(tf.linalg.qr(square)[1]),
+        tf.linalg.svd(square, compute_uv=False),
+        tf.linalg.eigh(positive)[0],
+    )
 
 
 def _draws(x):
@@ -198,10 +214,13 @@ def _draws(x):
     raw("StatelessRandomGetKeyCounterAlg", seed)
     made = [raw(kind, shape, seed, dtype=tf.float64) for kind in ("StatelessRandomUniform", "StatelessRandomNormal",
                                                                   "StatelessTruncatedNormal")]  # fmt: skip
-    made += [raw(kind, shape, key, counter, alg, dtype=tf.float64)
-             for kind in ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2")]
-    made += [raw(kind, shape, dtype=tf.float64) for kind in ("RandomUniform", "RandomStandardNormal",
-        "TruncatedNormal")]
+    made += [
+        raw(kind, shape, key, counter, alg, dtype=tf.float64)
+        for kind in ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2")
+    ]
+    made += [
+        raw(kind, shape, dtype=tf.float64) for kind in ("RandomUniform", "RandomStandardNormal", "TruncatedNormal")
+    ]
     made += [raw("StatelessRandomUniformInt", shape, seed, 0, 5), raw("RandomUniformInt", shape, 0, 5),
              raw("StatelessRandomUniformIntV2", shape, key, counter, alg, 0, 5),
              raw("StatelessRandomUniformFullIntV2", shape, key, counter, alg, dtype=tf.int32)]  # fmt: skip
@@ -226,16 +245,25 @@ GENERATOR = tf.random.Generator.from_seed(3)
 
 def _images(floats):
     factor = tf.constant(0.7)
-    return (tf.image.adjust_contrast(floats, 0.7), tf.image.adjust_hue(floats, 0.1),
+    return (
+        tf.image.adjust_contrast(floats, 0.7),
+        tf.image.adjust_hue(floats, 0.1),
         tf.image.adjust_saturation(floats, 2),
-            tf.image.rgb_to_hsv(tf.nn.sigmoid(floats)), tf.image.hsv_to_rgb(tf.nn.sigmoid(floats)), floats * factor,
-            *(tf.image.resize(floats, [4, 5], kind) for kind in ("bilinear", "nearest", "bicubic", "area", "lanczos3")))
+        tf.image.rgb_to_hsv(tf.nn.sigmoid(floats)),
+        tf.image.hsv_to_rgb(tf.nn.sigmoid(floats)),
+        floats * factor,
+        *(tf.image.resize(floats, [4, 5], kind) for kind in ("bilinear", "nearest", "bicubic", "area", "lanczos3")),
+    )
 
 
 def _quantized(floats):
     fake = raw("FakeQuantWithMinMaxArgs", floats), raw("FakeQuantWithMinMaxVars", floats, -1.0, 1.0)
-    return (*fake, raw("QuantizeAndDequantizeV2", floats, -1.0, 1.0, range_given=True),
-            raw("QuantizeAndDequantizeV3", floats, -1.0, 1.0, 8, range_given=True), raw("LRN", floats))
+    return (
+        *fake,
+        raw("QuantizeAndDequantizeV2", floats, -1.0, 1.0, range_given=True),
+        raw("QuantizeAndDequantizeV3", floats, -1.0, 1.0, 8, range_given=True),
+        raw("LRN", floats),
+    )
 
 
 def _normalized(floats):
@@ -246,17 +274,24 @@ def _normalized(floats):
 
 def _numbers_of(ids, codes):
     weights = tf.cast(ids, tf.float64)
-    return (raw("Bincount", ids, 3, weights), raw("DenseBincount", ids, 3, weights), raw("DenseBincount", ids, 3, []),
-            raw("DenseBincount", codes, 5, tf.cast(codes, tf.float64)),
-            raw("DenseBincount", codes, 5, tf.constant([], tf.float64), binary_output=True))
+    return (
+        raw("Bincount", ids, 3, weights),
+        raw("DenseBincount", ids, 3, weights),
+        raw("DenseBincount", ids, 3, []),
+        raw("DenseBincount", codes, 5, tf.cast(codes, tf.float64)),
+        raw("DenseBincount", codes, 5, tf.constant([], tf.float64), binary_output=True),
+    )
 
 
 def _looked_up(codes64, p):
     table = TABLE["made"] = TABLE.get("made") or TABLE["lookup"]()
     edges = tf.constant([0.2, 0.5, 0.7], tf.float64)
     rows = tf.sort(tf.concat([p, p], 1))
-    return table.lookup(codes64), raw("LowerBound", edges[tf.newaxis], p[:, 0][tf.newaxis]), tf.searchsorted(rows, p,
-        side="right")
+    return (
+        table.lookup(codes64),
+        raw("LowerBound", edges[tf.newaxis], p[:, 0][tf.newaxis]),
+        tf.searchsorted(rows, p, side="right"),
+    )
 
 
 def _sparse(x):
@@ -272,8 +307,11 @@ def _parted(x, z, y):
 
 
 def _padded(z):
-    return (tf.pad(z, [[0, 0], [1, 0], [0, 2]]), tf.pad(z, [[0, 0], [1, 0], [0, 2]], constant_values=3.0),
-            tf.pad(z, [[0, 0], [1, 1], [0, 2]], "REFLECT"))
+    return (
+        tf.pad(z, [[0, 0], [1, 0], [0, 2]]),
+        tf.pad(z, [[0, 0], [1, 0], [0, 2]], constant_values=3.0),
+        tf.pad(z, [[0, 0], [1, 1], [0, 2]], "REFLECT"),
+    )
 
 
 def _spread(image):
@@ -565,8 +603,9 @@ def _types(graph: tf.Graph, found: interpreter.Interpreter) -> set[str]:
     return types
 
 
-@pytest.mark.parametrize("kinds, function", CASES, ids=[f"{index}-{one[0].split()[0]}" for index,
-    one in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "kinds, function", CASES, ids=[f"{index}-{one[0].split()[0]}" for index, one in enumerate(CASES)]
+)
 def test_what_a_rule_claims_is_so(kinds, function):
     graph, values = _graph(function)
     found = interpreter.interpreter_of(graph)

@@ -7,8 +7,9 @@ from inputs import cases
 
 import launch
 import matex_tf
-from matex_tf import launchers, settings
+from matex_tf import settings
 from matex_tf.readers import DataSet
+from matex_tf.world import task_environment
 
 
 @pytest.mark.parametrize("number", range(len(cases.PUBLIC)))
@@ -62,10 +63,10 @@ def test_every_setting(setting):
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "²", "9" * 400])
 def test_variables_of_launchers_that_make_no_sense_are_no_task(text):
-    for _, size, rank in launchers.KNOWN:
-        found = launchers.find_task({size: "2", rank: text})
+    for _, size, rank in task_environment.KNOWN:
+        found = task_environment.find_task({size: "2", rank: text})
         assert found is None or text.startswith("9")
-        assert launchers.find_task({size: text, rank: "0"}).size == (int(text) if text.startswith("9") else 0)
+        assert task_environment.find_task({size: text, rank: "0"}).size == (int(text) if text.startswith("9") else 0)
 
 
 SCRIPT = """
@@ -76,7 +77,7 @@ import tensorflow as tf
 import matex_tf
 sys.path.insert(0, sys.argv[1])
 from inputs import cases
-from matex_tf import control
+from matex_tf.runtime import objects
 from matex_tf.readers import DataSet
 
 rank = matex_tf.rank()
@@ -95,12 +96,12 @@ for wrong, kind, words in cases.STREAMS:
     bad.append(cases.check(stream, kind if rank == 1 else ValueError, words, "ReaderError"))
 columns = np.arange(12.0).reshape(3, 4).T[:, ::2] + rank
 for x in (columns, np.zeros((0, 3)), np.arange(3.0).astype(">f8"), np.array([np.nan, np.inf])):
-    everyone = control.allgather(np.array(x), "the arrays of a test")
+    everyone = objects.allgather(np.array(x), "the arrays of a test")
     np.testing.assert_array_equal(matex_tf.allreduce(x, "sum"), sum(everyone))
     np.testing.assert_array_equal(matex_tf.broadcast(x, 1), everyone[1])
     np.testing.assert_array_equal(matex_tf.allgather(x), np.concatenate(everyone))
 assert matex_tf.shard(cases.HUGE).shape == (1 << 19, 1 << 20)
-for each in control.allgather([text for text in bad if text], "what went wrong"):
+for each in objects.allgather([text for text in bad if text], "what went wrong"):
     print("\\n".join(each))
 print("checked", len(bad), flush=True)
 matex_tf.allreduce(1.0, "sum" if rank == 0 else "product")

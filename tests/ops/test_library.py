@@ -9,14 +9,16 @@ import pytest
 import tensorflow as tf
 
 import launch
-from matex_tf import ops, world
+from matex_tf import ops
 from matex_tf.ops import build, interface
+from matex_tf.world import world
 
 ALONE = """
 import sys
 import numpy as np
 import tensorflow as tf
-from matex_tf import ops, world
+from matex_tf import ops
+from matex_tf.world import world
 
 assert not world.is_active()
 assert ops.allreduce(tf.constant([1, 2])).numpy().tolist() == [1, 2]
@@ -76,7 +78,8 @@ HOST_MEMORY = {
 UNEQUAL = """
 import sys
 import tensorflow as tf
-from matex_tf import ops, world
+from matex_tf import ops
+from matex_tf.world import world
 
 rank = world.current().rank
 

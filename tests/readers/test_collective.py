@@ -14,7 +14,7 @@ import os, sys, types
 import h5py, netCDF4
 import numpy as np
 import matex_tf
-from matex_tf import world
+from matex_tf.world import world
 from matex_tf.readers import DataSet, ReaderError
 
 folder = sys.argv[1]

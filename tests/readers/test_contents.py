@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from matex_tf import sharding
 from matex_tf.readers import DataSet
-from matex_tf.readers.layout import Split
+from matex_tf.readers.rows.layout import Split
+from matex_tf.sharding import row_shares
 
 relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4_CLASSIC", "NETCDF4")
@@ -54,7 +54,7 @@ def check(name, path, fields, dealing, options, testing=None):
             count = len(whole[0]) if part == "testing" and testing else split.count(part)
             if not count:
                 continue
-            own = slice(rank, count, size) if cyclic else slice(*sharding.rows_of(count, rank, size))
+            own = slice(rank, count, size) if cyclic else slice(*row_shares.rows_of(count, rank, size))
             places = np.arange(count)[share.local_slice if part == "training" else own]
             rows = places if part == "testing" else split.rows(part, places)
             for field, values in zip(("data", "labels"), whole):

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from matex_tf.readers import DataSet, ReaderError, records
-from matex_tf.readers.csv import Csv
-from matex_tf.readers.formats import Ranks
+from matex_tf.readers import DataSet, ReaderError
+from matex_tf.readers.base.formats import Ranks
+from matex_tf.readers.csv import records
+from matex_tf.readers.csv.format import Csv
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -7,11 +7,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from matex_tf.readers import Format, dealing
-from matex_tf.readers.formats import PARTS, Held
-from matex_tf.readers.layout import Deal
-from matex_tf.readers.reading import Source
-from matex_tf.sharding import ShareArray
+from matex_tf.readers import Format
+from matex_tf.readers.base.formats import PARTS, Held
+from matex_tf.readers.rows import redistribute
+from matex_tf.readers.rows.layout import Deal
+from matex_tf.readers.rows.samples import Source
+from matex_tf.sharding.row_shares import ShareArray
 
 
 class Numbers(Format):
@@ -79,12 +80,12 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
     def one(rank):
         mine = {field: rows[starts[rank] : starts[rank + 1]] for field, rows in fields.items()}
         held = Held(counts, {field: buffers(rows, [min(cut, len(rows))]) for field, rows in mine.items()})
-        results[rank] = arrays = dealing.allot(source, deals, rank, held)
-        dealing.deal(source, deals, rank, held, arrays, threads.of(rank))
+        results[rank] = arrays = redistribute.allot(source, deals, rank, held)
+        redistribute.deal(source, deals, rank, held, arrays, threads.of(rank))
         assert all(sum(map(len, rows)) == 0 for rows in held.rows.values()), "memory is given back"
 
     workers = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
-    with mock.patch.multiple(dealing, _ROUND_BYTES=round_bytes, _ROUNDS=10**9):
+    with mock.patch.multiple(redistribute, _ROUND_BYTES=round_bytes, _ROUNDS=10**9):
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -103,10 +104,10 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
 def test_one_rank_keeps_its_rows_where_they_lie():
     source = Source(Numbers(10), (0.2, 0.1, "last"), None, 1)
     data = np.arange(10.0)
-    found = dealing.whole(source, Held([10], {"data": buffers(data, [])}))
+    found = redistribute.whole(source, Held([10], {"data": buffers(data, [])}))
     assert [found[part, "data"].tolist() for part in PARTS] == [[*range(7)], [7, 8], [9]]
     assert found["training", "data"].base is found["testing", "data"].base
-    assert dealing.whole(source, Held([10], {"data": buffers(data, [4])})) is None
-    assert dealing.whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
+    assert redistribute.whole(source, Held([10], {"data": buffers(data, [4])})) is None
+    assert redistribute.whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
     spread = Source(Numbers(10), (0.2, 0.1, "spread"), None, 1)
-    assert dealing.whole(spread, Held([10], {"data": buffers(data, [])})) is None
+    assert redistribute.whole(spread, Held([10], {"data": buffers(data, [])})) is None

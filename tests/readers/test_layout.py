@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from matex_tf import sharding
-from matex_tf.readers.layout import Deal, Split
+from matex_tf.readers.rows.layout import Deal, Split
+from matex_tf.sharding import row_shares
 
 counts = st.integers(0, 200)
 sizes = st.integers(1, 9)
@@ -36,7 +36,7 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
         last = min(first + batch_size, count)
         before, after = deal.taken(first), deal.taken(last)
         for rank in range(size):
-            start, stop = sharding.rows_of(last - first, rank, size)
+            start, stop = row_shares.rows_of(last - first, rank, size)
             assert deal.positions(rank, before[rank], after[rank]).tolist() == list(range(first + start, first + stop))
 
 
@@ -47,7 +47,7 @@ def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_siz
     deal = Deal(count, size, "batch", batch_size)
     held = deal.counts()
     for first in (*range(0, count, batch_size), count):
-        assert sharding.share_rows_taken(held, first) == deal.taken(first)
+        assert row_shares.share_rows_taken(held, first) == deal.taken(first)
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,7 +12,8 @@ import json, sys
 import numpy as np
 import tensorflow as tf
 import matex_tf
-from matex_tf import control, world
+from matex_tf.runtime import objects
+from matex_tf.world import world
 from matex_tf.readers import DataSet
 
 v1 = tf.compat.v1
@@ -58,7 +59,7 @@ for path, size in ((sys.argv[1], 8), (sys.argv[1], 2), (sys.argv[2], 2)):
     expected = sequential(batches(path, size, rank=0, size=1))
     for name, found in (("eager", eager(batches(path, size), False)), ("function", eager(batches(path, size), True)),
                         ("feed_dict", fed(batches(path, size)))):
-        same = len(set(control.allgather(found.tobytes(), "weights"))) == 1
+        same = len(set(objects.allgather(found.tobytes(), "weights"))) == 1
         said[f"{name} {size} of {path}"] = [expected.ravel().tolist(), found.ravel().tolist(), same]
 print("SAID" + json.dumps(said))
 """

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.io import netcdf_file
 
-from matex_tf.readers import DataSet, ReaderError, netcdf_header
+from matex_tf.readers import DataSet, ReaderError
+from matex_tf.readers.arrays import netcdf_header
 
 KINDS = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA")
 TYPES = ("i1", "i2", "f8")

@@ -17,7 +17,9 @@ SCRIPT = """
 import os, sys, tempfile
 import numpy as np
 import matex_tf
-from matex_tf import sharding, control, world
+from matex_tf.sharding import row_shares
+from matex_tf.runtime import objects
+from matex_tf.world import world
 from matex_tf.readers import DataSet
 
 common, archive, folders = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -31,25 +33,25 @@ def outcome(folder):
         return f"{type(error).__name__}: {error}"
 
 data = DataSet("MNIST", common)
-expected = sharding.rows_of(4000, rank, size)
+expected = row_shares.rows_of(4000, rank, size)
 assert (data.local_slice.start, data.local_slice.stop) == expected
 whole = np.load(os.path.join(common, "mnist.npz"))
 assert np.array_equal(data.training_data, whole["x_train"][slice(*expected)])
-assert np.array_equal(data.testing_labels, whole["y_test"][slice(*sharding.rows_of(1000, rank, size))])
+assert np.array_equal(data.testing_labels, whole["y_test"][slice(*row_shares.rows_of(1000, rank, size))])
 labels = [data.next_train_batch(1501)[1] for _ in range(3)]
 assert np.array_equal(np.concatenate(labels), data.training_labels)
-assert sum(control.allgather(len(labels[0]), "rows")) == 1501
+assert sum(objects.allgather(len(labels[0]), "rows")) == 1501
 
 # An archive is unpacked by one rank of the host; none of it stays.
 data, alone = DataSet(archive), DataSet(archive, rank=rank, size=size)
 for name in ("training_data", "training_labels", "testing_data", "testing_labels"):
     assert np.array_equal(getattr(data, name), getattr(alone, name)), name
-assert sum(control.allgather(len(data._source.format._unpacked), "files")) == 6
+assert sum(objects.allgather(len(data._source.format._unpacked), "files")) == 6
 assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("matex_tf-") and "-" not in name[9:]]
 
 for folder in folders:
     mine = f"{folder}-{rank}"
-    for rank_, text in enumerate(control.allgather(outcome(mine if os.path.isdir(mine) else folder), "outcomes")):
+    for rank_, text in enumerate(objects.allgather(outcome(mine if os.path.isdir(mine) else folder), "outcomes")):
         print(f"{os.path.basename(folder)} on rank {rank_}: {text}")
 print("done")
 """

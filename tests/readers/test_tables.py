@@ -15,7 +15,8 @@ SCRIPT = """
 import json, os, sys
 import numpy as np
 import matex_tf
-from matex_tf import control, world
+from matex_tf.runtime import objects
+from matex_tf.world import world
 from matex_tf.readers import DataSet, ReaderError
 
 folder, large = sys.argv[1:]
@@ -78,7 +79,7 @@ for name in ("text", "missing", "quote"):
         errors.append("nothing")
     except ReaderError as error:
         errors.append(str(error))
-print("SAID" + json.dumps([control.allgather(said, "said"), control.allgather(errors, "errors")]))
+print("SAID" + json.dumps([objects.allgather(said, "said"), objects.allgather(errors, "errors")]))
 """
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import tensorflow as tf
 import keras
 import matex_tf
-from matex_tf import control, world
-from matex_tf.readers import DataSet, Format, ReaderError, agreement, register
+from matex_tf.runtime import objects
+from matex_tf.world import world
+from matex_tf.readers import DataSet, Format, ReaderError, register
+from matex_tf.readers.base import agreement
 
 keras.backend.set_floatx("float64")
 rank, size = matex_tf.rank(), matex_tf.size()
@@ -31,7 +33,7 @@ def make():
 
 def outcome(model, history):
     weights = np.concatenate([value.ravel() for value in model.get_weights()])
-    same = len(set(control.allgather(weights.tobytes(), "weights"))) == 1
+    same = len(set(objects.allgather(weights.tobytes(), "weights"))) == 1
     return [int(model.optimizer.iterations.numpy()), history.history["loss"], weights.tolist(), same]
 
 def fit(x, y=None, model=None, epochs=3, **options):
@@ -39,7 +41,7 @@ def fit(x, y=None, model=None, epochs=3, **options):
     return outcome(model, model.fit(x, y, epochs=epochs, verbose=0, **options))
 
 def rows_of_all(mine):
-    return np.concatenate(control.allgather(np.asarray(mine), "rows"))
+    return np.concatenate(objects.allgather(np.asarray(mine), "rows"))
 
 # The loss curve of the sequential run.
 said["sequential"] = fit(X, Y, batch_size=8, shuffle=False)
@@ -83,7 +85,7 @@ for epoch in range(2):
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
         losses.append(float(loss))
 weights = model.get_weights()[0].tobytes()
-said["loop"] = [len(losses), 14, len(set(control.allgather(weights, "weights"))) == 1]
+said["loop"] = [len(losses), 14, len(set(objects.allgather(weights, "weights"))) == 1]
 
 # A loop inside a function cannot ask how many rows the others have.
 @tf.function

@@ -73,12 +73,13 @@ WITHOUT = (
     + """
 import random
 import matex_tf
-from matex_tf import control, ops
+from matex_tf.runtime import objects
+from matex_tf import ops
 rank = matex_tf.rank()
-assert len({tuple(row) for row in control.allgather([random.random()], "a draw")}) == 1
+assert len({tuple(row) for row in objects.allgather([random.random()], "a draw")}) == 1
 if "one" in sys.argv and rank == 1:
     import tensorflow  # and the others never
-assert control.allgather(rank, "a number") == [0, 1]
+assert objects.allgather(rank, "a number") == [0, 1]
 with open("made", "w") as file:
     file.write("by all")
 assert os.path.exists("made")

@@ -46,7 +46,7 @@ said["weights"] = everywhere([float(fitted.get_weights()[0][0, 0]), float(looped
 code = "import matex_tf; from mpi4py import MPI; print(matex_tf.size(), MPI.COMM_WORLD.size)"
 said["child"] = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    said["forked"] = pool.map(matex_tf.world.is_active, []) + pool.map(len, ["ab", "c"])
+    said["forked"] = pool.map(matex_tf.world.world.is_active, []) + pool.map(len, ["ab", "c"])
 child = os.fork()
 if child == 0:
     sys.exit(7 if matex_tf.size() == 1 else 8)

@@ -38,7 +38,7 @@ flip = keras.layers.RandomFlip(seed=1)
 images = tf.data.Dataset.from_tensor_slices(np.arange(800.0).reshape(50, 4, 4, 1)).map(lambda i: flip(i, training=True))
 shared = (tuple(masks), tuple(i.numpy().tobytes() for i in images), np.random.rand(), tf.random.uniform([]).numpy())
 for what in (own, shared):
-    texts = matex_tf.control.allgather(repr(what), "comparing random numbers")
+    texts = matex_tf.runtime.objects.allgather(repr(what), "comparing random numbers")
     print(len(set(texts)))
 print(len(own), len(set(own)))
 """

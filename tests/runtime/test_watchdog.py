@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import launch
-from matex_tf import proof, stopwatch
+from matex_tf.runtime import exit_marks
+from matex_tf.world import mpi_timeout_process
 
 LATE = """
 import os, signal, sys, time
@@ -83,7 +84,8 @@ def test_a_rank_that_stops_while_gradients_travel_is_named():
 
 EACH_FOR_THE_OTHER = """
 import matex_tf
-from matex_tf import ops, world
+from matex_tf import ops
+from matex_tf.world import world
 
 with ops.exchanging("what the other has to say"):
     world.communicator("control").recv(source=1 - matex_tf.rank())
@@ -146,9 +148,9 @@ def test_the_end_of_mpi_is_watched(late):
 
 WATCHED = """
 import sys, time
-from matex_tf import deadlines
+from matex_tf.world import mpi_timeout
 
-with deadlines.watched(int(sys.argv[1]), 6, "has waited for nothing"):
+with mpi_timeout.watched(int(sys.argv[1]), 6, "has waited for nothing"):
     time.sleep(float(sys.argv[2]))
 """
 
@@ -160,7 +162,7 @@ def test_every_rank_ends_itself_and_four_say_so(rank, tmp_path):
     assert result.returncode == -9, result.output
     lines = re.findall(r"matex_tf: (for 1 s|killing) rank 0 \(\S+\)", result.stderr)
     assert lines == ([] if rank else ["for 1 s", "killing"]), result.stderr
-    assert proof.exit_code(137, tmp_path) == proof.EXIT_STALLED
+    assert exit_marks.exit_code(137, tmp_path) == exit_marks.EXIT_STALLED
     assert launch.run_alone(WATCHED, 0, 0.1, env={**limits, "MATEX_STALL_SECONDS": "0"}).check().stderr == ""
 
 
@@ -168,7 +170,7 @@ def test_a_process_that_is_stopped_is_not_ended(tmp_path):
     other = subprocess.Popen(["sleep", "60"])
     try:
         other.send_signal(signal.SIGSTOP)
-        command = [sys.executable, stopwatch.__file__, str(other.pid), "", "0", "", "1", "the end"]
+        command = [sys.executable, mpi_timeout_process.__file__, str(other.pid), "", "0", "", "1", "the end"]
         watch = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
             watch.wait(4)

@@ -81,6 +81,7 @@ LOSSES = {
 
 def loop(name, loss_of, batches):
     model, optimizer = model_of(), keras.optimizers.SGD(0.3, momentum=0.5)
+
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -104,9 +105,9 @@ def loop(name, loss_of, batches):
             seen += [got["loss"].numpy(), got["half"].numpy(), got["norm"].numpy(), got["predicted"].numpy().sum()]
     results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [total], rows])
     if "matex_tf" in sys.modules:
-        from matex_tf import borders
+        from matex_tf.loops import function_step
 
-        SHARED[name] = all(plan.kind == borders.SHARED for plan in borders._plans[step].values())
+        SHARED[name] = all(plan.kind == function_step.SHARED for plan in function_step._plans[step].values())
 
 
 def dataset():

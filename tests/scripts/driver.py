@@ -74,10 +74,10 @@ def start(path):
         keras.mixed_precision.set_global_policy(keras.backend.floatx())
     keras.utils.set_random_seed(7)
     Rows.seen = 0
-    if "matex_tf.output" in sys.modules:
-        sys.modules["matex_tf.output"]._said.clear()
-        sys.modules["matex_tf.explain"]._said.clear()
-        sys.modules["matex_tf.model_calls"]._state.__dict__.clear()
+    if "matex_tf.runtime.notes" in sys.modules:
+        sys.modules["matex_tf.runtime.notes"]._said.clear()
+        sys.modules["matex_tf.loops.explain"]._said.clear()
+        sys.modules["matex_tf.loops.model_calls"]._state.__dict__.clear()
 
 
 def variables_in(value):
@@ -137,7 +137,7 @@ def main(folder, paths):
         except BaseException:
             error = traceback.format_exc()
         sys.path[0] = home
-        said = sorted(getattr(sys.modules.get("matex_tf.output"), "_said", []))
+        said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_said", []))
         stored = {
             "weights": weights,
             "figures": figures,

@@ -14,17 +14,7 @@ from matex_tf.analysis.placement import (
     unknown,
     vector,
 )
-from matex_tf.analysis.rules.registry import (
-    FIGURE,
-    FIXED,
-    MEET,
-    WEIGHS,
-    Node,
-    UnprovedError,
-    figures,
-    need_fit,
-    rule,
-)
+from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, WEIGHS, Node, UnprovedError, figures, need_fit, rule
 
 BY_NUMBER = "it takes rows out of the batch by their number"
 

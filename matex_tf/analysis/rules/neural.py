@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from matex_tf.analysis.placement import REPLICATED, SHARDED, Placement, partial, replicated
 from matex_tf.analysis.rules.arithmetic import added
-from matex_tf.analysis.rules.registry import (
-    FIGURE,
-    FIXED,
-    MEET,
-    WEIGHS,
-    Node,
-    UnprovedError,
-    figures,
-    need_fit,
-    rule,
-)
+from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, WEIGHS, Node, UnprovedError, figures, need_fit, rule
 
 
 def _of_rows(node: Node, linear: bool = False) -> Placement:

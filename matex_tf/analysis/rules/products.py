@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import (
-    DERIVATION,
-    PARTIAL,
-    REPLICATED,
-    Placement,
-    partial,
-    replicated,
-)
+from matex_tf.analysis.placement import DERIVATION, PARTIAL, REPLICATED, Placement, partial, replicated
 from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, SIZES, Node, UnprovedError, need_fit, rule
 
 

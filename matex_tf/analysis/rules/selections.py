@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import (
-    PARTIAL,
-    REPLICATED,
-    ROW_NUMBERS,
-    Element,
-    Placement,
-    partial,
-    unknown,
-    vector,
-)
+from matex_tf.analysis.placement import PARTIAL, REPLICATED, ROW_NUMBERS, Element, Placement, partial, unknown, vector
 from matex_tf.analysis.rules.arrays import BY_NUMBER, take_blocks
 from matex_tf.analysis.rules.registry import (
     FIGURE,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_tf import borders
+from matex_tf.loops import function_step
 from matex_tf.ops import build, compiler, interface
 from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 
@@ -96,7 +96,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
-    monkeypatch.setattr(borders, "call", lambda run, function, args, kwargs: (run(function, args, kwargs), ""))
+    monkeypatch.setattr(function_step, "call", lambda run, function, args, kwargs: (run(function, args, kwargs), ""))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf import ops, world
+from matex_tf import ops
+from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf import ops, settings, world
+from matex_tf import ops, settings
+from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
 

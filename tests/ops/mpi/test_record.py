@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 from mpi4py import MPI
 
-from matex_tf import clocks, ending, ops, settings, timeline, world
+from matex_tf import ops, settings
+from matex_tf.observe import clocks, timeline
 from matex_tf.ops import announcing, records
+from matex_tf.runtime import shutdown
+from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
 
@@ -194,14 +197,14 @@ def test_overlapped_updates(monkeypatch, parts):
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch, tmp_path):
-    before = list(ending.at_end)
+    before = list(shutdown.at_end)
     monkeypatch.setattr(settings.current(), "timeline", "/no/such/folder/trace.json")
     with pytest.raises(world.RankError, match="MATEX_TIMELINE=/no/such/.*No such file.*Make that folder first"):
         timeline.start()
     monkeypatch.setattr(settings.current(), "timeline", "/proc/trace.json")
     with pytest.raises(world.RankError, match="Name a file that can be written"):
         timeline.start()
-    assert ending.at_end == before
+    assert shutdown.at_end == before
 
 
 def test_clocks_of_one_host_are_one():

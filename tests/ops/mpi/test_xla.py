@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf import ops, world
+from matex_tf import ops
 from matex_tf.ops import build
+from matex_tf.world import world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(500)]
 

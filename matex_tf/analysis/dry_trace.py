@@ -1,0 +1,47 @@
+"""Traces that only look at what a function of the script makes of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from matex_tf.runtime import notes
+
+
+def random_states() -> tuple:
+    """The states of the generators of Python and NumPy."""
+    return random.getstate(), np.random.get_state()
+
+
+@contextlib.contextmanager
+def unnoticed(start: tuple | None = None) -> Iterator[None]:
+    """What is traced within it prints nothing, and no random numbers of Python and NumPy are used up.
+
+    start: the random states that it begins with; default those that are.
+    """
+    states = random_states()
+    if start is not None:
+        random.setstate(start[0])
+        np.random.set_state(start[1])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), notes.unsaid():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Within it nothing warns. `warnings.catch_warnings` would have all that was shown be shown once more later."""
+    before = warnings.warn
+    warnings.warn = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        warnings.warn = before

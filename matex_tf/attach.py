@@ -1,0 +1,146 @@
+"""Attaching the runtime to this process: once, at import, and only under a launcher.
+
+TensorFlow is left to the script, which may first say by environment variables how it is to be imported. What needs it
+is done as soon as it is there, by each rank for itself: ranks may import it at different times, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+
+from matex_tf import settings
+from matex_tf.runtime import excepthook, exit_marks, notes, objects, seeding, shared_memory, shutdown
+from matex_tf.world import placement, task_environment, world
+
+_attached = False
+
+
+def attach() -> None:
+    """Join the world, place this rank's threads and see that TensorFlow is patched once it is imported.
+
+    Does nothing when alone or the second time.
+    """
+    global _attached
+    if _attached:
+        return
+    _attached = True
+    task = task_environment.find_task(os.environ)
+    if task is not None and task.size != 1:
+        _share_hash_seed()
+    try:
+        if not world.is_active():
+            if task is not None and task.size == 1 and not settings.current().disable:
+                # mpirun pins a single rank to one core; alone the script has them all.
+                placement.apply(0, 1)
+            if task is not None:
+                exit_marks.excuse()
+            _record()
+            return
+    except (world.RankError, settings.SettingError) as error:
+        # Each task of the launcher comes here alone; one message is enough. The first to end takes the others with it.
+        if task is not None and task.rank > 0:
+            time.sleep(2)
+            # The first rank may have other settings, and nothing to complain of.
+            said = f"matex_tf: rank {task.rank}: {error}" if isinstance(error, settings.SettingError) else 1
+            raise SystemExit(said) from None
+        raise SystemExit(f"matex_tf: {error}") from None
+    me = world.current()
+    shutdown.register()
+    excepthook.attach()
+    if "tensorflow" in sys.modules:
+        _refuse_if_too_late()
+    placement.apply(me.local_rank, me.local_size)
+    if me.rank > 0:
+        # Its C++ notes would repeat those of the first rank.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    from matex_tf import ops, patches
+    from matex_tf.observe import link_costs, profile, timeline
+    from matex_tf.resilience import elastic, run_state
+    from matex_tf.runtime import watchdog
+
+    elastic.start()
+    watchdog.start()
+    ops.library()
+    patches.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
+    _agree_on_settings()
+    _say_what_changes_results()
+    exit_marks.demand()
+    shared_memory.note()
+    run_state.start()
+    run_state.begin(seeding.agree(run_state.entropy()))
+    timeline.start()
+    profile.start()
+    link_costs.start()
+    patches.install()
+    _record()
+
+
+def _record() -> None:
+    """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
+    if settings.PREFIX + "CHECK" in os.environ:
+        from matex_tf.patches.tf import check_recorder
+
+        check_recorder.start()
+
+
+def _share_hash_seed() -> None:
+    """`python -m matex_tf` starts itself anew with one hash seed for all ranks, before anything else has begun.
+
+    The order of a set of strings, such as the names of classes, would differ from rank to rank.
+    """
+    if "PYTHONHASHSEED" in os.environ or sys.argv[:1] != ["-m"] or not sys.flags.hash_randomization:
+        return
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _agree_on_settings() -> None:
+    mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
+    everyone = objects.allgather(mine, "comparing the settings")
+    for rank, theirs in enumerate(everyone):
+        for name in sorted(set(theirs) | set(everyone[0])):
+            if theirs.get(name) != everyone[0].get(name):
+                hosts = world.current().hosts
+                raise world.RankError(
+                    f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
+                    f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
+                    f"with `mpirun -x {name} ...`."
+                )
+
+
+def _say_what_changes_results() -> None:
+    chosen = settings.current()
+    if chosen.compression != settings.NO_COMPRESSION:
+        idle = chosen.compression_links == "hosts" and not world.current().has_several_nodes
+        says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
+        notes.note(f"MATEX_COMPRESSION={chosen.compression} {says}")
+
+
+def _refuse_if_too_late() -> None:
+    """TensorFlow that has run has made its threads and may have traced functions without us."""
+    from tensorflow.python.eager import context
+
+    started = context.context()._context_handle is not None
+    from tensorflow.python.framework import ops as framework_ops
+
+    if not started and not framework_ops.get_default_graph().get_operations():
+        return
+    line = next(
+        (
+            f"{frame.filename}, line {frame.lineno}"
+            for frame in reversed(traceback.extract_stack())
+            if frame.line
+            and "matex_tf" in frame.line
+            and "import" in frame.line
+            and os.path.basename(os.path.dirname(frame.filename)) != "matex_tf"
+        ),
+        "the script",
+    )
+    raise world.RankError(
+        "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
+        f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "
+        "tensors, variables, models or datasets."
+    )

@@ -1,0 +1,1 @@
+"""Gradients in, global gradients out; variables that are equal on all ranks."""

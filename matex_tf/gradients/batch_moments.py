@@ -1,0 +1,87 @@
+"""Means and variances over the rows of the global batch, from those that each rank has over its slice.
+
+For layers that normalise by the batch. One collective forwards and one backwards, of a few numbers for each channel;
+they are added up in float64, so that the variance may be taken from the mean of squares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.sharding import step_weight
+from matex_tf.world import world
+
+
+def are_global() -> bool:
+    """Whether layers made or run now are to use the statistics of the global batch."""
+    chosen = settings.current().sync_batchnorm
+    wanted = chosen == "on" or chosen == "auto" and settings.current().scaling == "strong"
+    if not world.is_active() or not wanted:
+        return False
+    if step_weight.in_session_graph():
+        import tensorflow as tf
+
+        # Its collectives would have to be put in order with all others of a run, which is not known yet.
+        why = "it normalises by the statistics of its batch (MATEX_SYNC_BATCHNORM=off takes those of each rank's slice)"
+        verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
+        return False
+    return True
+
+
+def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]:
+    """The mean and variance over all ranks' elements, and the gradients that lead back to each rank's. Collective.
+
+    Args:
+        mean, variance: those of this rank's slice, of one shape and dtype (variance: the mean squared deviation).
+        count: over how many elements each was taken, a scalar. Where this rank's rows do not count, it is taken as 0.
+
+    Returns:
+        Both, in the shape and dtype given, and the count over all ranks (float64).
+
+    With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. A rank's gradients are its part
+    of a sum; of a rank's own rows in eager code they are later multiplied by its weight w, so that upstream gradients
+    are weighed by w before they are summed, and p by 1 / w.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import custom_gradient  # that of scripts is patched
+
+    shape, dtype = tf.shape(mean), mean.dtype
+    numbers = step_weight.numbers()
+    weight = numbers[0] if tf.executing_eagerly() and not step_weight.is_within_slice() else numbers[1]
+    count = tf.stop_gradient(tf.cast(count, tf.float64)) * numbers[2]
+
+    @custom_gradient.custom_gradient
+    def combine(m: Any, v: Any) -> Any:
+        packed = tf.concat([count[tf.newaxis], count * m, count * (v + m * m)], 0)
+        # Selected, not multiplied: what a rank without rows computed may be no number.
+        packed = tf.where(count > 0, packed, tf.zeros_like(packed))
+        total = ops.allreduce(packed, op="sum", name="the statistics of a normalisation layer")
+        all_m, all_square = tf.split(tf.math.divide_no_nan(total[1:], total[0]), 2)
+        all_v = tf.maximum(all_square - all_m * all_m, 0.0)
+
+        def back(upstream_m: Any, upstream_v: Any, _: Any) -> Any:
+            upstream = weight * tf.concat([upstream_m, upstream_v], 0)
+            upstream = tf.where(weight > 0, upstream, tf.zeros_like(upstream))
+            summed = ops.allreduce(upstream, op="sum", name="the gradients of a normalisation layer's statistics")
+            part = tf.math.divide_no_nan(count, total[0])
+            grad_m, grad_v = tf.split(summed * tf.math.divide_no_nan(part, weight), 2)
+            return grad_m + 2 * grad_v * (m - all_m), grad_v
+
+        return (all_m, all_v, total[0]), back
+
+    *whole, everything = combine(*(tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)))
+    if not tf.executing_eagerly():
+        for part in (*whole, everything):
+            interpreter.declare(part, interpreter.replicated())
+    return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
+
+
+def counted_elements(inputs: Any, mean: Any, mask: Any = None) -> Any:
+    """Over how many elements of `inputs` each entry of `mean` was taken; `mask` leaves some of them out."""
+    import tensorflow as tf
+
+    if mask is not None:
+        return tf.reduce_sum(tf.cast(mask, tf.float64))
+    return tf.size(inputs, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)

@@ -1,0 +1,292 @@
+"""In graphs: whole values from ranks' parts, and gradients of losses that are made of such parts.
+
+A loss is a function of figures of the rows: L = f(P1, P2, ...), where each P is a sum or mean over the rows and f is
+computed from figures alone (`placement`). So its gradient is the sum over the figures of df/dP, taken at the whole
+batch's figures, times the gradient of P, to which each rank adds its rows' part: what f is, a plain mean, a root, a
+ratio or a product, makes no difference. Backward passes begin with these factors (`seed`), so that every gradient with
+respect to a variable is a partial sum and every one with respect to rows is that of those rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.analysis import interpreter
+from matex_tf.analysis.placement import DERIVED, PARTIAL, REPLICATED, SHARDED, UNKNOWN, Placement
+from matex_tf.sharding import step_weight
+
+_wholes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+"""Types that rows are gathered in."""
+
+
+def remember(tensor: Any, whole: Any) -> None:
+    """Note that the tensor of a graph has this value for the whole batch."""
+    _wholes.setdefault(tensor.graph, {})[tensor.name] = whole
+    interpreter.declare(whole, interpreter.replicated())
+
+
+def forget(graph: Any) -> None:
+    """Forget what `remember` was told of tensors of `graph`."""
+    _wholes.pop(graph, None)
+
+
+def known(tensor: Any) -> Any:
+    """What `remember` was told of a tensor; None if nothing."""
+    return _wholes.get(tensor.graph, {}).get(tensor.name)
+
+
+def factor(power: int) -> Any:
+    """What this rank's part weighs, float64: the share of its rows to a power, and 0 without rows of its own."""
+    import tensorflow as tf
+
+    numbers = step_weight.numbers()
+    if power in (0, 1):
+        return numbers[1 - power]
+    return tf.where(numbers[0] > 0, tf.pow(numbers[0], float(power)), tf.zeros([], tf.float64))
+
+
+def slope_factor(power: int) -> Any:
+    """What a backward pass is multiplied by, float64: as `factor`, but 1 where every rank computes the whole batch.
+
+    There each rank has all of a gradient, of which one rank's is taken.
+    """
+    import tensorflow as tf
+
+    numbers = step_weight.numbers()
+    share = tf.where(numbers[3] > 0, numbers[0], tf.ones([], tf.float64))
+    return tf.where(share > 0, tf.pow(share, float(power)), tf.zeros([], tf.float64))
+
+
+def can_be_whole(placement: Placement) -> bool:
+    """Whether the ranks' parts of a tensor can be put together."""
+    if placement.kind == SHARDED:
+        return placement.power == 0 and not placement.blocks and placement.axis == 0
+    return placement.kind in (PARTIAL, DERIVED, REPLICATED) and not _is_open(placement)
+
+
+def _is_open(placement: Placement) -> bool:
+    return any(one.power is None for one in placement.elements or ())
+
+
+def whole(tensors: Sequence[Any], name: str) -> list[Any]:
+    """The whole values of tensors of the graph being built, on every rank. One collective for all figures, and one for
+    each tensor of rows.
+
+    Raises:
+        ValueError: a tensor cannot be put together (`can_be_whole`).
+    """
+    import tensorflow as tf
+
+    found = interpreter.interpreter_of(tensors[0].graph) if tensors else None
+    placements = [found.of(tensor) for tensor in tensors]
+    for tensor, placement in zip(tensors, placements):
+        if known(tensor) is None and not can_be_whole(placement):
+            raise ValueError(f"the parts of {tensor.name} are {placement.kind}: they cannot be put together")
+    boundary = _Boundary(found)
+    for tensor, placement in zip(tensors, placements):
+        if placement.kind != SHARDED:
+            boundary.reach(tensor)
+    last = boundary.add_up(name)
+    result = []
+    for tensor, placement in zip(tensors, placements):
+        if placement.kind != SHARDED or known(tensor) is not None:
+            result.append(boundary.whole(tensor))
+            continue
+        with tf.control_dependencies(last):  # in graphs of `tf.compat.v1` nothing else orders them
+            result.append(_gathered(tensor, name))
+        last = [result[-1].op]
+    return result
+
+
+def seeds(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any], Placement | None]:
+    """What a backward pass of `targets`, tensors of the graph being built, is to begin with.
+
+    Args:
+        given: for each target what the script multiplies its gradient by, or None.
+
+    Returns:
+        Tensors to differentiate, their factors (None for ones), and None; or the targets and what was given as they
+        are, and the placement that says why nothing is known of one.
+    """
+    import tensorflow as tf
+
+    if not targets:
+        return list(targets), list(given), None
+    found = interpreter.interpreter_of(targets[0].graph)
+    chosen: list[Any] = []
+    factors: list[Any] = []
+    for target, upstream in zip(targets, given):
+        placement = found.of(target)
+        open_upstream = upstream is not None and not _fits(placement, found.of(tf.convert_to_tensor(upstream)))
+        if placement.kind == UNKNOWN or placement.is_mixed or open_upstream:
+            return list(targets), list(given), placement
+        if placement.kind == DERIVED:
+            more = _of_figures(target, upstream, found)
+        else:
+            power = placement.power + (placement.kind == REPLICATED)
+            more = [(target, _times(upstream, target, power))]
+        chosen += [tensor for tensor, _ in more]
+        factors += [one for _, one in more]
+    if any(one is not None for one in factors):
+        factors = [tf.ones_like(tensor) if one is None else one for tensor, one in zip(chosen, factors)]
+    return chosen, factors, None
+
+
+def _fits(placement: Placement, upstream: Placement) -> bool:
+    """Whether a factor of the script's own leaves the gradient of a tensor what it is."""
+    if placement.kind == SHARDED:
+        return upstream.is_same or (upstream.is_sharded and upstream.axis == placement.axis and not upstream.power)
+    return upstream.is_same
+
+
+def _times(upstream: Any, target: Any, power: int) -> Any:
+    import tensorflow as tf
+
+    if power == 0:
+        return upstream
+    weight = tf.cast(slope_factor(power), target.dtype)
+    return weight * (tf.ones_like(target) if upstream is None else tf.cast(upstream, target.dtype))
+
+
+def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]:
+    """The figures that a derived `target` is made of, each with its factor: the chain rule."""
+    import tensorflow as tf
+    from tensorflow.python.ops import gradients_impl
+
+    boundary = _Boundary(found)
+    boundary.reach(target)
+    boundary.add_up("the figures of a loss")
+    total = boundary.whole(target)
+    remember(target, total)
+    parts = [part for part in boundary.parts if part.dtype.is_floating and part.op.type != "Const"]
+    wholes = [boundary.whole(part) for part in parts]
+    slopes = gradients_impl.gradients([total], wholes, None if upstream is None else [upstream], stop_gradients=wholes)
+    pairs = []
+    for part, slope in zip(parts, slopes):
+        if slope is not None:
+            placement = found.of(part)
+            weight = tf.cast(slope_factor(placement.power + (placement.kind == REPLICATED)), part.dtype)
+            pairs.append((part, weight * slope))
+    return pairs
+
+
+class _Boundary:
+    """The figures that derived tensors are made of, and what is made of them anew once they are whole."""
+
+    def __init__(self, found: Any):
+        self._found = found
+        self.parts: list[Any] = []
+        self._made: dict[Any, Any] = {}
+        self._seen: set[Any] = set()
+
+    def reach(self, tensor: Any) -> None:
+        """Go from `tensor` back to the figures that it is made of."""
+        pending = [tensor]
+        while pending:
+            one = pending.pop()
+            if one.ref() in self._seen:
+                continue
+            self._seen.add(one.ref())
+            if known(one) is None and self._found.of(one).kind == DERIVED:
+                pending.extend(one.op.inputs)
+            else:
+                self.parts.append(one)
+
+    def add_up(self, name: str) -> list[Any]:
+        """Make the figures whole that are not. The op that is the last to communicate, in a list, or none."""
+        import tensorflow as tf
+
+        mine = []
+        for part in self.parts:
+            placement = self._found.of(part)
+            if known(part) is not None:
+                self._made[part.ref()] = known(part)
+            elif placement.is_same or part.dtype in (tf.resource, tf.variant):
+                self._made[part.ref()] = part
+            else:
+                mine.append((part, placement))
+        if not mine:
+            return []
+        flat = [tf.reshape(_weighed(part, placement), [-1]) for part, placement in mine]
+        total = ops.allreduce(tf.concat(flat, 0), op="sum", name=name)
+        for (part, _), one in zip(mine, tf.split(total, [_count(one) for one in flat], num=len(flat))):
+            value = tf.round(one) if part.dtype.is_integer else one
+            made = tf.cast(tf.reshape(value, tf.shape(part)), part.dtype)
+            made.set_shape(part.shape)
+            remember(part, made)
+            self._made[part.ref()] = made
+        return [total.op]
+
+    def whole(self, tensor: Any) -> Any:
+        """The whole value of a tensor that was reached."""
+        pending = [tensor]
+        while pending:
+            one = pending[-1]
+            if one.ref() in self._made:
+                pending.pop()
+                continue
+            missing = [part for part in one.op.inputs if part.ref() not in self._made]
+            if missing:
+                pending.extend(missing)
+                continue
+            self._copy(one.op)
+            pending.pop()
+        return self._made[tensor.ref()]
+
+    def _copy(self, op: Any) -> None:
+        copy = op.graph.create_op(
+            op.type,
+            [self._made[part.ref()] for part in op.inputs],
+            [made.dtype for made in op.outputs],
+            name=f"{op.name.split('/')[-1]}_whole",
+            attrs={name: value for name, value in op.node_def.attr.items() if name != "_output_shapes"},
+            op_def=op.op_def,
+        )
+        for plain, made in zip(op.outputs, copy.outputs):
+            made.set_shape(plain.shape)
+            interpreter.declare(made, interpreter.replicated())
+            self._made[plain.ref()] = made
+
+
+def _weighed(part: Any, placement: Placement) -> Any:
+    """This rank's part of a figure in the sum over the ranks, float64."""
+    import tensorflow as tf
+
+    more = placement.kind == REPLICATED  # which is the mean over rows of itself
+    if placement.is_mixed:
+        weight = tf.stack([factor(one.power + 1) for one in placement.elements])
+    else:
+        weight = factor(placement.power + more)
+    value = tf.cast(part, tf.float64)
+    # Selected, not multiplied: what a rank without rows computed may be no number.
+    return tf.where(weight != 0, value * weight, tf.zeros_like(value))
+
+
+def _count(flat: Any) -> Any:
+    import tensorflow as tf
+
+    (count,) = flat.shape.as_list()
+    return tf.shape(flat)[0] if count is None else count
+
+
+def _gathered(tensor: Any, name: str) -> Any:
+    """The rows of all ranks that have some."""
+    import tensorflow as tf
+
+    count = tf.shape(tensor, tf.int64)[0] * tf.cast(step_weight.numbers()[1] > 0, tf.int64)
+    made = gather(tensor[:count], name)
+    made.set_shape([None, *tensor.shape.as_list()[1:]])
+    remember(tensor, made)
+    return made
+
+
+def gather(mine: Any, name: str) -> Any:
+    """The ranks' rows one below the other. Collective; eager or in a graph."""
+    import tensorflow as tf
+
+    between = _CAST.get(mine.dtype.name)
+    return tf.cast(ops.allgather(mine if between is None else tf.cast(mine, between), name=name), mine.dtype)

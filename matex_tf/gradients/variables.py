@@ -1,0 +1,140 @@
+"""The same variables on all ranks: compared when training starts, sent where they differ, and watched for drift."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.gradients import reduce
+from matex_tf.runtime import notes, objects
+from matex_tf.world import world
+
+_agreed: dict[int, Any] = {}
+_waiting: list[list[Any]] = []
+
+
+def _readable(variables: Iterable[Any]) -> list[Any]:
+    seen: set[int] = set()
+    found = []
+    for variable in variables:
+        inner = reduce.underlying(variable)
+        if id(inner) not in seen and hasattr(inner, "assign") and hasattr(inner, "dtype"):
+            seen.add(id(inner))
+            found.append(variable)
+    return found
+
+
+def _value(variable: Any) -> np.ndarray:
+    return np.asarray(reduce.underlying(variable).numpy())
+
+
+def _digests(values: Sequence[np.ndarray]) -> list[tuple]:
+    return [(value.dtype.str, value.shape, ops.content_hash(value)) for value in values]
+
+
+def differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
+    """The indices of the variables whose values are not the same on all ranks. Collective.
+
+    Raises:
+        RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
+    """
+    mine = [(name, *digest) for name, digest in zip(names, _digests(values))]
+    everyone = objects.allgather(mine, what)
+    first = everyone[0]
+    for rank, theirs in enumerate(everyone):
+        if [row[1:3] for row in theirs] == [row[1:3] for row in first]:
+            continue
+        hosts = world.current().hosts
+        for index in range(max(len(first), len(theirs))):
+            here = first[index][:3] if index < len(first) else "no such variable"
+            there = theirs[index][:3] if index < len(theirs) else "no such variable"
+            if here != there and here[1:] != there[1:]:
+                raise world.RankError(
+                    f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
+                    f"({hosts[0]}) has {_describe(here)}, rank {rank} ({hosts[rank]}) has {_describe(there)}. Every "
+                    "rank must run the same script and build the same model."
+                )
+    return [index for index in range(len(first)) if len({theirs[index][3] for theirs in everyone}) > 1]
+
+
+def _describe(row: Any) -> str:
+    if isinstance(row, str):
+        return row
+    name, dtype, shape = row
+    return f"'{name}' {np.dtype(dtype).name}{list(shape)}"
+
+
+def synchronize(variables: Iterable[Any], what: str = "comparing the variables as training starts") -> list[str]:
+    """Give every rank rank 0's values of `variables` where they differ. Collective; eager.
+
+    Returns the names of those that differed.
+    """
+    chosen = _readable(variables)
+    names = [reduce.name_of(variable) for variable in chosen]
+    changed = differing(names, [_value(variable) for variable in chosen], what)
+    for index in changed:
+        value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
+        reduce.underlying(chosen[index]).assign(value)
+    _remember(chosen)
+    return [names[index] for index in changed]
+
+
+def _remember(variables: Iterable[Any]) -> None:
+    for variable in variables:
+        inner = reduce.underlying(variable)
+        key = id(inner)
+        _agreed[key] = weakref.ref(inner, lambda _, key=key: _agreed.pop(key, None))
+
+
+def expect(variables: Sequence[Any]) -> None:
+    """Note that a reduction over `variables` was made; those not yet agreed are, once it has run (see `settle`)."""
+    new = [variable for variable in _readable(variables) if id(reduce.underlying(variable)) not in _agreed]
+    if new:
+        _waiting.append([weakref.ref(reduce.underlying(variable)) for variable in new])
+
+
+def settle() -> None:
+    """Agree on the variables of the reductions that have run for the first time. Collective where any wait.
+
+    The first step of a loop of one's own computes the whole batch and takes rank 0's gradient, so that rank 0's weights
+    after it are the sequential ones whatever the others began with.
+    """
+    while _waiting:
+        variables = [variable for variable in (reference() for reference in _waiting.pop(0)) if variable is not None]
+        variables = [variable for variable in variables if id(variable) not in _agreed]
+        if variables:
+            synchronize(variables)
+
+
+def waiting() -> bool:
+    return bool(_waiting)
+
+
+def agreed() -> list[Any]:
+    """The variables that all ranks once agreed on and that still live."""
+    return [variable for variable in (reference() for reference in list(_agreed.values())) if variable is not None]
+
+
+def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -> None:
+    """Compare `variables` on all ranks. Collective; eager.
+
+    A trainable one that differs is an error on every rank that names it. Another is named once and rank 0's value kept.
+    """
+    chosen = _readable(variables)
+    names = [reduce.name_of(variable) for variable in chosen]
+    changed = differing(names, [_value(variable) for variable in chosen], what)
+    trained = {id(reduce.underlying(variable)) for variable in trainable}
+    for index in changed:
+        if id(reduce.underlying(chosen[index])) in trained:
+            raise world.RankError(
+                f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
+                "in the script changes it by other amounts on each rank, such as an update outside of the optimizer "
+                "from values that ranks compute on their own slices."
+            )
+        notes.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
+        value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
+        reduce.underlying(chosen[index]).assign(value)

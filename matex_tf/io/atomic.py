@@ -1,0 +1,181 @@
+"""What is saved appears whole or not at all: it is written beside its place, and moved there when it is complete.
+
+A move within a file system is one step, so whoever looks, also after this process was killed at any moment, finds the
+old file or the new one. Several files that belong together are moved one after the other, the one by which they are
+found last: a killed run may leave none for an instant, but never parts of two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf.runtime import temp_folders
+
+_PREFIX = ".matex_tf-saving-"
+# Without these what lies beside them is not taken for something saved; a state file names what has to be there before.
+_HEADS = ("saved_model.pb", "saved_model.pbtxt", "config.json")
+_HEAD_ENDINGS = (".index", ".weights.json")
+_STATE_FILE = "checkpoint"
+# Why no folder can be made beside a file that itself may well be written, and why nothing can be moved to a place that
+# can be copied to. A full disk is no such reason: what is there already would be lost for nothing.
+_NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextlib.contextmanager
+def beside(path: str, make_folder: bool = False) -> Iterator[str]:
+    """Where to write what is to be at `path`, a file, a folder or what the names of several files begin with.
+
+    All that was written there is moved to `path` at the end; after an error nothing is. `make_folder`: whether the
+    writer makes a folder for `path`. Gives `path` itself where it must be written in place: a pipe or a device, a file
+    that must not be written, a folder in which no other may be made.
+    """
+    target = os.path.realpath(path)
+    try:
+        made = _folder_beside(target, make_folder)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (making a folder to write it in)", path) from None
+    if made is None:
+        yield path
+        return
+    folder, held = made
+    name = os.path.basename(path.rstrip(os.sep))
+    name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
+    place = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
+    try:
+        with _spoken_of_as(place, path):
+            yield place
+        _move_all(folder, name, target)
+    except Exception as error:
+        _speak_of(error, place, path)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
+    above, name = os.path.split(target)
+    if not name or not _may_be_replaced(target):
+        return None
+    try:
+        if make_folder:
+            os.makedirs(above, exist_ok=True)
+        # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
+        above = target if os.path.ismount(target) else above
+        temp_folders.sweep(_prefix(), above, least=0)
+        return temp_folders.make(_prefix(), above)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return None  # written in place it is the writer's own error, or none
+        raise
+
+
+def _prefix() -> str:
+    """What names begin with that processes of this host and container make: locks of others may not be seen here."""
+    return f"{_PREFIX}{socket.gethostname()}@{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
+def _may_be_replaced(target: str) -> bool:
+    if not os.path.lexists(target):
+        return True
+    kind = os.stat(target).st_mode
+    return (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) and os.access(target, os.W_OK)
+
+
+def _move_all(folder: str, name: str, target: str) -> None:
+    above, final = os.path.split(target)
+    moves = []
+    for entry in os.listdir(folder):
+        place = os.path.join(above, final + entry[len(name) :] if entry.startswith(name) else entry)
+        moves += list(_moves(os.path.join(folder, entry), place))
+    moves.sort(key=lambda move: _turn(move[0]))
+    if len(moves) > 1:
+        for source, place in moves:
+            if _turn(source) == 1 and os.path.isfile(place):
+                os.unlink(place)
+    for source, place in moves:
+        if os.path.isfile(source):
+            to_disk(source)
+            if os.path.isfile(place):
+                shutil.copymode(place, source)
+        try:
+            os.replace(source, place)
+        except OSError as error:
+            if error.errno not in _NO_MOVE:
+                raise
+            _copy(source, place)
+
+
+def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
+    """The moves that bring `source` to `place`: one, unless both are folders; what is in the old one as well stays."""
+    if os.path.isdir(source) and os.path.isdir(place):
+        for name in os.listdir(source):
+            yield from _moves(os.path.join(source, name), os.path.join(place, name))
+        return
+    if os.path.isdir(source):
+        for inside, _, names in os.walk(source):
+            for name in names:
+                to_disk(os.path.join(inside, name))
+    yield source, place
+
+
+def _copy(source: str, place: str) -> None:
+    """For a place that nothing can be moved to: a mounted file, a link to another disk, a store without renaming."""
+    if os.path.isdir(source):
+        shutil.copytree(source, place, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, place)
+
+
+def _turn(source: str) -> int:
+    name = os.path.basename(source)
+    return 2 if name == _STATE_FILE else int(name in _HEADS or name.endswith(_HEAD_ENDINGS))
+
+
+def to_disk(path: str) -> None:
+    """What a host that goes down would leave of a file that is only in its memory is an empty one."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _spoken_of_as(place: str, path: str) -> Iterator[None]:
+    """Within it TensorFlow's notes speak of `path` where they would of `place`."""
+
+    def correct(record: logging.LogRecord) -> bool:
+        record.msg, record.args = record.getMessage().replace(place, path), ()
+        return True
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(correct)
+    try:
+        yield
+    finally:
+        logger.removeFilter(correct)
+
+
+def _speak_of(error: Any, place: str, path: str) -> None:
+    """Make `error` speak of `path` where it speaks of `place`."""
+
+    def corrected(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.replace(os.fsencode(place), os.fsencode(path))
+        return value.replace(place, path) if isinstance(value, str) else value
+
+    error.args = tuple(map(corrected, error.args))
+    for name in ("strerror", "filename", "filename2", "_message", "message"):
+        if isinstance(getattr(error, name, None), (str, bytes)):
+            with contextlib.suppress(AttributeError):  # a property that gives one of the others
+                setattr(error, name, corrected(getattr(error, name)))

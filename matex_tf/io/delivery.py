@@ -1,0 +1,113 @@
+"""What rank 0 has saved is there for every rank.
+
+Ranks see it on a file system that they share. A node that does not, or a rank whose own path is another (it saves to a
+temporary folder, for instance), gets a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+
+from matex_tf.io import overlay
+from matex_tf.runtime import objects, real_files
+from matex_tf.world import world
+
+_PIECE = 64 << 20
+
+
+def parts(path: str) -> list[tuple[str, int, int]]:
+    """The files that a save to `path` has made: (what follows `path` in the name, bytes, time of modification).
+
+    `path` is a file, a folder, or what the names of a checkpoint's files begin with.
+    """
+    if os.path.isdir(path):
+        names = [os.path.join(folder, name) for folder, _, inside in os.walk(path) for name in inside]
+    elif os.path.isfile(path):
+        names = [path]
+    else:
+        start = glob.escape(path)
+        names = [*glob.glob(start + ".index"), *glob.glob(start + ".data-*"), *glob.glob(start + ".meta")]
+    states = [(name, os.stat(name)) for name in sorted(names)]
+    return [(name[len(path) :], state.st_size, state.st_mtime_ns) for name, state in states]
+
+
+def deliver(path: str) -> None:
+    """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
+    me = world.current()
+    origin, made = objects.broadcast((path, parts(path)) if me.rank == 0 else None, "what was saved")
+    place = _place(path, origin)
+    missing = [part for part in made if not _has(place + part[0], *part[1:])]
+    if overlay.news() is not None:
+        _note(path, made)
+    elif path == origin and overlay.view() is not None:
+        _show(path, made)
+    wanting = objects.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
+    seen: set[tuple[str, str]] = set()
+    writers = []
+    for rank, (host, where, lacks) in enumerate(wanting):
+        if lacks and (host, where) not in seen:
+            writers.append(rank)
+            seen.add((host, where))
+    if writers:
+        for part in made:
+            if any(part in wanting[rank][2] for rank in writers):
+                _send(path, place, part, me.rank in writers)
+        objects.barrier("the copies of what was saved are there")
+
+
+def _place(path: str, origin: str) -> str:
+    """Where this rank's copy belongs: a path of its own in its own layer, unless it is one of the temporary folder."""
+    view = overlay.view()
+    if view is None or path == origin:
+        return path
+    with real_files.plainly():
+        key = view.key(path)
+        return path if key is None else view.writable(key, keep=False)
+
+
+def _has(path: str, size: int, modified: int) -> bool:
+    with real_files.plainly():
+        try:
+            handle = os.open(path, os.O_RDONLY)  # asks a file server anew
+        except FileNotFoundError:
+            return False
+        state = os.fstat(handle)
+        os.close(handle)
+        return (state.st_size, state.st_mtime_ns) == (size, modified)
+
+
+def _note(path: str, made: list) -> None:
+    with real_files.plainly():
+        for part in made:
+            overlay.news().delivered(os.path.realpath(path + part[0]))
+
+
+def _show(path: str, made: list) -> None:
+    with real_files.plainly():
+        overlay.view().come_home()
+        for part in made:
+            key = overlay.view().key(path + part[0])
+            if key is not None:
+                overlay.view().show(key)
+
+
+def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> None:
+    name, size, modified = part
+    target = place + name
+    temporary = f"{target}.{os.getpid()}.part"
+    with real_files.plainly(), contextlib.ExitStack() as stack:
+        source = stack.enter_context(open(path + name, "rb")) if world.current().rank == 0 else None
+        sink = None
+        if writes:
+            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+            sink = stack.enter_context(open(temporary, "wb"))
+        for _ in range(-(-size // _PIECE)):
+            piece = objects.broadcast(source.read(_PIECE) if source else None, "a piece of what was saved")
+            if sink:
+                sink.write(piece)
+    if writes:
+        with real_files.plainly():
+            os.utime(temporary, ns=(modified, modified))
+            os.replace(temporary, target)

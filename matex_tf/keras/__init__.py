@@ -1,0 +1,1 @@
+"""Calls of fit, evaluate, predict and train_on_batch."""

@@ -1,0 +1,167 @@
+"""`predict`: each rank computes its rows of every batch, and each has the whole answer, in order.
+
+That needs outputs of one row (or of the same number of rows) for each row of the input. Whether they are is known from
+the shapes of a functional model, or by tracing one of another kind on a batch of unknown size; it is checked in each
+step on all ranks alike, and where it does not hold every rank computes all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.runtime import notes
+from matex_tf.sharding import fingerprint, pushdown, row_shares, sliced_dataset
+from matex_tf.world import world
+
+NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
+_CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+
+
+class OtherRows(Exception):
+    """The ranks see different rows in the same step, so that there is no one answer to put together."""
+
+
+class Answer:
+    """How one call of `predict` on `model` is shared out."""
+
+    def __init__(self, model: Any, whole: bool):
+        """`whole`: every rank is to compute all rows."""
+        self.model = model
+        self.whole = whole
+        self.once = self.are_arrays = False
+        self.first: tuple[int, int] | None = None
+        self.compares = False
+
+    def look_at(self, source: Any, arrays: Any) -> None:
+        """Learn whether the data are the same on all ranks. Collective for arrays of at least one row a rank.
+
+        Args:
+            source: what the script gave to `predict`.
+            arrays: the structure of arrays that Keras made of it; None of a dataset or generator.
+        """
+        import tensorflow as tf
+
+        self.once, self.are_arrays = hasattr(source, "__next__"), arrays is not None
+        if self.whole:
+            return
+        if arrays is None:
+            self.whole = hasattr(source, "element_spec") and row_shares.is_share(source)
+            return
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
+        few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.current().size for leaf in leaves)
+        self.whole = few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
+
+    def distribute(self, dataset: Any) -> Any:
+        """The dataset that Keras is to iterate in place of `dataset`."""
+        import tensorflow as tf
+
+        if self.whole or not _are_rows(self.model, dataset.element_spec):
+            return sliced_dataset.exempt(dataset)
+        # The answer is put together of all ranks' rows, so that their order must be the same.
+        options = tf.data.Options()
+        options.deterministic = True
+        self.compares = True
+        return pushdown.slices(dataset.with_options(options), self.are_arrays, self._keep_first)[0]
+
+    def _keep_first(self, digest: tuple[int, int]) -> None:
+        self.first = digest
+
+    def after_step(self) -> None:
+        """After the first batch: the ranks saw the same one, or `OtherRows` on all of them."""
+        if self.compares:
+            self.compares = False
+            if not fingerprint.is_same_batch(self.first, "the first batch of predict"):
+                raise OtherRows
+
+
+def whole(outputs: Any, batch: Any) -> Any:
+    """The outputs for all rows of a batch, from those for this rank's rows in `batch`. Collective."""
+    import tensorflow as tf
+
+    flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(outputs)]
+    rows = tf.cast(row_shares.batch_rows(batch.data), tf.int64)
+    counts = tf.stack([rows, *(tf.shape(part, tf.int64)[0] for part in flat)])
+    everyone = tf.reshape(ops.allgather(counts, name="the rows of predict"), [world.current().size, -1])
+    of_input, of_outputs = everyone[:, :1], everyone[:, 1:]
+    each = of_outputs // of_input
+    fits = tf.reduce_all((of_outputs == each * of_input) & (each == each[:1]))
+    with tf.control_dependencies([tf.debugging.Assert(fits, [NOT_ROWS, everyone])]):
+        mine = tf.cast(batch.numbers[2], tf.int64)
+        flat = [_gather(part[: tf.shape(part, tf.int64)[0] * mine]) for part in flat]
+    return tf.nest.pack_sequence_as(outputs, flat)
+
+
+def _gather(part: Any) -> Any:
+    import tensorflow as tf
+
+    between = _CAST.get(part.dtype.name)
+    if between is None:
+        return ops.allgather(part, name="an output of predict")
+    return tf.cast(ops.allgather(tf.cast(part, between), name="an output of predict"), part.dtype)
+
+
+def give_up(model: Any, error: Exception) -> bool:
+    """Whether `error` says, on all ranks alike, that this `predict` cannot be shared out; it is said and remembered."""
+    if isinstance(error, OtherRows):
+        notes.note(
+            "the ranks see different rows in the same step of predict: the order of the data differs between ranks, "
+            "for instance by deterministic=False or a generator without a seed. Each rank predicts all its own rows"
+        )
+        return True
+    if NOT_ROWS not in str(error):
+        return False
+    vars(model)["_matex_rows"] = False
+    return True
+
+
+def _are_rows(model: Any, spec: Any) -> bool:
+    known = vars(model).get("_matex_rows")
+    if known is None:
+        known = _from_shapes(model)
+        known = _from_trace(model, spec) if known is None else known
+        vars(model)["_matex_rows"] = known
+    if not known:
+        notes.note(
+            "the outputs of predict are not known to be rows that belong to the rows of its input, so every rank "
+            "computes all of them: right, but not faster"
+        )
+    return known
+
+
+def _from_shapes(model: Any) -> bool | None:
+    """What the output shapes of a functional model say; None where they do not tell."""
+    step = getattr(type(model), "predict_step", None)
+    own = not getattr(step, "__module__", "").startswith(("keras.", "tf_keras."))
+    outputs = getattr(model, "outputs", None)
+    if own or not outputs:
+        return None
+    return all(not getattr(part, "sparse", False) and not getattr(part, "ragged", False) and _is_rows(part)
+               for part in outputs)  # fmt: skip
+
+
+def _is_rows(part: Any) -> bool:
+    import tensorflow as tf
+
+    shape = getattr(part, "shape", None)
+    if shape is None or getattr(shape, "rank", 0) is None or len(shape) == 0 or shape[0] is not None:
+        return False
+    name = tf.as_dtype(part.dtype).name
+    return name in ops.DTYPES or name in _CAST
+
+
+def _from_trace(model: Any, spec: Any) -> bool:
+    """What a trace of the model's own predict step says, on a batch of an unknown number of rows."""
+    import tensorflow as tf
+
+    def open_rows(part: Any) -> Any:
+        if isinstance(part, tf.TensorSpec) and part.shape.rank:
+            return tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+        return part
+
+    step = vars(model).get("predict_step", model.predict_step)
+    traced = tf.function(lambda data: step(data), autograph=False)
+    outputs = traced.get_concrete_function(tf.nest.map_structure(open_rows, spec)).structured_outputs
+    return all(isinstance(part, tf.Tensor | tf.TensorSpec) and _is_rows(part) for part in tf.nest.flatten(outputs))

@@ -1,0 +1,1 @@
+"""The command line, and what starts ranks. Nothing here joins MPI."""

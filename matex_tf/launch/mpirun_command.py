@@ -1,0 +1,172 @@
+"""The command line that starts a script on several ranks: pure functions of the MPI, the user and the cores."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_tf.world import mpirun_options
+
+# By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
+KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
+# With it, mpirun and MPI leave the other ranks alone when one is lost, and mpirun tells them. MPI's own detector stays
+# off: it takes ranks for lost that compute for ten seconds without a call of MPI.
+ELASTIC = ["--with-ft", "ulfm"]
+# Ranks on one host use memory. For the way over the network, which is left out, they listen on all addresses.
+NO_NETWORK = ["--mca", "btl", "^tcp"]
+# With these the user, or a file that he names, says himself how ranks reach each other.
+_TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
+_TRANSPORT_FILES = {"tune", "am"}
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun: where it is, the family of its MPI ("" if unknown) and its version."""
+
+    path: str
+    family: str
+    version: str
+
+    @property
+    def major(self) -> int:
+        return major_of(self.version)
+
+    def fits(self, library: str) -> bool:
+        """Whether it starts ranks of the MPI that says `library` of itself; so it may where one of them is unknown."""
+        family, major = family_of(library), major_of(version_of(library))
+        return not (self.family and family) or (
+            self.family == family and (self.major == major or 0 in (self.major, major))
+        )
+
+
+def family_of(text: str) -> str:
+    """The MPI that `text` (of `mpirun --version` or MPI_Get_library_version) speaks of; "" if none is recognised."""
+    for family, sign in (
+        (mpirun_options.OPENMPI, r"Open MPI|OpenRTE|open-mpi\.org"),
+        (mpirun_options.INTEL, r"Intel\(R\) MPI"),
+        (mpirun_options.MPICH, r"MPICH|HYDRA"),
+    ):
+        if re.search(sign, text):
+            return family
+    return ""
+
+
+def version_of(text: str) -> str:
+    """The first version number in `text`, "" if there is none."""
+    found = re.search(r"\d+\.\d+(\.\d+)*", text)
+    return found.group() if found else ""
+
+
+def major_of(version: str) -> int:
+    """The first number of a version, 0 if it is unknown."""
+    return int(version.split(".")[0]) if version else 0
+
+
+def candidates(library_path: str | None, path: str, prefix: str) -> list[str]:
+    """Where mpirun may be, best first: beside the MPI library in use, on `path`, beside this Python (`prefix`)."""
+    folders = []
+    if library_path:
+        above = os.path.dirname(library_path)
+        for _ in range(3):  # lib, lib64, lib/x86_64-linux-gnu, lib/release: one to three floors below bin's parent
+            above = os.path.dirname(above)
+            folders.append(os.path.join(above, "bin"))
+    folders += [folder for folder in path.split(os.pathsep) if folder]
+    folders.append(os.path.join(prefix, "bin"))
+    return list(dict.fromkeys(os.path.join(folder, "mpirun") for folder in folders))
+
+
+def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
+    """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
+    if any(word.startswith("-") and mpirun_options.option_name(word) in _TRANSPORT_FILES for word in options):
+        return True
+    settings = [line.partition("=")[0].strip() for line in lines]
+    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
+
+
+def files_of_parameters(mpirun: str, home: str) -> list[str]:
+    """Where Open MPI reads parameters from: the user's file, the installation's, and Debian's of the latter."""
+    above = [os.path.dirname(os.path.dirname(path)) for path in (mpirun, os.path.realpath(mpirun))]
+    return [
+        os.path.join(home, ".openmpi", "mca-params.conf"),
+        *(os.path.join(folder, "etc", "openmpi-mca-params.conf") for folder in dict.fromkeys(above)),
+        "/etc/openmpi/openmpi-mca-params.conf",
+    ]
+
+
+def oversubscribing(mpirun: Mpirun) -> list[str]:
+    """The options by which Open MPI's mpirun starts more ranks than there are places for."""
+    return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
+
+
+def options(
+    mpirun: Mpirun,
+    ranks: int,
+    cores: int,
+    root: bool,
+    given: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
+    by_memory: bool = False,
+) -> list[str]:
+    """The options of `mpirun` for `ranks` ranks: those `given` by the user, and what he would otherwise stumble over.
+
+    The ranks' cores are set by matex_tf.world.placement, so mpirun is told to bind none, unless the user binds. On
+    this machine alone more ranks than cores are allowed; where ranks fill the cores, a waiting one yields.
+    `settings` are variables for the ranks. With `by_memory` they do without the network on this machine alone.
+    """
+    environment = environment or {}
+    here_only = not mpirun_options.chooses_hosts(given, environment)
+    full = here_only and ranks >= cores
+    own_binding = mpirun_options.binds(given)
+    variables = {"PYTHONHASHSEED": "0", **(settings or {})}
+    if not own_binding:
+        variables["MATEX_PLACEMENT"] = "spread"
+    variables = {
+        name: value
+        for name, value in variables.items()
+        if name not in environment and not any(word.startswith(name) for word in given)
+    }
+    words: list[str] = []
+    if mpirun.family == mpirun_options.OPENMPI:
+        if root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
+            words.append("--allow-run-as-root")
+        if not own_binding:
+            words += ["--bind-to", "none"]
+        if here_only and "map-by" not in map(mpirun_options.option_name, given):
+            words += oversubscribing(mpirun)
+        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.option_name, given):
+            words += ELASTIC
+        if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
+            words += ["--mca", "mpi_yield_when_idle", "1"]
+        if here_only and by_memory and not chooses_transport(given, environment):
+            words += NO_NETWORK
+        for name, value in variables.items():
+            words += ["-x", f"{name}={value}"]
+        if not here_only:
+            for name, value in KEEPALIVE.items():
+                if name not in given and not any(variable.endswith(name) for variable in environment):
+                    words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(value)]
+            # Open MPI sends the other hosts nothing of the environment but what it is told to.
+            for name in sorted(environment):
+                if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
+                    words += ["-x", name]
+    else:
+        if mpirun.family == mpirun_options.INTEL:
+            if not own_binding:
+                variables.setdefault("I_MPI_PIN", "0")
+            if full:
+                variables.setdefault("I_MPI_THREAD_YIELD", "2")
+        elif mpirun.family == mpirun_options.MPICH and not own_binding:
+            words += ["-bind-to", "none"]
+        for name, value in variables.items():
+            words += ["-genv", name, value]
+    return [*words, *given, "-n", str(ranks)]
+
+
+def command(
+    mpirun: Mpirun, mpirun_options: Sequence[str], python: str, target: Sequence[str], module: bool = True
+) -> list[str]:
+    """The whole command line: `mpirun OPTIONS python -m matex_tf TARGET`, without `-m matex_tf` if not `module`."""
+    return [mpirun.path, *mpirun_options, python, *(["-m", "matex_tf"] if module else []), *target]

@@ -1,0 +1,135 @@
+"""What is installed here, found out in child processes: the asking process never joins MPI or loads TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from matex_tf.launch import mpirun_command
+
+SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
+LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
+
+MPI_LIBRARY = """
+import json, os, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+paths = {line.split(None, 5)[-1].strip() for line in open("/proc/self/maps") if "/libmpi" in line}
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version().strip("\\0 \\n"),
+                  "path": min(paths, key=len, default=None)}))
+"""
+
+MPI_THREADS = """
+import json, mpi4py
+from mpi4py import MPI
+names = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized",
+         MPI.THREAD_MULTIPLE: "multiple"}
+print(json.dumps({"threads": names[MPI.Query_thread()]}))
+"""
+
+TENSORFLOW = """
+import json, os
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+try:
+    import keras
+    keras_version = keras.__version__
+except ImportError:
+    keras_version = None
+from matex_tf.ops import build
+try:
+    ops = build.status()
+except (OSError, RuntimeError, ValueError) as error:
+    ops = {"error": str(error)}
+print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": ops,
+                  "gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}))
+"""
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` less what an MPI launcher told this task, so that a child is a world of its own."""
+    keep = ("OMPI_MCA_", "OMPI_ALLOW_", "SLURM_CONF")
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(LAUNCHER_PREFIXES) or name.startswith(keep)
+    }
+
+
+def ask(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}.
+
+    `extra` is added to its environment.
+    """
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**without_launcher(os.environ), **(extra or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {timeout:.0f} s"}
+    lines = child.stdout.strip().splitlines()
+    if child.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    complaint = child.stderr.strip().splitlines() or [f"the child ended with code {child.returncode}"]
+    return {"error": complaint[-1]}
+
+
+def mpi_library() -> dict[str, Any]:
+    """The MPI library that mpi4py loads: "mpi4py" (its version), "library" (its own words), "path"; or "error"."""
+    return ask(MPI_LIBRARY)
+
+
+def mpi_threads() -> dict[str, Any]:
+    """The thread level that MPI gives: "threads" is single, funneled, serialized or multiple; or "error"."""
+    # Open MPI leaves the memory that a process without mpirun would share with others.
+    return ask(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
+
+
+def tensorflow() -> dict[str, Any]:
+    """Versions "tensorflow", "keras", the list "gpus" that it sees, and "ops", the state of their build; or "error"."""
+    return ask(TENSORFLOW)
+
+
+def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
+    """The mpirun of the MPI that mpi4py loads (`library` as given by `mpi_library`); None if there is none at all."""
+    wanted = library.get("library", "")
+    first = None
+    for path in mpirun_command.candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
+        if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+            continue
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, env=without_launcher(os.environ))
+        mpirun = mpirun_command.Mpirun(
+            path, mpirun_command.family_of(answer.stdout), mpirun_command.version_of(answer.stdout)
+        )
+        if mpirun.family and mpirun_command.family_of(wanted) and mpirun.fits(wanted):
+            return mpirun
+        first = first or mpirun
+    return first
+
+
+def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/dev/shm") -> bool:
+    """Whether ranks on this machine can do with the memory they share, and no file of Open MPI's says how they are to.
+
+    Where there is too little of it, Open MPI goes over the network.
+    """
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return False
+    if not os.access(folder, os.W_OK) or state.f_bavail * state.f_frsize < ranks * SHARED_BYTES:
+        return False
+    lines: list[str] = []
+    for path in mpirun_command.files_of_parameters(mpirun.path, os.path.expanduser("~")):
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            lines += file
+    return not mpirun_command.chooses_transport([], {}, lines)

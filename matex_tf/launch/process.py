@@ -1,0 +1,119 @@
+"""Runs mpirun for `matex run` as a shell would: output and terminal are mpirun's own, and signals reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from matex_tf.launch.signal_origin import Witness
+from matex_tf.runtime import exit_marks, shared_memory, temp_folders
+
+EXIT_UNPROVED = 71
+_PASSED_ON = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
+    signal.SIGCONT,
+)  # fmt: skip
+# What a person, or a system that is not told of MATEX_STATE, ends a run with; its exit code is then a shell's for it.
+_ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
+_PREFIX = "matex_tf-run-"
+
+
+@contextlib.contextmanager
+def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
+    """A new private folder for the proof, of which MATEX_PROOF tells the ranks; in `shared` if some are elsewhere."""
+    temp_folders.sweep(_PREFIX, shared, may_go=shared_memory.remove)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
+        temp_folders.hold(folder)
+        os.environ["MATEX_PROOF"] = folder
+        try:
+            yield folder
+        finally:
+            del os.environ["MATEX_PROOF"]
+            shared_memory.remove(folder, even_used=True)  # mpirun has, if it was not killed
+
+
+def hear_children() -> None:
+    """Have the system tell of children that end, which it does not where a daemon started this process to ignore it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def run(command: Sequence[str], folder: str) -> int:
+    """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`.
+
+    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
+    """
+    heard: set[int] = set()
+    code = exit_marks.exit_code(wait_for(command, heard=heard), folder)
+    if code == 0 and exit_marks.is_given(folder):
+        return 0
+    if ended := heard & _ENDING:
+        return ended_by(ended)
+    if code != 0:
+        return code
+    print(
+        "matex: mpirun ended with exit code 0, but the ranks never agreed that all of them had come to the end of the "
+        f"script: a rank or a host was lost on the way, or the script was never started (exit code {EXIT_UNPROVED})",
+        file=sys.stderr,
+    )
+    return EXIT_UNPROVED
+
+
+def ended_by(signals: set[int]) -> int:
+    """The exit code of what one of `signals` has ended, as a shell has it."""
+    return 128 + min(signals)
+
+
+def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, heard: set[int] | None = None) -> int:
+    """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
+
+    What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore. Stopped
+    from the keyboard, both stop, and both go on.
+
+    With `instead`, `command` is in a session of its own, and each signal is passed on as what stands there for it.
+    `heard` collects the signals that came.
+    """
+    watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
+    try:
+        with Witness(watched) as witness:
+            child = subprocess.Popen(
+                command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None
+            )
+            while child.poll() is None:
+                found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
+                if found.si_signo == signal.SIGCHLD:
+                    continue
+                if heard is not None:
+                    heard.add(found.si_signo)
+                has_it = instead is None and (found.si_code == _SI_KERNEL or witness.saw(found.si_signo))
+                if not has_it and child.poll() is None:
+                    child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
+                if found.si_signo == signal.SIGTSTP:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+        while (late := signal.sigtimedwait(watched, 0)) is not None:
+            if heard is not None:
+                heard.add(late.si_signo)  # there is nobody left to pass it on to
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _start(mask: set[int], parent: int) -> Callable[[], None]:
+    library = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Who kills `matex run` means the ranks, too.
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,215 @@
+"""`matex run --restarts`: a run that is lost is started again, on the hosts that are left; what it says and ends with.
+
+The ranks keep its state (see `run_state`). Lost is a run of which a rank was killed, or ended without a word, or whose
+host is gone; not one whose script raised an error or chose its exit code, which it would only do again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matex_tf.launch import hosts, process
+from matex_tf.launch.mpirun_command import Mpirun, oversubscribing
+from matex_tf.resilience import state_files
+from matex_tf.runtime import exit_marks
+from matex_tf.world.mpirun_options import ALLOCATIONS, OPENMPI
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+WELL, OWN, ASKED, LOST, INTERRUPTED = "well", "own", "asked", "lost", "interrupted"
+_NAME = ".matex_tf-state-"
+# mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
+_INSTEAD = {signal.SIGTERM: signal.SIGUSR1}
+_ASKS = {signal.SIGTERM, signal.SIGUSR1}
+# Of the jobs that a batch system makes of one script: they have other numbers, or the same and another place.
+_PLACES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
+_PERSONS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
+
+
+def state_folder(target: Sequence[str]) -> str:
+    """Where the state of a run of `target` is kept: in the current folder, of the same name when it comes back."""
+    job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_PLACES) if name in os.environ]
+    return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
+
+
+@dataclass
+class Attempt:
+    """How often a run is to be started, and where: on `ranks` ranks with mpirun's `options`."""
+
+    ranks: int
+    options: list[str] = field(default_factory=list)
+
+
+def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
+    """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
+    if code == 0 and exit_marks.is_given(folder):
+        return WELL
+    if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
+        return INTERRUPTED
+    if exit_marks.asks_again(folder) or code == exit_marks.EXIT_REQUEUE:
+        return ASKED
+    if exit_marks.is_given(folder):
+        return OWN
+    if heard & _ASKS:
+        return ASKED
+    # 0 without the ranks' word is a host that was lost, at whatever moment; above 128 is a signal.
+    if 0 < code <= 128 and (exit_marks.has_failed(folder) or not exit_marks.has_begun(folder)):
+        return OWN
+    return LOST
+
+
+def reason(code: int) -> str:
+    """Why a run was lost, in words."""
+    if code > 128:
+        try:
+            return f"a rank was killed by {signal.Signals(code - 128).name} (exit code {code})"
+        except ValueError:
+            return f"exit code {code}"
+    known = {
+        0: "a rank or a host was lost, though mpirun ended with exit code 0",
+        exit_marks.EXIT_STALLED: f"ranks waited too long for others (exit code {exit_marks.EXIT_STALLED})",
+    }
+    return known.get(code, f"a rank or a host was lost (exit code {code})")
+
+
+def pause(restart: int) -> float:
+    """Seconds before restart number `restart`, from 1: a fault that lasts a while has time to pass."""
+    return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
+
+
+def run(
+    first: Attempt,
+    restarts: int,
+    command: Callable[[Attempt], Sequence[str]],
+    mpirun: Mpirun,
+    shared: str | os.PathLike | None,
+    state: str,
+) -> int:
+    """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
+    attempt, known = first, hosts.listed(first.options, os.environ)
+    lost: list[str] = []
+    while True:
+        heard: set[int] = set()
+        began = time.monotonic()
+        with process.proof_folder(shared) as folder:
+            code = exit_marks.exit_code(process.wait_for(command(attempt), _INSTEAD, heard), folder)
+            end = judge(code, folder, heard)
+        if end == INTERRUPTED:
+            return _interrupted(heard & _PERSONS, state)
+        if end == WELL:
+            _remove(state)
+        if end != LOST:
+            if lost:
+                _say(f"{_how(end, code)} after {_times(len(lost))}: {_told(lost)}")
+            return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
+        lost.append(reason(code))
+        if "SLURM_JOB_ID" in os.environ:
+            # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
+            os.environ["SLURM_OVERLAP"] = "1"
+        after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
+        if len(lost) > restarts:
+            up = f"; given up after {_times(restarts)}: {_told(lost)}" if restarts else ""
+            _say(f"{after}{up}. The same command goes on from {state}")
+            return code or process.EXIT_UNPROVED
+        wait = pause(len(lost))
+        _say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
+        try:
+            with _listening():
+                time.sleep(wait)
+                attempt = _on_what_is_left(attempt, first, known, mpirun)
+        except _AskedError as asked:
+            if asked.number in _PERSONS:
+                return _interrupted({asked.number}, state)
+            name = signal.Signals(asked.number).name
+            _say(
+                f"{name} before the restart; the same command goes on from {state} "
+                f"(exit code {exit_marks.EXIT_REQUEUE})"
+            )
+            return exit_marks.EXIT_REQUEUE
+
+
+def _interrupted(signals: set[int], state: str) -> int:
+    """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
+    code = process.ended_by(signals)
+    kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
+    how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
+    _say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
+    return code
+
+
+class _AskedError(Exception):
+    """This process was asked to end, by the signal of this number."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    """Within it, where there is no run that would be told, a signal by which to end raises `_AskedError`."""
+
+    def heard(number: int, _frame: Any) -> None:
+        raise _AskedError(number)
+
+    before = {number: signal.getsignal(number) for number in _ASKS | _PERSONS}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, heard)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun) -> Attempt:
+    """The next attempt: on those of the `known` hosts of the `first` one that answer."""
+    if len(known) < 2:
+        return attempt
+    left = hosts.answering(known, mpirun.path, first.options)
+    if not left or len(left) == len(known):
+        return first
+    ranks = hosts.ranks_on(left, known, first.ranks)
+    if ranks < 2:
+        # One rank alone would not know of the state.
+        ranks, left = 2, [hosts.Host(left[0].name, 2)]
+    names = [host.name for host in left]
+    gone = ", ".join(host.name for host in known if host.name not in names)
+    _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
+    options = hosts.without(first.options, left, mpirun.family)
+    if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
+        options = [*hosts.dropping(options, ["map-by"]), *oversubscribing(mpirun)]
+    return Attempt(ranks, options)
+
+
+def _how(end: str, code: int) -> str:
+    if end == WELL:
+        return "ended well"
+    return f"asked to end (exit code {exit_marks.EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
+
+
+def _times(number: int) -> str:
+    return f"{number} restart" + ("" if number == 1 else "s")
+
+
+def _told(lost: Sequence[str]) -> str:
+    return "; ".join(f"{count} times {why}" if count > 1 else why for why, count in Counter(lost).items())
+
+
+def _remove(state: str) -> None:
+    if Path(state).is_dir():
+        state_files.Folder(state).close(remove=True)
+
+
+def _say(text: str) -> None:
+    print(f"matex: {text}", file=sys.stderr, flush=True)

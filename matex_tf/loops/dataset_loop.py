@@ -1,0 +1,139 @@
+"""A loop of the script's own over a `tf.data.Dataset`, in eager code.
+
+It gives every rank the whole batches, as the script alone gets them: what ranks share of a step is decided where it is
+computed (`function_step`, `model_calls`). But a dataset over each rank's own rows gives those, and in weak scaling each
+rank gets batches of its own, once the loop trains.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.gradients import reduce, variables
+from matex_tf.observe import bottlenecks
+from matex_tf.resilience import run_state
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import row_shares, sliced_dataset, step_weight
+from matex_tf.world import world
+
+_own: weakref.WeakSet = weakref.WeakSet()
+"""The loops at work whose batches are of each rank's own rows."""
+
+
+class Loop:
+    """What is known of one iterator: whose rows it gives, and whether its batches train."""
+
+    def __init__(self, shares: bool, pull: Callable[[], Any], fixed: bool = False):
+        self.shares = shares
+        self.pull = pull
+        self.fixed = fixed
+        self.weak = settings.current().scaling == "weak"
+        self.updates: int | None = None
+        self.first_row: Any = None
+        self.done = False
+        self.pace = bottlenecks.Pace()
+        self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
+        ops.records.between_steps()
+
+    def give(self, element: Any) -> Any:
+        """What the script gets for `element`, the next batch of the pipeline."""
+        if self.shares:
+            return self._give_share(element)
+        self.pace.tick()
+        if self.weak and self._trains():
+            return self._give_one_of_group(element)
+        if _own - {self}:
+            step_weight.set_metrics_weight(step_weight.whole_values()[2])  # the script looks at whole batches meanwhile
+        return element
+
+    def _trains(self) -> bool:
+        """Whether there was an update since the loop gave its last batch, in this turn or one before."""
+        if self in _own:
+            return True
+        updates, self.updates = self.updates, reduce.updates()
+        if updates is None or updates == self.updates:
+            return False
+        run_state.say_loop()
+        notes.note("weak scaling: each rank takes whole batches of its own from the loops that train")
+        _own.add(self)
+        return True
+
+    def _give_one_of_group(self, element: Any) -> Any:
+        """Weak scaling: of as many batches as there are ranks, this rank's own, or the first with weight 0."""
+        import tensorflow as tf
+
+        watch_drift()
+        me = world.current()
+        group = [element]
+        while len(group) < me.size:
+            try:
+                group.append(self.pull())
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+        counts = [int(row_shares.batch_rows(batch)) for batch in group]
+        if me.rank < len(group):
+            step_weight.set_values(step_weight.slice_values(counts[me.rank], sum(counts)))
+            return group[me.rank]
+        step_weight.set_values(step_weight.slice_values(0, sum(counts)))
+        return sliced_dataset.take_rows(element, 0, 1, counts[0])
+
+    def _give_share(self, element: Any) -> Any:
+        """A batch of this rank's own rows. Ranks may have other numbers of batches: they go on until all are done."""
+        rows = int(row_shares.batch_rows(element))
+        if self.first_row is None:
+            self.first_row = sliced_dataset.take_rows(element, 0, 1, rows)
+            _own.add(self)
+        counts = objects.allgather(rows, "the rows of each rank's next batch")
+        step_weight.set_values(step_weight.slice_values(rows, sum(counts)))
+        return element
+
+    def end(self) -> Any:
+        """The iterator is exhausted. A batch to go on with, or None where all ranks are done."""
+        if self.shares and not self.done:
+            counts = objects.allgather(0, "the rows of each rank's next batch")
+            if sum(counts) > 0 and self.first_row is not None:
+                step_weight.set_values(step_weight.slice_values(0, sum(counts)))
+                return self.first_row
+        self.pace.judge()
+        ops.records.between_steps()
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Nothing more comes from this iterator."""
+        if self.done:
+            return
+        self.done = True
+        if self in _own:
+            _own.discard(self)
+            if not _own:
+                step_weight.set_whole()
+        elif _own:
+            # Back in the training loop around this one: what it gave last counts in metrics as before.
+            step_weight.restore_metrics_weight()
+
+
+def say_fixed() -> None:
+    notes.note(
+        "the batches of a loop in a tf.function have a fixed size (drop_remainder=True), which the script may rely on, "
+        "so every rank computes them whole: right, but not faster. Without drop_remainder they are sharded"
+    )
+
+
+_checked = 0
+
+
+def watch_drift() -> None:
+    """Every so many updates, compare the weights of all ranks."""
+    global _checked
+    every = settings.current().drift_steps
+    done = reduce.updates()
+    if every and done - _checked >= every:
+        _checked = done
+        agreed = variables.agreed()
+        # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
+        trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
+        variables.check_drift(trained, trained, f"after {done} updates")

@@ -1,0 +1,167 @@
+"""Traces of functions for placements: what their arguments are is declared, and what they return made whole."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from matex_tf.analysis import graph_ops, interpreter, verdict
+from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
+from matex_tf.gradients import recombine
+from matex_tf.loops import step_arguments
+from matex_tf.world import world
+
+NAMED = "it cannot be traced for an open number of rows: it may name the size of its batch"
+FIXED = "the number of its rows is fixed when it is traced"
+
+_state = threading.local()
+
+
+class _Frame(NamedTuple):
+    """A call that is being made: the function, the placements of its arguments' leaves, and whether it is a border.
+
+    holds: it is called with slices, since its trace proves that these will do.
+    """
+
+    function: Any
+    placements: list[Placement | None]
+    is_border: bool
+    holds: bool = False
+
+
+@contextlib.contextmanager
+def frame(function: Any, placements: list[Placement | None], is_border: bool, holds: bool = False) -> Iterator[None]:
+    """Within it, what is traced of `function` has arguments whose leaves have these placements."""
+    stack = _state.__dict__.setdefault("stack", [])
+    stack.append(_Frame(function, placements, is_border, holds))
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def is_called(function: Any) -> bool:
+    """Whether a call of `function`, or of what it was cloned from, is being made: it may be traced for that."""
+    stack = getattr(_state, "stack", [])
+    return bool(stack) and stack[-1].function.python_function is function.python_function
+
+
+def nested(function: Any, args: tuple, kwargs: dict) -> contextlib.AbstractContextManager[None]:
+    """Around a call of `function` in a graph: it is traced for the placements that its arguments have there."""
+    import tensorflow as tf
+
+    placements: list[Placement | None] = []
+    graph = tf.compat.v1.get_default_graph()
+    if interpreter.has_declared(graph):
+        found = interpreter.interpreter_of(graph)
+        try:
+            leaves = tf.nest.flatten(step_arguments.bound(function, args, kwargs))
+        except TypeError:  # as the call itself says
+            leaves = []
+        for leaf in leaves:
+            of_graph = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy") and leaf.graph is graph
+            placements.append(found.of(leaf) if of_graph else None)
+    return frame(function, placements, is_border=False)
+
+
+def traced(python_func: Callable, args: tuple, kwargs: dict) -> Any:
+    """What `python_func`, that of the innermost call, gives for placeholders: declared before, made whole after."""
+    import tensorflow as tf
+
+    stack = getattr(_state, "stack", [])
+    if not stack or code_of(python_func) is not code_of(stack[-1].function.python_function):
+        return python_func(*args, **kwargs)  # of something else that is traced meanwhile
+    here = stack[-1]
+    _declare(here, args, kwargs)
+    outputs = python_func(*args, **kwargs)
+    if not here.is_border or not graph_ops.reduces(tf.compat.v1.get_default_graph()):
+        return outputs
+    outputs = exits(outputs, bool(getattr(here.function, "_jit_compile", None)))
+    why = verdict.failure(tf.compat.v1.get_default_graph())
+    if here.holds and why is not None:
+        raise world.RankError(
+            "a training step was traced once more, and what was proved of its first trace does not hold of this one: "
+            f"{why}. Give it tensors in place of Python values that change from call to call"
+        )
+    return outputs
+
+
+def code_of(function: Callable) -> Any:
+    """What a function is without TensorFlow's decorators."""
+    from tensorflow.python.util import tf_decorator
+
+    return tf_decorator.unwrap(function)[1]
+
+
+def _declare(here: _Frame, args: tuple, kwargs: dict) -> None:
+    import tensorflow as tf
+
+    try:
+        leaves = tf.nest.flatten(step_arguments.bound(here.function, args, kwargs))
+    except TypeError:
+        leaves = []
+    if len(leaves) != len(here.placements):
+        if any(placement is not None and not placement.is_same for placement in here.placements):
+            graph = tf.compat.v1.get_default_graph()
+            verdict.fail(graph, verdict.Reason("its arguments in the trace are not those of the call"))
+        return
+    for leaf, placement in zip(leaves, here.placements):
+        if placement is not None and not placement.is_same and isinstance(leaf, tf.Tensor):
+            declare(leaf, placement)
+
+
+def declare(leaf: Any, placement: Placement) -> None:
+    """State the placement of a tensor of rows in a graph. Of one with a fixed number of rows, nothing is proved.
+
+    What Python makes of that number while it traces would be the slice's, and look like any constant.
+    """
+    if placement.kind == SHARDED and (leaf.shape.rank is None or leaf.shape.as_list()[placement.axis] is not None):
+        placement = unknown(leaf.op, FIXED)
+    interpreter.declare(leaf, placement)
+
+
+def declare_rows(element: Any) -> None:
+    """State of what a pipeline gives a graph that it holds this rank's rows."""
+    import tensorflow as tf
+
+    for part in tf.nest.flatten(element):
+        if isinstance(part, tf.Tensor):
+            if part.shape.rank is None or part.shape.rank > 0:
+                declare(part, ROWS)
+            continue
+        for component in tf.nest.flatten(part, expand_composites=True):
+            if isinstance(component, tf.Tensor):
+                interpreter.declare(component, unknown(component.op, "its rows are ragged or sparse"))
+
+
+def exits(outputs: Any, is_compiled: bool = False) -> Any:
+    """`outputs` of the step that the graph being built is, whole; as they are where the step cannot be sharded.
+
+    Args:
+        is_compiled: XLA compiles the graph, which has no rows of other ranks whose number is not known.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    if not interpreter.has_declared(graph):
+        return outputs
+    flat = tf.nest.flatten(outputs, expand_composites=True)
+    places = [index for index, part in enumerate(flat) if isinstance(part, tf.Tensor) and not hasattr(part, "numpy")]
+    found = interpreter.interpreter_of(graph)
+    for index in places:
+        placement = found.of(flat[index])
+        can = recombine.can_be_whole(placement) and not (is_compiled and placement.kind == SHARDED)
+        if recombine.known(flat[index]) is None and not can:
+            reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
+            clause = f"the ranks' parts of what it returns, {placement.kind}, cannot be put together"
+            verdict.fail(graph, reason or verdict.Reason(clause, flat[index].op))
+    if verdict.failure(graph) is None:
+        wholes = recombine.whole([flat[index] for index in places], "what a step returns") if places else []
+        for index, value in zip(places, wholes):
+            flat[index] = value
+        reason = verdict.unproved(graph, wholes)
+        if reason is not None:
+            verdict.fail(graph, reason)
+    return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)

@@ -1,0 +1,1 @@
+"""Metrics over the rows of all ranks."""

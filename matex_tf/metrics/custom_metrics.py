@@ -1,0 +1,151 @@
+"""Metrics of the script's own, functions or classes: what they make of slices is brought to what the whole batch gives.
+
+A function that gives a number for each row needs nothing. One that gives a single number, such as a root of a mean,
+gives it for the rows of this rank: a mean is weighed by the rows, a sum is added up, and for any other the labels and
+predictions of all ranks are gathered, and it is computed once more. A class whose updates add sums over rows to its
+variables needs nothing; for any other all rows are gathered, too, and its update counts on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.analysis import dry_trace, interpreter
+from matex_tf.analysis.placement import ROWS, as_partial, partial
+from matex_tf.gradients import reduce
+from matex_tf.sharding import step_weight
+
+_MEAN, _SUM, _OTHER = "mean", "sum", "other"
+_known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def of_all_rows(function: Callable) -> Callable:
+    """`function(y_true, y_pred)` with its value for the whole batch, on every rank, where that is a single number."""
+    import tensorflow as tf
+
+    plain = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
+
+    @tf.autograph.experimental.do_not_convert
+    def compute(y_true: Any, y_pred: Any, **kwargs: Any) -> Any:
+        value = plain(y_true, y_pred, **kwargs)
+        rows = (y_true, y_pred)
+        if not is_single(value) or not all(isinstance(part, tf.Tensor) and part.shape.rank for part in rows):
+            return value
+        kind = _kind_of(function, rows, kwargs)
+        numbers = step_weight.numbers()
+        if kind == _OTHER:
+            return plain(*[_gathered(part, numbers[2]) for part in rows], **kwargs)
+        weight = tf.cast(numbers[0 if kind == _MEAN else 1], value.dtype)
+        return ops.allreduce(value * weight, op="sum", name="metric")
+
+    return compute
+
+
+def rows_of_all(metric: Any, update: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The arguments of `update(metric, ...)`, a method of the script's own, with the rows of all ranks.
+
+    None where each rank's own rows will do. Collective where they will not.
+    """
+    import tensorflow as tf
+
+    parts = [*args, *kwargs.values()]
+    of_uneven_rows = any(hasattr(part, "flat_values") or hasattr(part, "dense_shape") for part in parts)
+    if of_uneven_rows or not any(map(_has_rows, parts)):
+        return None
+    key = repr([(part.dtype, tuple(part.shape[1:])) if hasattr(part, "dtype") else part for part in parts])
+    known = _known.setdefault(metric, {})
+    if key not in known:
+        known[key] = _SUM if _adds_up(metric, update, args, kwargs) else _OTHER
+    if known[key] == _SUM:
+        return None
+    has_rows = step_weight.numbers()[2]
+    return tf.nest.map_structure(lambda part: _gathered(part, has_rows) if _has_rows(part) else part, (args, kwargs))
+
+
+def _has_rows(part: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(part, (tf.Tensor, np.ndarray)) and len(part.shape) > 0
+
+
+def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether all that an update does is to add sums over rows to variables."""
+    import tensorflow as tf
+
+    def spec(part: Any) -> Any:
+        return tf.TensorSpec([None, *part.shape[1:]], tf.as_dtype(part.dtype)) if _has_rows(part) else part
+
+    def compute(args: tuple, kwargs: dict) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        interpreter.account(graph, [variable.handle for variable in map(reduce.underlying, metric.variables)])
+        _declare_rows((args, kwargs))
+        update(metric, *args, **kwargs)
+
+    with dry_trace.unnoticed():
+        try:
+            graph = tf.function(compute).get_concrete_function(*tf.nest.map_structure(spec, (args, kwargs))).graph
+        except Exception:  # of the script's code, any
+            return False
+    found = interpreter.interpreter_of(graph)
+    assigned = [op for op in graph.get_operations() if op.type.startswith("Assign") and len(op.inputs) > 1]
+    return bool(assigned) and all(as_partial(found.of(op.inputs[1])) == partial(0) for op in assigned)
+
+
+def _declare_rows(arguments: Any) -> None:
+    import tensorflow as tf
+
+    for part in tf.nest.flatten(arguments):
+        if isinstance(part, tf.Tensor) and part.shape.rank:
+            interpreter.declare(part, ROWS)
+
+
+def is_single(value: Any) -> bool:
+    """Whether a metric's `value` is one number for all rows."""
+    import tensorflow as tf
+
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
+
+
+def _gathered(tensor: Any, has_rows: Any) -> Any:
+    """The rows of all ranks that have some."""
+    import tensorflow as tf
+
+    tensor = tf.convert_to_tensor(tensor)
+    mine = tensor[: tf.where(has_rows > 0, tf.shape(tensor)[0], 0)]
+    gathered = ops.allgather(mine, name="metric")
+    gathered.set_shape([None, *tensor.shape[1:]])
+    return gathered
+
+
+def _kind_of(function: Callable, rows: tuple, kwargs: dict) -> str:
+    """What the value of `function` is of the rows, by a trace of it for a number of rows that nothing else has."""
+    specs = tuple((part.dtype, tuple(part.shape[1:])) for part in rows)
+    key = repr((specs, sorted(kwargs)))
+    try:
+        known = _known.setdefault(function, {})
+    except TypeError:  # no weak reference to it can be had
+        known = {}
+    if key not in known:
+        known[key] = _traced_kind(function, rows, kwargs)
+    return known[key]
+
+
+def _traced_kind(function: Callable, rows: tuple, kwargs: dict) -> str:
+    import tensorflow as tf
+
+    def compute(*parts: Any) -> Any:
+        _declare_rows(parts)
+        return function(*parts, **kwargs)
+
+    specs = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in rows]
+    with dry_trace.unnoticed():
+        try:
+            graph = tf.function(compute).get_concrete_function(*specs).graph
+        except Exception:  # of the script's code, any
+            return _OTHER
+    return {partial(0): _SUM, partial(1): _MEAN}.get(interpreter.placement_of(graph.outputs[0]), _OTHER)

@@ -1,0 +1,153 @@
+"""Metrics of all the data from metrics that each rank feeds with its own slices.
+
+Keras' metrics add up their state (totals, counts, confusion matrices), so the state over all data is the sum of the
+ranks' states. Each rank keeps its own sum; `whole_state` puts the sum over ranks in its place while a result is
+computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.sharding import step_weight
+from matex_tf.world import world
+
+_state = threading.local()
+_whole: dict[int, Any] = {}  # by id: the variables of which every rank holds the sum, until one counts again
+
+
+def inside_whole_state() -> bool:
+    return getattr(_state, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def whole_state(variables: Sequence[Any]) -> Iterator[None]:
+    """Within it `variables` (Keras or TensorFlow ones) hold the sum of their values over the ranks. Collective.
+
+    Works in eager code and in functions; one reduction for each dtype.
+    """
+    variables = [variable for variable in variables if id(variable) not in _whole]
+    own = _add_up(variables)
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+        for variable, value in zip(variables, own):
+            variable.assign(value)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The layers of a Keras model, those within others and the model itself too, where Keras tells of them."""
+    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+
+
+def variables_of(model: Any) -> list[Any]:
+    """The variables of all metrics of a Keras model, each rank's own. Keras 2 counts some of them among its weights."""
+    layers = layers_of(model)
+    # A layer that adapts has `update_state`, too, but no result.
+    own = [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
+    found = [*getattr(model, "metrics", []), *own]
+    for layer in layers:
+        found += getattr(layer, "_metrics", None) or []
+    return [variable for metric in found for variable in metric.variables]
+
+
+def leave_whole(variables: Sequence[Any]) -> None:
+    """Put the sum over ranks in `variables` to stay, as they are saved and compared with others. Collective; eager."""
+    _add_up(variables)
+    _whole.update((id(variable), variable) for variable in variables)
+
+
+def count_apart(variables: Sequence[Any] | None = None) -> None:
+    """Before these metrics' variables, or any, count again: what every rank holds whole, only rank 0 keeps."""
+    for key in list(_whole) if variables is None else [id(variable) for variable in variables]:
+        variable = _whole.pop(key, None)
+        if variable is not None and world.current().rank > 0:
+            variable.assign(variable * 0)
+
+
+def detached(result: Any) -> Any:
+    """`result` of a metric with copies in place of variables, whose values are other ones once `whole_state` ends."""
+    import tensorflow as tf
+
+    found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
+    for part in tf.nest.flatten(found):
+        if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
+            interpreter.declare(part, interpreter.replicated())
+    return found
+
+
+def _read(variable: Any) -> Any:
+    import tensorflow as tf
+
+    # A copy: an eager read may share the memory that the assignment below writes.
+    return tf.identity(tf.convert_to_tensor(variable))
+
+
+def _add_up(variables: Sequence[Any]) -> list[Any]:
+    """Put the sum over ranks in `variables`; returns what this rank had."""
+    own = [_read(variable) for variable in variables]
+    for variable, total in zip(variables, sums(own)):
+        variable.assign(total)
+    return own
+
+
+def sums(values: Sequence[Any]) -> list[Any]:
+    """The sums over the ranks of tensors of the same shapes and dtypes; one reduction for each dtype. Collective."""
+    import tensorflow as tf
+
+    totals: list[Any] = [None] * len(values)
+    for dtype in sorted({value.dtype.name for value in values}):
+        chosen = [index for index, value in enumerate(values) if value.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(values[index], [-1]) for index in chosen], axis=0)
+        exact = flat.dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
+        summed = ops.allreduce(flat if exact else tf.cast(flat, tf.int64), op="sum", name="metrics")
+        parts = tf.split(tf.cast(summed, flat.dtype), [tf.size(values[index]) for index in chosen], num=len(chosen))
+        for index, part in zip(chosen, parts):
+            totals[index] = tf.reshape(part, tf.shape(values[index]))
+    return totals
+
+
+@contextlib.contextmanager
+def counted(metric: Any, counts: Any = None) -> Iterator[None]:
+    """Within it an update of `metric` takes effect only where this rank's rows count in the current step.
+
+    `counts` (a number, 1 or 0) overrides the step's own.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    outer, _state.before = getattr(_state, "before", None), (graph, {})
+    try:
+        keep(metric.variables)
+        yield
+        counts = step_weight.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
+        for variable, old in _state.before[1].values():
+            variable.assign(tf.where(counts > 0, tf.convert_to_tensor(variable), old))
+    finally:
+        if outer is not None and outer[0] is graph:
+            outer = graph, {**_state.before[1], **outer[1]}
+        _state.before = outer
+
+
+def keep(variables: Sequence[Any]) -> None:
+    """Within `counted`: an update may change `variables` from here on; where it is not to count, they go back to this.
+
+    A metric may tell of its variables only in its first update. So those that it has, those of each metric within
+    it, and those that it makes are read where they come up: in a function each run reads what it finds there.
+    """
+    import tensorflow as tf
+
+    graph, before = getattr(_state, "before", None) or (None, {})
+    if graph is not tf.compat.v1.get_default_graph():
+        return  # outside of `counted`, or in a trace that only looks at what an update does
+    new = [variable for variable in variables if id(variable) not in before]
+    count_apart(new)
+    graph_ops.note_accounts(new)
+    before.update((id(variable), (variable, _read(variable))) for variable in new)

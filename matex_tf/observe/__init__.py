@@ -1,0 +1,1 @@
+"""Timeline, profile, cost of links, warnings of time that is lost."""

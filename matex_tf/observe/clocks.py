@@ -1,0 +1,94 @@
+"""One clock for all ranks: how far that of each host is from rank 0's, found by sending the time to and fro."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.ops import records
+from matex_tf.runtime import objects
+from matex_tf.world import world
+
+_ROUNDS = 20
+_TAG = 7
+
+
+@dataclass(frozen=True)
+class Offset:
+    """At `at` by rank 0's clock, this host's was `ahead` of it, give or take `error`; nanoseconds."""
+
+    at: int = 0
+    ahead: int = 0
+    error: int = 0
+
+
+def offset_of(rounds: Sequence[tuple[int, int, int]]) -> Offset:
+    """The offset from rounds of (sent by our clock, answered by theirs, received by ours): the quickest tells most.
+
+    However long each way took, the answer was given between sending and receiving (Cristian, 1989).
+    """
+    sent, answered, received = min(rounds, key=lambda one: one[2] - one[0])
+    middle = (sent + received) // 2
+    return Offset(middle, answered - middle, (received - sent + 1) // 2)
+
+
+def to_rank_0(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
+    """Times of a host as rank 0's clock tells them, in nanoseconds: clocks part evenly from the start to the end."""
+    begin, finish = start.at + start.ahead, end.at + end.ahead
+    if finish <= begin:
+        return times - start.ahead
+    return times - start.ahead - np.rint((times - begin) * ((end.ahead - start.ahead) / (finish - begin))).astype(int)
+
+
+class Clocks:
+    """The clocks of all ranks; made by all of them together."""
+
+    def __init__(self) -> None:
+        known = objects.allgather(_clock(), "whose clocks are the same")
+        first = {clock: rank for rank, clock in reversed(list(enumerate(known)))}
+        self._leader_of = [first[clock] for clock in known]
+        self._leaders = sorted(set(self._leader_of) - {0})
+
+    def measure(self) -> list[Offset]:
+        """The offset of each rank's clock now. Collective; outside of the sequence, as at the end of the script."""
+        me = world.current().rank
+        if world.current().has_lost:
+            return [Offset()] * world.current().size  # who was asked at the start has another number, or is lost
+        communicator = world.communicator("control")
+        with ops.exchanging("comparing clocks"):
+            found = {leader: _ask(communicator, leader) for leader in self._leaders} if me == 0 else {}
+            if me in self._leaders:
+                _answer(communicator)
+            found = communicator.bcast(found)
+        return [found.get(leader, Offset()) for leader in self._leader_of]
+
+
+def _clock() -> str:
+    """What tells processes of one clock from others: a machine's clock starts when it does."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return world.current().host
+
+
+def _ask(communicator: Any, rank: int) -> Offset:
+    rounds, theirs = [], np.zeros(1, np.int64)
+    for _ in range(_ROUNDS):
+        sent = records.now()
+        communicator.Send(theirs, rank, _TAG)
+        communicator.Recv(theirs, rank, _TAG)
+        rounds.append((sent, int(theirs[0]), records.now()))
+    return offset_of(rounds)
+
+
+def _answer(communicator: Any) -> None:
+    mine = np.zeros(1, np.int64)
+    for _ in range(_ROUNDS):
+        communicator.Recv(mine, 0, _TAG)
+        mine[0] = records.now()
+        communicator.Send(mine, 0, _TAG)

@@ -1,0 +1,73 @@
+"""What transfers between hosts cost when they were last measured: kept beside the compiled ops for `matex info`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from matex_tf.ops import build, records
+from matex_tf.runtime import notes, real_files, shutdown
+from matex_tf.world import world
+
+_SHOWN = 5
+
+
+@dataclass
+class Link:
+    """What was measured between ranks on `hosts` (their number on each): seconds to start a transfer, and a byte."""
+
+    hosts: dict[str, int]
+    start_up: float
+    byte: float
+    disturbed: bool
+    when: float  # seconds since 1970
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{ranks} rank{'s' * (ranks > 1)} on {host}" for host, ranks in list(self.hosts.items())[:3])
+        more = f" and {len(self.hosts) - 3} more hosts" if len(self.hosts) > 3 else ""
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.when))
+        if self.disturbed:
+            return (
+                f"{where}{more}: the measurement of {day} was disturbed by other work on the cores or the network, so "
+                "that gradients stayed in the buckets that they have at first"
+            )
+        return f"{where}{more}: {self.start_up * 1e6:.1f} us a transfer and {1e-9 / self.byte:.3g} GB/s ({day})"
+
+
+def start() -> None:
+    """Keep what the engine measures in this run."""
+    if world.current().rank == 0:
+        shutdown.at_end.append(_keep)
+
+
+def _keep() -> None:
+    found = records.last_link()
+    if found is None:
+        return
+    link = Link(dict(Counter(world.current().hosts)), *found, time.time())
+    name = hashlib.blake2b(json.dumps(link.hosts).encode(), digest_size=8).hexdigest()
+    try:
+        with real_files.plainly():
+            folder = _folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+                json.dump(asdict(link), file)
+            os.replace(file.name, folder / f"{name}.json")
+    except OSError as error:
+        notes.note(f"what transfers cost here could not be kept for `matex info`: {error}")
+
+
+def known() -> list[Link]:
+    """What was kept, the newest first."""
+    found = [Link(**json.loads(path.read_text())) for path in _folder().glob("*.json")]
+    return sorted(found, key=lambda link: -link.when)[:_SHOWN]
+
+
+def _folder() -> Path:
+    return build.cache_folder() / "links"

@@ -1,0 +1,126 @@
+"""A table after the run of what the time of training steps went into: `matex run --profile`.
+
+Made of the engine's totals, which rank 0 gathers at the end of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matex_tf import ops, settings
+from matex_tf.ops import overlap, records
+from matex_tf.runtime import shutdown
+from matex_tf.world import terminal, world
+
+_NAMED = 8  # of hundreds of ranks, those that are waited for most
+_EVEN = 0.01  # of a step: less is no imbalance
+
+_COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
+
+
+def start() -> None:
+    """Begin, where `MATEX_PROFILE` or `matex run --profile` asks for it. Collective."""
+    if not settings.current().profile:
+        return
+    chosen = settings.current().overlap
+    link = records.link(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
+    disturbed = records.last_link()[2]
+    if settings.current().timeline == "":
+        records.record(records.TOTALS)
+
+    def finish() -> None:
+        with ops.exchanging("putting the profile together"):
+            everyone = world.communicator("control").gather(records.totals())
+        if everyone is not None:
+            terminal.tell(table(everyone, world.current().hosts, link, disturbed))
+
+    shutdown.at_end.append(finish)
+
+
+def table(
+    ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link: tuple[float, float], disturbed: bool = False
+) -> str:
+    """The text of the table.
+
+    Args:
+        ranks: the totals of each rank.
+        hosts: the host of each rank.
+        link: seconds that a transfer takes to start, and for each byte, as measured.
+        disturbed: whether other work disturbed that measurement.
+    """
+    places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
+    by_place = {place: [one for totals in ranks for one in totals if one.place == place] for place in places}
+    counted = {
+        place: totals
+        for place, totals in by_place.items()
+        if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
+    }
+    if not counted:
+        return "matex_tf: no profile, for there were too few training steps: the first of each update do not count\n"
+    width = max(len("update"), *map(len, counted))
+    lines = [
+        f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
+        "milliseconds a step, means over steps and ranks",
+        f"{'update':{width}}{'steps':>8}" + "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s  of link",
+    ]
+    for place, totals in counted.items():
+        means = [sum(of) / len(of) for of in zip(*map(_milliseconds, totals))]
+        lines.append(
+            f"{place:{width}}{totals[0].steps:8}" + "".join(f"{value:9.2f}" for value in means) + _speed(totals, link)
+        )
+    lines += _imbalance(ranks, set(counted), hosts)
+    start_up, byte = link
+    doubt = " (disturbed by other work: not to be relied on)" if disturbed else ""
+    lines.append(f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_rate(1, byte)} GB/s{doubt}")
+    return "\n".join(lines) + "\n"
+
+
+def _milliseconds(one: records.Totals) -> tuple[float, ...]:
+    """The columns of one place on one rank."""
+    compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
+    exposed = one.exposed / one.updates / 1e6
+    waiting = _waiting(one)
+    hidden = max(one.transfer + one.copy - one.exposed, 0) / one.updates / 1e6
+    return compute + waiting + exposed + other, compute, waiting, exposed, other, hidden
+
+
+def _waiting(one: records.Totals) -> float:
+    return (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
+
+
+def _speed(totals: Sequence[records.Totals], link: tuple[float, float]) -> str:
+    """Bytes of an update, how fast they were added up, and what share that is of what the link could do."""
+    sent, took = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
+    least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
+    updates = sum(one.updates for one in totals)
+    return f"{sent / updates / 2**20:9.2f}{_rate(sent, took):>9}{least / took if took else 0.0:9.0%}"
+
+
+def _rate(sent: float, seconds: float) -> str:
+    return f"{sent / seconds / 1e9:.2f}" if seconds > 0 else "-"
+
+
+def _imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
+    """Who waits for whom: the rank that waits least is the one that the others wait for."""
+    rows = []
+    for rank, totals in enumerate(ranks):
+        mine = [one for one in totals if one.place in places]
+        columns = [sum(of) for of in zip(*map(_milliseconds, mine))]
+        rows.append((columns[2], columns[1], columns[0], rank))
+    rows.sort()
+    if len(rows) == 1:
+        return []
+    waiting, _, step, slowest = rows[0]
+    others = [row[0] - waiting for row in rows[1:]]
+    behind = sum(others) / len(others)
+    if behind < _EVEN * step:
+        return ["the ranks are even: none is waited for by more than 1% of a step"]
+    lines = [
+        f"rank {slowest} ({hosts[slowest]}) is waited for: the others wait {behind:.2f} ms more in each step than it "
+        f"does, {behind / step:.0%} of the step"
+    ]
+    for waits, computes, _, rank in rows[:_NAMED]:
+        lines.append(f"  rank {rank} ({hosts[rank]}): compute {computes:.2f} ms, waiting {waits:.2f} ms")
+    if len(rows) > _NAMED:
+        lines.append(f"  and {len(rows) - _NAMED} more, which wait longer")
+    return lines

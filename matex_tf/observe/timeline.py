@@ -1,0 +1,215 @@
+"""A timeline of all ranks, for Perfetto or chrome://tracing: what each computed, waited for, copied and sent, and when.
+
+The engine records; at the end of the script rank 0 gathers the ranks' parts, one after another, into one file. When the
+job ends by an error, each rank that still can leaves its part beside that file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import settings
+from matex_tf.io import atomic
+from matex_tf.observe import clocks
+from matex_tf.ops import records
+from matex_tf.runtime import notes, objects, real_files, shutdown
+from matex_tf.world import terminal, world
+
+CAPACITY = 1 << 17
+"""Of each rank, so many events are kept: the last ones."""
+
+_NAMES = {
+    "meet": ("wait for other ranks", "wait"),
+    "copy in": ("copy in", "copy"),
+    "transfer": ("transfer", "transfer"),
+    "copy out": ("copy out", "copy"),
+    "own gradients": ("gradients are still computed", "wait"),
+    "choice": ("choose buckets", "transfer"),
+}
+_LABELLED = {"update": "", "collective": "", "message": "", "bucket": "bucket: ", "announcement": "announce "}
+
+_timeline: Timeline | None = None
+
+
+def start() -> None:
+    """Begin, where `MATEX_TIMELINE` names a file. Collective.
+
+    Raises:
+        world.RankError: on all ranks, if rank 0 cannot write there.
+    """
+    global _timeline
+    path = settings.current().timeline
+    if not path:
+        return
+    path = os.path.abspath(path)
+    complaint = objects.broadcast(_complaint(path) if world.current().rank == 0 else "", "whether it can be written")
+    if complaint:
+        raise world.RankError(complaint)
+    _timeline = Timeline(path)
+    shutdown.at_end.append(_timeline.finish)
+    shutdown.before_abort.append(_timeline.leave_part)
+    records.record(records.EVENTS, CAPACITY)
+
+
+def _complaint(path: str) -> str:
+    """Why the file cannot be written, and what to do; "" if it can."""
+    folder = os.path.dirname(path)
+    try:
+        with real_files.plainly(), open(path, "a"):
+            return ""
+    except OSError as error:
+        mend = "Make that folder first" if not os.path.isdir(folder) else "Name a file that can be written"
+        return f"MATEX_TIMELINE={path}: rank 0 cannot write it ({error.strerror}). {mend}."
+
+
+class Timeline:
+    """What this rank needs to know to write its part."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.clocks = clocks.Clocks()
+        self.offsets = self.clocks.measure()
+        self.zero = world.communicator("control").bcast(records.now())
+        self.over = False
+
+    def finish(self) -> None:
+        """Write the file, at the end of the script. Collective."""
+        self.over = True
+        me, communicator = world.current(), world.communicator("control")
+        ends = self.clocks.measure()
+        events, dropped = records.events()
+        mine = part(events, records.labels(), me.rank, me.host, self._time(events, ends[me.rank]))
+        everyone = communicator.gather(dropped)
+        if me.rank > 0:
+            communicator.send(mine, 0)
+            return
+        parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
+        try:
+            _write(self.path, parts, self._remarks(everyone, ends))
+        except OSError as error:
+            for _ in parts:  # the other ranks send all the same
+                pass
+            terminal.tell(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
+            return
+        lost = f"; of {sum(map(bool, everyone))} ranks only the last {CAPACITY} events" if any(everyone) else ""
+        notes.note(f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing")
+
+    def leave_part(self) -> None:
+        """Write this rank's part alone: the job ends now, and the ranks do not meet any more."""
+        if self.over:
+            return
+        self.over = True
+        me = world.current()
+        stem, extension = os.path.splitext(self.path)
+        path = f"{stem}.rank-{me.rank}{extension}"
+        events, dropped = records.events()
+        mine = part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
+        _write(path, [mine], self._remarks([dropped], self.offsets))
+        terminal.tell(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
+
+    def _time(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
+        """When events begin and end, in nanoseconds since rank 0 began to record."""
+        times = np.stack([events["start"], events["start"] + events["duration"]])
+        return clocks.to_rank_0(times, self.offsets[world.current().rank], end) - self.zero
+
+    def _remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
+        hosts = world.current().hosts
+        apart = {
+            hosts[rank]: f"{(end.ahead - start.ahead) / 1e3:+.1f} us from start to end; known to "
+            f"{max(start.error, end.error) / 1e3:.1f} us"
+            for rank, (start, end) in enumerate(zip(self.offsets, ends))
+            if start.at
+        }
+        return {"clock": "that of rank 0", "clocks of other hosts": apart, "events not kept": list(dropped)}
+
+
+def _write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
+    """Write the file `path` of the parts of ranks; it is there when it is complete."""
+    with real_files.plainly(), atomic.beside(path) as place, open(place, "w") as file:
+        file.write('{"traceEvents": [')
+        for number, text in enumerate(parts):
+            file.write((",\n" if number else "\n") + text)
+        file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
+
+
+def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times: np.ndarray) -> str:
+    """The events of one rank as members of a JSON array.
+
+    Args:
+        events: of dtype `records.EVENT`.
+        times: of shape [2, events]: when each begins and ends, in nanoseconds.
+    """
+    rows = [
+        {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} ({host})"}},
+        {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}},
+    ]
+    for lane, name in enumerate(records.LANES):
+        rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
+    texts = [json.dumps(row) for row in rows]
+    head = {}
+    for lane, name, kind, begin, end, size in sorted(slices(events, labels, times), key=lambda one: (one[3], -one[4])):
+        if (name, kind, lane) not in head:
+            named = json.dumps({"name": name, "cat": kind, "ph": "X", "pid": rank, "tid": lane})
+            head[name, kind, lane] = named[:-1]
+        arguments = f', "args": {{"bytes": {size}}}' if size else ""
+        texts.append(
+            f'{head[name, kind, lane]}, "ts": {begin / 1e3:.3f}, "dur": {(end - begin) / 1e3:.3f}{arguments}}}'
+        )
+    return ",\n".join(texts)
+
+
+def slices(
+    events: np.ndarray, labels: Sequence[str], times: np.ndarray
+) -> Iterator[tuple[int, str, str, int, int, int]]:
+    """What is drawn, as (lane, name, category, begin, end, bytes).
+
+    What lies between collectives is "compute" in a training step, from one update to the next; where all gradients of
+    an overlapped update are there and sums are not, it is "wait for sums".
+    """
+    order = np.argsort(times[0], kind="stable")
+    kinds = [records.ACTIVITIES[activity] for activity in events["activity"][order]]
+    begins, ends = times[0][order].tolist(), times[1][order].tolist()
+    lanes, numbers, sizes = (events[name][order].tolist() for name in ("lane", "label", "bytes"))
+    exposed = [(begins[i], ends[i]) for i, kind in enumerate(kinds) if kind == "exposed"]
+    gaps: list[tuple[int, int]] = []
+    is_step = False
+    for i, kind in enumerate(kinds):
+        begin, end = begins[i], ends[i]
+        label = labels[numbers[i]] if numbers[i] >= 0 else ""
+        if kind == "gap":
+            gaps.append((begin, end))
+        elif kind == "between steps":
+            is_step = False
+        elif kind in _LABELLED:
+            yield lanes[i], _LABELLED[kind] + label, kind, begin, end, sizes[i]
+        elif kind in _NAMES:
+            yield lanes[i], *_NAMES[kind], begin, end, sizes[i]
+        if kind in ("update", "announcement") and lanes[i] == 0:
+            yield from _gaps(gaps, "compute" if is_step else "between steps", exposed)
+            gaps, is_step = [], True
+    yield from _gaps(gaps, "between steps", exposed)
+
+
+def _gaps(
+    gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
+) -> Iterator[tuple[int, str, str, int, int, int]]:
+    """Gaps on the lane of the script, cut where sums are waited for. Consumes what is `exposed` before their end."""
+    for begin, end in gaps:
+        while exposed and exposed[0][0] < end:
+            wait_begin, wait_end = max(exposed[0][0], begin), min(exposed[0][1], end)
+            if wait_end > wait_begin:
+                if wait_begin > begin:
+                    yield 0, name, "compute" if name == "compute" else "other", begin, wait_begin, 0
+                yield 0, "wait for sums", "wait", wait_begin, wait_end, 0
+                begin = wait_end
+            if exposed[0][1] > end:
+                break
+            exposed.pop(0)
+        if end > begin:
+            yield 0, name, "compute" if name == "compute" else "other", begin, end, 0

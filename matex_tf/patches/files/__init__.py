@@ -1,0 +1,1 @@
+"""What is replaced in Python and in libraries that open files or start programs."""

@@ -1,0 +1,114 @@
+"""`os.system`, `subprocess.run` and the like, where the script itself calls them: see `matex_tf.io.commands`.
+
+What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever. There
+the process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
+started in, and the paths that are its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import subprocess
+import sys
+from types import FrameType
+from typing import Any
+
+from matex_tf.io import commands, overlay
+from matex_tf.runtime import real_files, script_frames
+from matex_tf.runtime.replace import replace
+
+_WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
+
+
+def install() -> None:
+    replace(os, "system", _once)
+    replace(os, "popen", _read_once)
+    for name in _WAITING:
+        replace(subprocess, name, _once)
+    if overlay.view() is not None:
+        replace(subprocess.Popen, "__init__", _pointed_to_own_files)
+
+
+def _is_library(caller: FrameType) -> bool:
+    own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return own or script_frames.is_library(caller.f_code.co_filename)
+
+
+def _once(original: Any) -> Any:
+    def run(*args, **kwargs):
+        if not commands.are_shared() or _is_library(sys._getframe(1)):
+            return original(*args, **kwargs)
+        return commands.once(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+
+    return run
+
+
+class _Output(io.StringIO):
+    """What a command printed, as `os.popen` gives it to be read."""
+
+    def __init__(self, text: str, status: int | None):
+        super().__init__(text)
+        self._status = status
+
+    def close(self) -> int | None:
+        super().close()
+        return self._status
+
+
+def _read_once(original: Any) -> Any:
+    def popen(cmd, mode="r", buffering=-1):
+        shared = mode == "r" and commands.are_shared()
+        if not shared or _is_library(sys._getframe(1)):
+            return original(cmd, mode, buffering)
+
+        def read() -> tuple[str, int | None]:
+            stream = original(cmd, mode, buffering)
+            text = stream.read()
+            return text, stream.close()
+
+        return _Output(*commands.once(read, "popen", [cmd], {}))
+
+    return popen
+
+
+def _pointed_to_own_files(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        if not real_files.inside_plain():
+            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+                _point(given.arguments)
+        return original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+def _point(arguments: dict[str, Any]) -> None:
+    """Have the `arguments` of `Popen` name the places of what this rank alone has."""
+    here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    folder, words = _place(here), arguments["args"]
+    if folder is not None:
+        arguments["cwd"] = folder
+    if not isinstance(words, (list, tuple)):
+        return
+    arguments["args"] = words = list(words)
+    for at, word in enumerate(words):
+        if not isinstance(word, (str, bytes, os.PathLike)):
+            continue
+        path = os.fsdecode(word)
+        is_looked_for = at == 0 and os.sep not in path
+        is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
+        if not is_looked_for and not is_there:
+            words[at] = _place(os.path.join(here, path)) or word
+
+
+def _place(path: str) -> str | None:
+    """Where a process finds `path` if not on the disk."""
+    with real_files.plainly():
+        key = overlay.view().key(path) if "\0" not in path else None
+        place = key if key is None else overlay.view().for_child(key)
+    return None if place == key else place

@@ -1,0 +1,105 @@
+"""`keras.utils.get_file` and what is built on it: one rank downloads for a file system, the others find the file.
+
+A lock among what is kept for the ranks (a script may look at what is in its own folders), and no collective: a script
+may well download on one rank alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from matex_tf.ops import build
+from matex_tf.runtime import real_files
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.world import world
+
+_HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come first
+
+
+def install() -> None:
+    for module in ("keras.src.utils.file_utils", "keras.src.utils.data_utils", "tf_keras.src.utils.data_utils"):
+        when_imported(module, _patch)
+
+
+def _patch(module: Any) -> None:
+    """Patch `module` and those that already have its `get_file`: the public ones, and each data set's."""
+    original = getattr(module, "get_file", None)
+    for name, other in list(sys.modules.items()):
+        ours = name.split(".")[0] in ("keras", "tf_keras") and original is not None
+        if ours and getattr(other, "__dict__", {}).get("get_file") is original:
+            replace(other, "get_file", _get_file)
+
+
+def _get_file(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def get_file(*args, **kwargs):
+        if not world.is_active():
+            return original(*args, **kwargs)
+        with real_files.plainly():
+            try:
+                folder, name = _target(signature.bind(*args, **kwargs).arguments)
+            except TypeError:
+                return original(*args, **kwargs)  # says what is wrong
+            with _one_at_a_time(folder, name):
+                return original(*args, **kwargs)
+
+    return get_file
+
+
+def _target(given: Mapping[str, Any]) -> tuple[str, str]:
+    """The folder that a call downloads to, as Keras chooses it, and what the file is called."""
+    base = given.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    base = os.path.expanduser(base)
+    if not os.access(base, os.W_OK):
+        base = os.path.join("/tmp", ".keras")
+    name = given.get("fname") or os.path.basename(str(given.get("origin") or ""))
+    return os.path.join(base, given.get("cache_subdir", "datasets")), os.path.basename(os.fspath(name))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
+    """Within it no other rank on this file system downloads the file `name` to `folder`."""
+    locks = build.cache_folder() / "downloads"
+    locks.mkdir(parents=True, exist_ok=True)
+    target = os.path.join(os.path.realpath(folder), name)
+    path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
+    stem = name.split(".")[0]
+    wanted = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
+    until = time.monotonic() + (_HEAD_START if world.current().rank > 0 else 0.0)
+    while time.monotonic() < until and not any(map(os.path.exists, (path, *wanted))):
+        time.sleep(0.02)
+    handle = _locked(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.close(handle)
+
+
+def _locked(path: str) -> int:
+    """A descriptor that holds the lock `path`, which whoever held it before has removed."""
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise world.RankError(
+                f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
+            ) from None
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == os.lstat(path).st_ino:
+                return handle
+        os.close(handle)

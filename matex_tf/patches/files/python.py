@@ -1,0 +1,451 @@
+"""Python's files on the ranks that are not the first: reading and writing go through `overlay.View`.
+
+What `tempfile` makes has a name of each rank's own and is left alone, and so are system folders, pipes and sockets.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import glob
+import io
+import os
+import pathlib
+import shutil
+import stat
+import sys
+import tempfile
+from typing import Any
+
+from matex_tf.io import overlay
+from matex_tf.patches.files import journal
+from matex_tf.resilience import elastic
+from matex_tf.runtime import real_files
+from matex_tf.runtime.replace import replace
+
+_REPLACED = (
+    (builtins, "open"),
+    *(
+        (os, name)
+        for name in """open stat lstat access readlink statvfs mkdir rmdir remove unlink rename replace listdir scandir
+            chdir getcwd truncate utime chmod chown link symlink getxattr listxattr setxattr removexattr""".split()
+        if hasattr(os, name)
+    ),
+    (shutil, "rmtree"),
+)
+
+
+def install() -> None:
+    overlay.start()
+    if overlay.view() is not None:
+        _install_view()
+        elastic.after_loss.append(_after_loss)
+    elif overlay.news() is not None:
+        journal.install()
+
+
+def _after_loss(became_first: bool) -> None:
+    if became_first:
+        journal.install()
+
+
+def _install_view() -> None:
+    originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
+    for owner, name, make in (
+        (builtins, "open", _open),
+        (os, "open", _os_open),
+        *((os, name, _question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
+        *((os, name, functools.partial(_question, of_link=True)) for name in ("lstat", "readlink")),
+        *((os, name, _change) for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")),
+        (os, "mkdir", _mkdir),
+        (os, "rmdir", _removal(folder=True)),
+        (os, "remove", _removal(folder=False)),
+        (os, "rename", _rename),
+        (os, "link", _link),
+        (os, "symlink", _symlink),
+        (os, "listdir", _listdir),
+        (os, "scandir", _scandir),
+        (os, "chdir", _chdir),
+        (os, "getcwd", _getcwd),
+        (shutil, "rmtree", _rmtree),
+    ):
+        if hasattr(owner, name):
+            replace(owner, name, make)
+    for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
+        replace(owner, name, lambda original, new=new: _also(original, new))
+    _replace_captured(originals)
+    _leave_temporary_files_alone()
+
+
+def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
+    """Replace it also under the names that other modules gave it: `tarfile.bltn_open` and the like."""
+    new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
+    for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
+    owners = [module for name, module in list(sys.modules.items()) if _may_hold(name) and hasattr(module, "__dict__")]
+    owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
+    for owner in filter(None, owners):
+        for name, value in list(vars(owner).items()):
+            inner = value.__func__ if isinstance(value, staticmethod) else value
+            if id(inner) in new_of:
+                new = new_of[id(inner)]
+                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
+    openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+    table = getattr(openers, "_file_openers", {})
+    for name, value in list(table.items()):
+        if id(value) in new_of:
+            table[name] = new_of[id(value)]
+
+
+def _may_hold(module: str) -> bool:
+    plain = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+    return module.split(".")[0] not in plain
+
+
+def _also(original: Any, new: Any) -> Any:
+    return lambda *args, **kwargs: new(*args, **kwargs)
+
+
+# Reading and writing on the ranks that are not the first
+
+
+def _key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
+    """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
+    if real_files.inside_plain() or isinstance(path, int) or path is None:
+        return None
+    if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+        return None
+    with real_files.plainly():
+        view = overlay.view()
+        if question and view.is_untouched():
+            return None
+        try:
+            return view.key(path, follow)
+        except (TypeError, ValueError):
+            return None  # the original says what is wrong
+
+
+def _steadily(ask: Any, drop: Any = None) -> Any:
+    return ask() if real_files.inside_plain() else overlay.view().steadily(ask, drop)
+
+
+def _open(original: Any) -> Any:
+    def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+
+        def opened():
+            key = None if opener is not None else _key(file, question=not writes)
+            if key is None:
+                return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+            def place(path: Any, flags: int) -> int:
+                return _descriptor(key, path, flags, 0o666)
+
+            return original(file, mode, buffering, encoding, errors, newline, closefd, place)
+
+        once = writes or isinstance(file, int) or opener is not None
+        return opened() if once else _steadily(opened, _close)
+
+    return open
+
+
+def _close(opened: Any) -> bool:
+    """Close a file or a descriptor that is to be opened again; not one like a pipe, whose other end would notice."""
+    is_descriptor = isinstance(opened, int)
+    if not stat.S_ISREG(os.fstat(opened if is_descriptor else opened.fileno()).st_mode):
+        return False
+    if is_descriptor:
+        os.close(opened)
+    else:
+        opened.close()
+    return True
+
+
+def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
+    with real_files.plainly():
+        view = overlay.view()
+        try:
+            if flags & journal.WRITING and not flags & os.O_DIRECTORY:
+                must_exist = not flags & os.O_CREAT
+                if must_exist and not view.exists(key):
+                    raise FileNotFoundError(2, os.strerror(2), path)
+                where = view.writable(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
+            else:
+                where = view.readable(key)
+            return os.open(where, flags, mode)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+
+
+def _os_open(original: Any) -> Any:
+    def open(path, flags, mode=0o777, *, dir_fd=None):
+        def opened():
+            key = _key(path, {"dir_fd": dir_fd}, question=not flags & journal.WRITING)
+            if key is None:
+                return original(path, flags, mode, dir_fd=dir_fd)
+            return _descriptor(key, path, flags, mode)
+
+        return opened() if flags & journal.WRITING else _steadily(opened, _close)
+
+    return open
+
+
+def _question(original: Any, of_link: bool = False) -> Any:
+    def ask(path, *args, **kwargs):
+        follow = not of_link and kwargs.get("follow_symlinks", True)
+
+        def answer():
+            key = _key(path, kwargs, follow=follow, question=True)
+            return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+
+        return _steadily(answer)
+
+    return ask
+
+
+def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
+    with real_files.plainly():
+        try:
+            return original(overlay.view().real(key), *args, **kwargs)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+
+
+def _change(original: Any) -> Any:
+    def change(path, *args, **kwargs):
+        key = _key(path, kwargs)
+        if key is None:
+            return original(path, *args, **kwargs)
+        with real_files.plainly():
+            view = overlay.view()
+            place = view.writable(key, keep=True) if view.exists(key) else view.real(key)
+            return original(place, *args, **kwargs)
+
+    return change
+
+
+def _mkdir(original: Any) -> Any:
+    def mkdir(path, mode=0o777, *, dir_fd=None):
+        key = _key(path, {"dir_fd": dir_fd})
+        if key is None:
+            return original(path, mode, dir_fd=dir_fd)
+        with real_files.plainly():
+            return overlay.view().make_folder(key, mode)
+
+    return mkdir
+
+
+def _removal(folder: bool) -> Any:
+    def make(original: Any) -> Any:
+        def remove(path, *, dir_fd=None):
+            key = _key(path, {"dir_fd": dir_fd}, follow=False)
+            if key is None:
+                return original(path, dir_fd=dir_fd)
+            with real_files.plainly():
+                return overlay.view().remove(key, folder)
+
+        return remove
+
+    return make
+
+
+def _rmtree(original: Any) -> Any:
+    def rmtree(path, ignore_errors=False, onerror=None, **kwargs):
+        key = _key(path, kwargs, follow=False)
+        if key is None:
+            return original(path, ignore_errors, onerror, **kwargs)
+        with real_files.plainly():
+            try:
+                return overlay.view().remove_tree(key)
+            except OSError as error:
+                if ignore_errors:
+                    return None
+                if kwargs.get("onexc") is not None:
+                    return kwargs["onexc"](os.lstat, path, error)
+                if onerror is not None:
+                    return onerror(os.lstat, path, sys.exc_info())
+                raise
+
+    return rmtree
+
+
+def _rename(original: Any) -> Any:
+    def rename(src, dst, *, src_dir_fd=None, dst_dir_fd=None):
+        keywords = {"src_dir_fd": src_dir_fd, "dst_dir_fd": dst_dir_fd}
+        if _key(src, keywords, follow=False) is None and _key(dst, keywords, follow=False) is None:
+            return original(src, dst, **keywords)
+        with real_files.plainly():
+            return overlay.view().move(src, dst)
+
+    return rename
+
+
+def _link(original: Any) -> Any:
+    def link(src, dst, **kwargs):
+        source, target = _key(src, kwargs), _key(dst, kwargs, follow=False)
+        if target is None and source is None:
+            return original(src, dst, **kwargs)
+        with real_files.plainly():
+            view = overlay.view()
+            place = src if source is None else view.bring_up(source)
+            return shutil.copy2(place, dst if target is None else view.writable(target, keep=False, exclusive=True))
+
+    return link
+
+
+def _symlink(original: Any) -> Any:
+    def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
+        key = _key(dst, {"dir_fd": dir_fd}, follow=False)
+        if key is None:
+            return original(src, dst, target_is_directory, dir_fd=dir_fd)
+        with real_files.plainly():
+            view = overlay.view()
+            if view.exists(key):
+                raise FileExistsError(17, os.strerror(17), dst)
+            target = view.key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
+            view.folder(os.path.dirname(key))
+            return original(src if target is None else view.real(target), view.upper(key), target_is_directory)
+
+    return symlink
+
+
+def _listdir(original: Any) -> Any:
+    def listdir(path="."):
+        def listed():
+            key = _key(path, question=True)
+            if key is None:
+                return original(path)
+            with real_files.plainly():
+                found = overlay.view().names(key)
+            return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+
+        return _steadily(listed)
+
+    return listdir
+
+
+class _Entry:
+    """What `os.scandir` yields for one name of a folder of two layers."""
+
+    def __init__(self, folder: Any, name: str):
+        self.name = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path = os.path.join(folder, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+
+class _Entries:
+    """The iterator and context that `os.scandir` returns."""
+
+    def __init__(self, entries: list[_Entry] | list[os.DirEntry]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _scandir(original: Any) -> Any:
+    def scandir(path="."):
+        path = "." if path is None else path
+
+        def entries():
+            key = _key(path, question=True)
+            if key is None:
+                if real_files.inside_plain() or isinstance(path, int):
+                    return original(path)
+                with original(path) as found:
+                    return _Entries(list(found))
+            with real_files.plainly():
+                found = overlay.view().names(key)
+            return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
+
+        return _steadily(entries)
+
+    return scandir
+
+
+def _chdir(original: Any) -> Any:
+    def chdir(path):
+        key = _key(path)
+        if key is None:
+            return original(path)
+        with real_files.plainly():
+            view = overlay.view()
+            # The folder on disk where there is one, for what is not Python.
+            return original(view.real(key) if view.is_own(key) and not os.path.isdir(key) else key)
+
+    return chdir
+
+
+def _getcwd(original: Any) -> Any:
+    def getcwd():
+        folder, root = original(), overlay.view().root
+        inside = not real_files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
+        return (folder[len(root) :] or os.sep) if inside else folder
+
+    return getcwd
+
+
+def _leave_temporary_files_alone() -> None:
+    def made(original: Any) -> Any:
+        def make(*args, **kwargs):
+            with real_files.plainly():
+                result = original(*args, **kwargs)
+                overlay.view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+            return result
+
+        return make
+
+    for name in ("_mkstemp_inner", "mkdtemp"):
+        replace(tempfile, name, made)
+
+
+def real_path(path: Any, mode: str | None) -> Any:
+    """Where `path` really is for a library that opens files by itself: to read (mode None) or to write.
+
+    A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there.
+    """
+    key = _key(path) if overlay.view() is not None else None
+    if key is None:
+        return path
+    with real_files.plainly():
+        view = overlay.view()
+        if mode is None:
+            return view.steadily(lambda: view.readable(key))
+        if mode == "r+" and not view.exists(key):
+            return view.real(key)
+        return view.writable(key, keep=mode != "w", exclusive=mode in ("x", "w-"))

@@ -1,0 +1,222 @@
+"""Saving: rank 0 writes the file, and the other ranks return when it is there for them, too.
+
+What all ranks would write to one path at once would be broken, and where HDF5 locks the file it would be an error.
+Ranks can be lost at any moment, so what rank 0 writes appears whole or not at all (see `atomic`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops, settings
+from matex_tf.io import atomic, delivery
+from matex_tf.patches.files import journal
+from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.world import membership, world
+
+_PLACES = (
+    ("keras.src.saving.saving_api", None, ("save_model", "save_weights")),
+    ("tf_keras.src.saving.saving_api", None, ("save_model", "save_weights")),
+    ("keras.src.saving.saving_lib", None, ("save_model", "save_weights_only")),
+    ("keras.src.legacy.saving.legacy_h5_format", None, ("save_model_to_hdf5",)),
+    ("keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
+    ("tf_keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
+    ("keras.src.models.model", "Model", ("export",)),
+    ("keras.src.engine.training", "Model", ("save", "save_weights", "export")),
+    ("tf_keras.src.engine.training", "Model", ("save", "save_weights", "export")),
+    ("tensorflow.python.saved_model.save", None, ("save_and_return_nodes",)),
+    ("tensorflow.python.checkpoint.checkpoint", "TrackableSaver", ("save",)),
+)
+# These make the folder that they save into if it is not there.
+_MAKE_FOLDERS = ("save_model_to_hdf5", "save_and_return_nodes", "TrackableSaver.save")
+_state = threading.local()
+
+
+def install() -> None:
+    if settings.current().output == "all":
+        return
+    for module, owner, names in _PLACES:
+        when_imported(module, lambda imported, owner=owner, names=names: _patch(imported, owner, names))
+    when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
+    when_imported("tensorflow.python.training.saver", lambda module: replace(module.Saver, "save", _saver))
+    when_imported(
+        "tensorflow.python.training.basic_session_run_hooks",
+        lambda module: replace(module.CheckpointSaverHook, "_save", _by_a_clock),
+    )
+
+
+def _patch(module: Any, owner: str | None, names: tuple[str, ...]) -> None:
+    target = module if owner is None else getattr(module, owner, None)
+    for name in names:
+        if hasattr(target, name):
+            replace(target, name, _on_first_rank)
+
+
+def _on_first_rank(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def save(*args, **kwargs):
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # says what is wrong
+        path = _path_in(call)
+        # What is no path, a buffer or an open file, is each rank's own.
+        if not world.is_active() or path is None:
+            return original(*args, **kwargs)
+        if _is_inside():
+            return _write_whole(original, call, path)
+        return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
+
+    return save
+
+
+def _path_in(call: inspect.BoundArguments) -> str | None:
+    """The path that a call saves to: its second argument, after what is saved."""
+    given = list(call.arguments.values())
+    path = given[1] if len(given) > 1 else None
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
+
+
+def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
+    """What the call returns; what it saves is at `path` once it is complete.
+
+    A function that would ask whether it may overwrite, and one that names the path when it has saved, gets the path
+    itself; those that it calls do the saving.
+    """
+    speaks = original.__name__ == "export" or not call.arguments.get("overwrite", True)
+    if speaks or getattr(_state, "beside", False):
+        return original(*call.args, **call.kwargs)
+    with atomic.beside(path, make_folder=original.__qualname__ in _MAKE_FOLDERS) as place:
+        call.arguments[list(call.arguments)[1]] = place
+        _state.beside = place != path
+        try:
+            result = original(*call.args, **call.kwargs)
+        finally:
+            _state.beside = False
+    if place == path or _text(result) is None:
+        return result
+    text = _text(result).replace(place, path)
+    return os.fsencode(text) if isinstance(result, bytes) else text
+
+
+def _is_inside() -> bool:
+    return getattr(_state, "inside", False)
+
+
+def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
+    """What `write` returns on rank 0, on every rank, when what it wrote to `path` is there. Collective.
+
+    Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own,
+    and in a hook that looks at the clock, nobody waits: each rank has its own time.
+    """
+    if not _all_come():
+        return write() if world.current().rank == 0 else path
+    return membership.attempt(f"saving ({what})", lambda: _save_together(write, path, what))
+
+
+def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
+    first = world.current().rank == 0
+    result = error = None
+    ops.records.between_steps()
+    objects.barrier(f"saving ({what})")
+    if first:
+        _state.inside = True
+        try:
+            with real_files.plainly(), watchdog.busy(f"saving to {path}"):
+                result = write()
+        except Exception as raised:
+            error = raised
+        finally:
+            _state.inside = False
+    outcome = (path, _text(result), None if error is None else f"{type(error).__name__}: {error}")
+    origin, text, failed = objects.broadcast(outcome, f"saving ({what})")
+    if error is not None:
+        raise error
+    if failed is not None:
+        raise OSError(f"rank 0 could not save to {origin}: {failed}")
+    delivery.deliver(path)
+    return result if first or text is None else text.replace(origin, path)
+
+
+class _WholeFiles:
+    """Keras' functions on files, of which `File` writes whole files on rank 0."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    @contextlib.contextmanager
+    def File(self, path: str, mode: str = "r") -> Iterator[Any]:
+        if "w" not in mode or world.current().rank > 0 or "://" in path:
+            with self._original.File(path, mode) as file:
+                yield file
+            return
+        journal.note_made(path)
+        with real_files.plainly(), atomic.beside(path) as place, self._original.File(place, mode) as file:
+            yield file
+
+
+def _write_metadata_whole(module: Any) -> None:
+    """A run that is lost while `BackupAndRestore` notes the epoch goes on from the one before."""
+    module.file_utils = _WholeFiles(module.file_utils)
+
+
+def _all_come() -> bool:
+    return threading.current_thread() is threading.main_thread() and not getattr(_state, "by_a_clock", False)
+
+
+def _text(result: Any) -> str | None:
+    """What saving returned if it is a path, else None; the other functions return nothing that a script would use."""
+    if hasattr(result, "numpy"):
+        result = result.numpy()
+    return os.fsdecode(result) if isinstance(result, (str, bytes)) else None
+
+
+def _by_a_clock(original: Any) -> Any:
+    def _save(self, *args, **kwargs):
+        before, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _state.by_a_clock = before
+
+    return _save
+
+
+def _saver(original: Any) -> Any:
+    def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
+        if not world.is_active() or _is_inside():
+            return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
+
+        def write() -> Any:
+            return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
+
+        path = _numbered(sess, os.fspath(save_path), global_step)
+        result = _save_once(write, path, "Saver.save")
+        if _all_come():
+            delivery.deliver(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
+            self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
+        return result
+
+    return save
+
+
+def _numbered(session: Any, path: str, global_step: Any) -> str:
+    """The name that a v1 Saver gives a checkpoint."""
+    from tensorflow.python.training import training_util
+
+    if global_step is None:
+        return path
+    known = isinstance(global_step, (int, np.integer))
+    return f"{path}-{global_step if known else training_util.global_step(session, global_step)}"

@@ -1,0 +1,239 @@
+"""TensorFlow's files: `tf.io.gfile`, records and summaries go to the same place as Python's.
+
+The private folder of a rank is one that TensorFlow's C++ knows nothing of, so it is given the real path of each file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import shutil
+from typing import Any
+
+from matex_tf.io import overlay
+from matex_tf.patches.files.journal import note_made, note_removed
+from matex_tf.patches.files.python import real_path
+from matex_tf.runtime import real_files
+from matex_tf.runtime.replace import replace, when_imported
+
+_WILD = re.compile(r"[*?\[\\]")
+"""What makes a path a pattern to TensorFlow."""
+
+
+def install() -> None:
+    when_imported("tensorflow", _patch)
+
+
+def _patch(tf: Any) -> None:
+    from tensorflow.python.lib.io import file_io, tf_record
+    from tensorflow.python.ops import summary_ops_v2
+
+    file_io._pywrap_file_io = _Files(file_io._pywrap_file_io)
+    if overlay.news() is None and overlay.view() is None:
+        return
+    replace(tf_record.TFRecordWriter, "__init__", _written)
+    for name in ("create_file_writer", "create_file_writer_v2"):
+        replace(summary_ops_v2, name, _log_folder)
+    for api in (tf.summary, tf.compat.v2.summary):
+        replace(api, "create_file_writer", _log_folder)
+    when_imported(
+        "tensorflow.python.summary.writer.event_file_writer",
+        lambda module: replace(module.EventFileWriter, "__init__", _log_folder_of_writer),
+    )
+    when_imported("tensorflow.python.profiler.profiler_v2", lambda module: replace(module, "start", _log_folder))
+
+
+def is_local(path: Any) -> bool:
+    """Whether `path` is one of this machine's files, not a tensor nor a bucket."""
+    return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
+
+
+class _Files:
+    """TensorFlow's file functions, of which those on local paths see the files as Python does."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def _views(self, *paths: Any) -> bool:
+        """Whether this rank has a view of the files, in which `paths` are."""
+        return overlay.view() is not None and not real_files.inside_plain() and all(map(is_local, paths))
+
+    def BufferedInputStream(self, name: Any, *args: Any) -> Any:
+        return self._original.BufferedInputStream(like(name, real_path(name, None)) if is_local(name) else name, *args)
+
+    def WritableFile(self, name: Any, mode: Any) -> Any:
+        if is_local(name):
+            note_made(name)
+            letters = os.fsdecode(mode).replace("b", "")
+            name = like(name, raised(real_path, name, "r+" if letters == "r+" else letters[0]))
+        return self._original.WritableFile(name, mode)
+
+    def FileExists(self, path: Any) -> Any:
+        if not self._views(path):
+            return self._original.FileExists(path)
+        if not os.path.exists(path):  # whatever the reason
+            raised(_missing, path)
+
+    def IsDirectory(self, path: Any) -> Any:
+        return os.path.isdir(path) if self._views(path) else self._original.IsDirectory(path)
+
+    def Stat(self, path: Any) -> Any:
+        if self._views(path):
+            raised(os.stat, path)
+            path = like(path, real_path(path, None))
+        return self._original.Stat(path)
+
+    def GetChildren(self, path: Any) -> Any:
+        return raised(os.listdir, os.fsdecode(path)) if self._views(path) else self._original.GetChildren(path)
+
+    def GetMatchingFiles(self, pattern: Any) -> Any:
+        return matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
+
+    def CreateDir(self, path: Any) -> Any:
+        if self._views(path):
+            return raised(os.mkdir, path)
+        note_made(path)
+        return self._original.CreateDir(path)
+
+    def RecursivelyCreateDir(self, path: Any) -> Any:
+        if self._views(path):
+            return raised(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
+        # Each folder on the way to it, the outermost first, as far as they are not there.
+        if is_local(path):
+            made = os.path.abspath(os.fsdecode(path))
+            missing = []
+            while not os.path.lexists(made):
+                missing.append(made)
+                made = os.path.dirname(made)
+            for folder in reversed(missing):
+                note_made(folder)
+        return self._original.RecursivelyCreateDir(path)
+
+    def DeleteFile(self, path: Any) -> Any:
+        if self._views(path):
+            return raised(os.remove, path)
+        note_removed(path)
+        return self._original.DeleteFile(path)
+
+    def DeleteRecursively(self, path: Any) -> Any:
+        if self._views(path):
+            return raised(shutil.rmtree, path)
+        note_removed(path)
+        return self._original.DeleteRecursively(path)
+
+    def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
+        if self._views(source, target):
+            _refuse_to_overwrite(target, overwrite)
+            return raised(os.replace, source, target)
+        note_made(target)
+        note_removed(source)
+        return self._original.RenameFile(source, target, overwrite)
+
+    def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
+        if self._views(source, target):
+            _refuse_to_overwrite(target, overwrite)
+            return raised(shutil.copyfile, source, target) and None
+        note_made(target)
+        return self._original.CopyFile(source, target, overwrite)
+
+
+def _missing(path: Any) -> None:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _refuse_to_overwrite(target: Any, overwrite: bool) -> None:
+    import tensorflow as tf
+
+    if not overwrite and os.path.exists(target):
+        raise tf.errors.AlreadyExistsError(None, None, "file already exists")
+
+
+def like(given: Any, path: Any) -> Any:
+    """`path` as bytes where `given` is bytes, else as text."""
+    return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
+
+
+def raised(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `function` returns; its OSError as the error that TensorFlow raises."""
+    import tensorflow as tf
+
+    try:
+        return function(*args, **kwargs)
+    except OSError as error:
+        text = f"{os.fsdecode(error.filename or '')}; {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            raise tf.errors.NotFoundError(None, None, text) from None
+        if isinstance(error, FileExistsError):
+            raise tf.errors.AlreadyExistsError(None, None, text) from None
+        if isinstance(error, PermissionError):
+            raise tf.errors.PermissionDeniedError(None, None, text) from None
+        raise tf.errors.FailedPreconditionError(None, None, text) from None
+
+
+def matching(pattern: str) -> list[str]:
+    """The paths that match TensorFlow's `pattern`, in the order of the disk, folder by folder.
+
+    TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
+    that ranks would not agree. As there, names that begin with a dot are like others.
+    """
+    start = _WILD.search(pattern)
+    if start is None:
+        return [pattern] if pattern and os.path.exists(pattern) else []
+    if not os.path.dirname(pattern[: start.start()]):
+        pattern = os.path.join(".", pattern)
+    return _matching(pattern.rstrip("/"))
+
+
+def _matching(pattern: str) -> list[str]:
+    if not _WILD.search(pattern):
+        return [pattern]
+    folder, name = os.path.split(pattern)
+    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
+    found = []
+    for each in _matching(folder):
+        try:
+            entries = os.listdir(each)
+        except OSError:  # no folder, or none that may be read: TensorFlow finds nothing there, either
+            continue
+        found += [os.path.join(each, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
+    return found
+
+
+def _written(original: Any) -> Any:
+    def __init__(self, path, *args, **kwargs):
+        note_made(path)
+        return original(self, like(path, raised(real_path, path, "w")) if is_local(path) else path, *args, **kwargs)
+
+    return __init__
+
+
+def real_folder(path: Any) -> Any:
+    """Where a log folder really is; made, on the ranks that are not the first, as TensorFlow would make it."""
+    if hasattr(path, "numpy"):
+        path = path.numpy()
+    if not is_local(path):
+        return path
+    note_made(path)
+    if overlay.view() is None:
+        return path
+    raised(os.makedirs, path, exist_ok=True)
+    return like(path, real_path(path, "a"))
+
+
+def _log_folder(original: Any) -> Any:
+    def function(logdir, *args, **kwargs):
+        return original(real_folder(logdir), *args, **kwargs)
+
+    return function
+
+
+def _log_folder_of_writer(original: Any) -> Any:
+    def __init__(self, logdir, *args, **kwargs):
+        return original(self, real_folder(logdir), *args, **kwargs)
+
+    return __init__

@@ -1,0 +1,70 @@
+"""Batch normalisation by the statistics of the global batch, in Keras 3, Keras 2 and TensorFlow's fused op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.gradients import batch_moments
+from matex_tf.runtime.replace import replace, when_imported
+
+
+def install() -> None:
+    when_imported("tensorflow", lambda tf: replace(tf.compat.v1.nn, "fused_batch_norm", _fused))
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.layers.normalization.batch_normalization", _keras)
+
+
+def _keras(module: Any) -> None:
+    replace(getattr(module, "BatchNormalizationBase", module.BatchNormalization), "_moments", _moments)
+
+
+def _moments(original: Any) -> Any:
+    def moments(self, inputs, *args, **kwargs):
+        mean, variance = original(self, inputs, *args, **kwargs)
+        if not batch_moments.are_global():
+            return mean, variance
+        # The mask comes last: Keras 3 gives (inputs, mask), Keras 2 (inputs, reduction_axes, keep_dims, mask).
+        mask = kwargs.get("mask", args[-1] if len(args) in (1, 3) else None)
+        count = batch_moments.counted_elements(inputs, mean, mask)
+        return batch_moments.global_moments(mean, variance, count)[:2]
+
+    return moments
+
+
+def _fused(original: Any) -> Any:
+    def fused_batch_norm(
+        x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC", is_training=True, name=None,
+        exponential_avg_factor=1.0,
+    ):  # fmt: skip
+        import tensorflow as tf
+
+        if not is_training or not batch_moments.are_global():
+            return original(
+                x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor
+            )
+        x = tf.convert_to_tensor(x)
+        channel = 1 if data_format.startswith("NC") else x.shape.rank - 1
+        axes = [axis for axis in range(x.shape.rank) if axis != channel]
+        wide = tf.cast(x, scale.dtype)
+        own_mean, own_variance = tf.nn.moments(wide, axes, keepdims=True)
+        count = batch_moments.counted_elements(x, own_mean)
+        batch_mean, batch_variance, everything = batch_moments.global_moments(own_mean, own_variance, count)
+        shape = tf.shape(batch_mean)
+        y = tf.nn.batch_normalization(
+            wide, batch_mean, batch_variance, tf.reshape(offset, shape), tf.reshape(scale, shape), epsilon
+        )
+        new_mean = tf.reshape(batch_mean, [-1])
+        # As the fused op does: the variance that goes into the moving average is that of a sample.
+        sample = tf.cast(everything / tf.maximum(everything - 1, 1), scale.dtype)
+        new_variance = tf.reshape(batch_variance, [-1]) * sample
+        if exponential_avg_factor is not None and not _is_one(exponential_avg_factor):
+            factor = tf.cast(exponential_avg_factor, scale.dtype)
+            new_mean = mean * (1 - factor) + new_mean * factor
+            new_variance = variance * (1 - factor) + new_variance * factor
+        return tf.cast(y, x.dtype), new_mean, new_variance
+
+    return fused_batch_norm
+
+
+def _is_one(factor: Any) -> bool:
+    return isinstance(factor, (int, float)) and factor == 1

@@ -1,0 +1,268 @@
+"""Keras metrics: what a rank computed counts once, and a result is that of all ranks.
+
+`update_state` takes effect where the rank's rows count in the step; `result` is computed from the sum of the ranks'
+states. Of a method that calls its parent's, or of a metric made of metrics, only the outermost call is treated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, partial, replicated
+from matex_tf.gradients import recombine
+from matex_tf.metrics import custom_metrics, metrics
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.sharding import step_weight
+
+_depth = threading.local()
+
+
+def install() -> None:
+    when_imported("keras.src.metrics.metric", _keras3)
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.utils.metrics_utils", _keras2_wrappers)
+        when_imported(f"{package}.src.metrics.base_metric", _keras2_means)
+
+
+def _keras3(module: Any) -> None:
+    replace(module.Metric, "add_variable", _add_variable)
+    _wrap_future_subclasses(module.Metric)
+    pending = list(module.Metric.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        _wrap_methods(kind)
+        pending.extend(kind.__subclasses__())
+
+
+def _wrap_future_subclasses(base: type) -> None:
+    plain = base.__init_subclass__
+
+    def __init_subclass__(cls, **kwargs):
+        plain.__func__(cls, **kwargs) if hasattr(plain, "__func__") else plain(**kwargs)
+        _wrap_methods(cls)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _add_variable(original: Any) -> Any:
+    def add_variable(self, *args, **kwargs):
+        variable = original(self, *args, **kwargs)
+        metrics.keep([variable])
+        return variable
+
+    return add_variable
+
+
+def _wrap_methods(kind: type) -> None:
+    if "update_state" in vars(kind):
+        replace(kind, "update_state", _update_state)
+    if "result" in vars(kind):
+        replace(kind, "result", _result)
+
+
+def _keras2_wrappers(module: Any) -> None:
+    replace(module, "update_state_wrapper", _keras2_update)
+    replace(module, "result_wrapper", _keras2_result)
+
+
+class _Outermost:
+    """A context that knows whether it is the outermost of its kind in this thread."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def __enter__(self) -> bool:
+        depth = getattr(_depth, self.kind, 0)
+        setattr(_depth, self.kind, depth + 1)
+        return depth == 0
+
+    def __exit__(self, *error: Any) -> None:
+        setattr(_depth, self.kind, getattr(_depth, self.kind) - 1)
+
+
+def _update_state(original: Any) -> Any:
+    def update_state(self, *args, **kwargs):
+        return _update(self, original, functools.partial(original, self), args, kwargs)
+
+    return update_state
+
+
+def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
+    """An update of `metric`, whose method is `code`, by `call`."""
+    with _Outermost("update") as outermost:
+        gathered = _of_own_code(metric, code, args, kwargs)
+        metrics.keep(metric.variables)
+        if gathered is not None:
+            with metrics.counted(metric, step_weight.whole_count()), _within_own_code():
+                return call(*gathered[0], **gathered[1])
+        if not outermost:
+            with _with_global_figures(metric):
+                return call(*args, **_weighed(metric, args, kwargs))
+        args, kwargs, counts = _of_all_rows(metric, args, kwargs)
+        with metrics.counted(metric, counts), _with_global_figures(metric):
+            return call(*args, **kwargs)
+
+
+def _of_own_code(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """What an update by the script's own code is to be given instead of this rank's rows, if anything."""
+    if getattr(_depth, "own", False) or not _is_own(update):
+        return None
+    with _within_own_code():
+        return custom_metrics.rows_of_all(metric, update, args, kwargs)
+
+
+def _is_own(code: Any) -> bool:
+    return not str(getattr(code, "__module__", "")).startswith(("keras.", "tf_keras.", "tensorflow."))
+
+
+@contextlib.contextmanager
+def _within_own_code() -> Iterator[None]:
+    before, _depth.own = getattr(_depth, "own", False), True
+    try:
+        yield
+    finally:
+        _depth.own = before
+
+
+@contextlib.contextmanager
+def _with_global_figures(metric: Any) -> Iterator[None]:
+    """Within it a function of the script's own that the mean `metric` is taken of gives the whole batch's figures."""
+    function = vars(metric).get("_fn")
+    module = str(getattr(function, "__module__", ""))
+    if function is None or module.startswith(("keras.", "tf_keras.", custom_metrics.__name__)):
+        yield
+        return
+    vars(metric)["_fn"] = custom_metrics.of_all_rows(function)
+    try:
+        yield
+    finally:
+        vars(metric)["_fn"] = function
+
+
+def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:
+    """The keywords of the update of a mean by what a function gave: a single number weighs as this rank's rows do."""
+    value = args[0] if args else kwargs.get("values")
+    own = "_fn" in vars(metric) and custom_metrics.is_single(value)
+    if not own or len(args) > 1 or kwargs.get("sample_weight") is not None:
+        return kwargs
+    import tensorflow as tf
+
+    return {**kwargs, "sample_weight": tf.cast(step_weight.numbers()[0], value.dtype)}
+
+
+def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+    """The arguments of an update, and whether it counts here (None: as the step says).
+
+    Where placements tell: figures are made whole, unless the ranks' parts of an update add up.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return args, kwargs, None
+    if step_weight.in_session_graph():
+        return _in_session_graph(args, kwargs)
+    leaves = tf.nest.flatten((args, kwargs))
+    graph = tf.compat.v1.get_default_graph()
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")]
+    places = [at for at in places if leaves[at].graph is graph]
+    placements = [interpreter.placement_of(leaves[at]) for at in places]
+    for placement in placements:
+        if placement.kind == UNKNOWN:
+            verdict.fail(graph, verdict.reason_of(placement))
+    if not all(recombine.can_be_whole(one) and one.kind != SHARDED for one in placements):
+        return args, kwargs, None  # rows, each of which counts where it is
+    value, weight = _value_and_weight(args, kwargs)
+    of_value, of_weight = (as_partial(_placement(one)) for one in (value, weight))
+    if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
+        if weight is None and of_value == partial(1):
+            share = tf.cast(recombine.factor(1), value.dtype) if isinstance(value, tf.Tensor) else recombine.factor(1)
+            return args, {**kwargs, "sample_weight": share}, None
+        if weight is not None and of_value == partial(1) and _placement(weight) == replicated(-1):
+            return args, kwargs, None
+    for at, one in zip(places, recombine.whole([leaves[at] for at in places], "a metric") if places else ()):
+        leaves[at] = one
+    args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+    return args, kwargs, step_weight.whole_count()
+
+
+def _placement(number: Any) -> Placement:
+    """The placement of a tensor, without what is known of its entries; a number is the same on all ranks."""
+    import tensorflow as tf
+
+    if not isinstance(number, tf.Tensor) or hasattr(number, "numpy"):
+        return replicated()
+    return interpreter.placement_of(number)._replace(elements=None)
+
+
+def _value_and_weight(args: tuple, kwargs: dict) -> tuple[Any, Any]:
+    """What an update of a mean or a sum is given."""
+    return args[0] if args else kwargs.get("values"), args[1] if len(args) > 1 else kwargs.get("sample_weight")
+
+
+def _in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+    """Nothing is known there of a figure that a mean is fed, since which rows are fed shows when it is run."""
+    import tensorflow as tf
+
+    value, _ = _value_and_weight(args, kwargs)
+    if isinstance(value, tf.Tensor) and value.shape.rank == 0:
+        verdict.fail(value.graph, verdict.Reason("a metric is given a figure of the rows", value.op))
+    return args, kwargs, None
+
+
+def _result(original: Any) -> Any:
+    def result(self, *args, **kwargs):
+        with _Outermost("result") as outermost:
+            if not outermost or metrics.inside_whole_state():
+                return original(self, *args, **kwargs)
+            with metrics.whole_state(self.variables):
+                return metrics.detached(original(self, *args, **kwargs))
+
+    return result
+
+
+def _keras2_means(module: Any) -> None:
+    if hasattr(module, "Metric"):
+        replace(module.Metric, "add_weight", _add_variable)
+    if hasattr(module, "Reduce"):
+        replace(module.Reduce, "update_state", _keras2_weighed)
+
+
+def _keras2_weighed(original: Any) -> Any:
+    def update_state(self, *args, **kwargs):
+        return original(self, *args, **_weighed(self, args, kwargs))
+
+    return update_state
+
+
+def _keras2_update(original: Any) -> Any:
+    def update_state_wrapper(update_state_fn):
+        wrapped = original(update_state_fn)
+
+        def decorated(metric_obj, *args, **kwargs):
+            call = functools.partial(wrapped, metric_obj)
+            return _update(metric_obj, type(metric_obj).update_state, call, args, kwargs)
+
+        return functools.wraps(wrapped)(decorated)
+
+    return update_state_wrapper
+
+
+def _keras2_result(original: Any) -> Any:
+    def result_wrapper(result_fn):
+        wrapped = original(result_fn)
+
+        def decorated(metric_obj, *args):
+            with _Outermost("result") as outermost:
+                if not outermost or metrics.inside_whole_state():
+                    return wrapped(metric_obj, *args)
+                with metrics.whole_state(metric_obj.variables):
+                    return metrics.detached(wrapped(metric_obj, *args))
+
+        return functools.wraps(wrapped)(decorated)
+
+    return result_wrapper

@@ -1,0 +1,113 @@
+"""Optimizers: gradients that are not reduced yet are reduced here, once for each real update.
+
+With accumulation each rank's gradients are weighed as they come, and their accumulated sum is reduced before clipping.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.analysis import graph_ops
+from matex_tf.gradients import reduce, variables
+from matex_tf.runtime.replace import replace, when_imported
+
+
+def install() -> None:
+    when_imported("keras.src.optimizers.base_optimizer", _keras3)
+    when_imported("keras.src.optimizers.loss_scale_optimizer", _keras3_loss_scale)
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _keras2_loss_scale)
+        when_imported(f"{package}.src.optimizers.optimizer", _keras2)
+        when_imported(f"{package}.src.optimizers.legacy.optimizer_v2", _keras2_legacy)
+
+
+def _keras3(module: Any) -> None:
+    replace(module.BaseOptimizer, "apply", _apply)
+    replace(module.BaseOptimizer, "_clip_gradients", _clip_accumulated)
+
+
+def _keras3_loss_scale(module: Any) -> None:
+    replace(module.LossScaleOptimizer, "__init__", _skips_infinities)
+    replace(module.LossScaleOptimizer, "apply", _apply)
+
+
+def _keras2_loss_scale(module: Any) -> None:
+    for name in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
+        if hasattr(module, name):
+            replace(getattr(module, name), "__init__", _skips_infinities)
+
+
+def _skips_infinities(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        reduce.leave_infinities_to(self)
+
+    return __init__
+
+
+def _keras2(module: Any) -> None:
+    if hasattr(module, "_BaseOptimizer"):  # Keras 3 has a module of this name, too
+        replace(module.Optimizer, "apply_gradients", _apply_gradients)
+
+
+def _keras2_legacy(module: Any) -> None:
+    replace(module.OptimizerV2, "apply_gradients", _apply_gradients)
+
+
+def _apply(original: Any) -> Any:
+    def apply(self, grads, trainable_variables=None):
+        if reduce.inside_reduced():
+            return original(self, grads, trainable_variables)
+        grads = list(grads)
+        targets = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if not grads or len(grads) != len(targets) or reduce.are_reduced(grads, targets):
+            with reduce.reduced():
+                return original(self, grads, trainable_variables)
+        if _accumulates(self):
+            self._matex_accumulated = targets
+            graph_ops.note_accounts(self.variables)
+            try:
+                with reduce.reduced():
+                    return original(self, reduce.weigh(grads), trainable_variables)
+            finally:
+                self._matex_accumulated = None
+        grads, _ = reduce.reduce(grads, targets, place="optimizer.apply")
+        variables.expect(targets)
+        with reduce.reduced():
+            return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _accumulates(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(inner, "gradient_accumulation_steps", None))
+
+
+def _clip_accumulated(original: Any) -> Any:
+    def _clip_gradients(self, grads):
+        targets = getattr(self, "_matex_accumulated", None)
+        if targets is not None:
+            import tensorflow as tf
+
+            one = tf.constant(1.0, tf.float64)
+            grads, _ = reduce.reduce(list(grads), targets[: len(grads)], weight=one, place="optimizer.apply")
+        return original(self, grads)
+
+    return _clip_gradients
+
+
+def _apply_gradients(original: Any) -> Any:
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        targets = [variable for _, variable in pairs]
+        found = [gradient for gradient, _ in pairs]
+        if not pairs or reduce.inside_reduced() or reduce.are_reduced(found, targets):
+            with reduce.reduced():
+                return original(self, pairs, *args, **kwargs)
+        reduced, _ = reduce.reduce(found, targets, place="optimizer.apply_gradients")
+        variables.expect(targets)
+        with reduce.reduced():
+            return original(self, list(zip(reduced, targets)), *args, **kwargs)
+
+    return apply_gradients

@@ -1,0 +1,88 @@
+"""Keras `predict`: each rank computes its slice of every batch and gets the whole answer (see `predict_call`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.keras import fit_call, predict_call
+from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import sliced_dataset
+from matex_tf.world import world
+
+
+def install(model: type) -> None:
+    """Patch `model`, the class of Keras' models that has `predict`."""
+    replace(model, "predict", _predict)
+    replace(model, "make_predict_function", _make_predict_function)
+
+
+def _predict(original: Any) -> Any:
+    def predict(self, *args, **kwargs):
+        if not world.is_active():
+            return original(self, *args, **kwargs)
+        if not elastic.is_on():
+            return shared(self, args, kwargs)
+        source = kwargs.get("x", args[0] if args else None)
+        return elastic.attempt("predict", lambda: shared(self, args, kwargs), elastic_step.undo_of(source))
+
+    def shared(self, args, kwargs):
+        import tensorflow as tf
+
+        with fit_call.run("predict", self) as call:
+            try:
+                return original(self, *args, **kwargs)
+            except (predict_call.OtherRows, tf.errors.InvalidArgumentError) as error:
+                if not predict_call.give_up(self, error):
+                    raise
+        if call.answer.once:
+            raise world.RankError(
+                "predict cannot be shared out over the ranks: its outputs do not belong to the rows of its input, or "
+                "the ranks see different rows. This showed when a part of the generator had been consumed; give "
+                "predict arrays or a tf.data.Dataset."
+            )
+        with fit_call.run("predict", self) as again:
+            again.answer.whole = True
+            return original(self, *args, **kwargs)
+
+    return predict
+
+
+def _make_predict_function(original: Any) -> Any:
+    def make_predict_function(self, *args, **kwargs):
+        if not world.is_active():
+            return original(self, *args, **kwargs)
+        if "predict_step" not in vars(self):
+            # On the instance, because subclasses have steps of their own.
+            vars(self)["predict_step"] = _whole_answer(self.predict_step)
+        elastic.forget_after_loss(self, "predict_function")
+        before = self.predict_function
+        result = original(self, *args, **kwargs)
+        made = self.predict_function
+        if made is not before:
+            self.predict_function = _watched(self, made)
+            # Keras 2 takes the function from what is returned, Keras 3 from the model.
+            result = self.predict_function if result is made else result
+        return result
+
+    return make_predict_function
+
+
+def _whole_answer(step: Any) -> Any:
+    def with_rows_of_all(data):
+        if not isinstance(data, sliced_dataset.Batch):
+            return step(data)
+        return predict_call.whole(step(data.data), data)
+
+    return with_rows_of_all
+
+
+def _watched(model: Any, function: Any) -> Any:
+    def predict_function(data):
+        outputs = function(data)
+        call = fit_call.current()
+        if call is not None and call.kind == "predict" and call.model is model:
+            call.answer.after_step()
+        return outputs
+
+    return predict_function

@@ -1,0 +1,351 @@
+"""Keras `fit` in a run that was started again: calls that had ended are passed over, one goes on where it was.
+
+The data are brought to where they were by going through them as training did, without the training: epochs make their
+iterators, which shuffle anew, and the batches that were trained on are taken and dropped. Where nothing hangs on how
+far an iterator went, as without Python in the pipeline, the batches of whole epochs are not taken.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from matex_tf.io import atomic
+from matex_tf.keras import fit_call
+from matex_tf.resilience import fit_state
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.sharding import row_shares, sliced_dataset
+
+_CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+
+
+def install() -> None:
+    when_imported("keras.src.trainers.epoch_iterator", _keras3)
+    when_imported("keras.src.callbacks.callback_list", _lists)
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.engine.data_adapter", _keras2)
+        when_imported(f"{package}.src.callbacks", _keras2_lists)
+
+
+def _keras3(module: Any) -> None:
+    replace(module.EpochIterator, "__init__", _source)
+    replace(module.EpochIterator, "_enumerate_iterator", _steps_of_epoch)
+
+
+def _keras2(module: Any) -> None:
+    replace(module.DataHandler, "__init__", _source)
+    replace(module.DataHandler, "enumerate_epochs", _epochs_of_handler)
+    replace(module.DataHandler, "steps", _steps_of_handler)
+
+
+def _keras2_lists(module: Any) -> None:
+    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
+        _lists(module)
+
+
+def _lists(module: Any) -> None:
+    replace(module.CallbackList, "on_train_begin", _train_begin)
+    replace(module.CallbackList, "on_epoch_begin", _epoch_begin)
+    replace(module.CallbackList, "on_train_batch_end", _batch_end)
+    replace(module.CallbackList, "on_epoch_end", _epoch_end)
+
+
+# The call
+
+
+def fit(original: Any, model: Any, kept: fit_state.Fit, args: tuple, kwargs: dict) -> Any:
+    """The call `original(model, *args, **kwargs)` of fit in a run whose state is kept."""
+    signature = inspect.signature(original)
+    given = _by_name(signature, signature.bind(model, *args, **kwargs))
+    kept.first_epoch = given.get("initial_epoch", 0)
+    if kept.is_over:
+        return _pass_over(original, kept, given)
+    if kept.saved is not None and _is_keras3(model):
+        given["initial_epoch"] = kept.epoch  # Keras 2 is given its epochs by `_epochs_of_handler`
+    history = original(**given)
+    kept.ended(history)
+    return history
+
+
+def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
+    given = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given.update(given.pop(name, {}))
+    return given
+
+
+def _is_keras3(model: Any) -> bool:
+    return hasattr(model, "_symbolic_build")
+
+
+def _pass_over(original: Any, kept: fit_state.Fit, given: dict[str, Any]) -> Any:
+    """The call had ended: make what it makes, go through its data, and leave all as it was at its end."""
+    model, callbacks = kept.model, given.get("callbacks")
+    given.update(callbacks=None, verbose=0, validation_data=None)
+    before = getattr(model, "_initial_epoch", None)
+    if _is_keras3(model):
+        # Where a step is needed to make all variables, it is one of the last epoch (see `Fit.begins`).
+        given.update(epochs=kept.epoch, initial_epoch=max(kept.epoch - 1, kept.first_epoch))
+    history = original(**given)
+    if hasattr(model, "_initial_epoch"):
+        model._initial_epoch = before
+    if kept.takes_data():
+        _pass_epochs(kept, kept.epoch - kept.first_epoch)
+    return kept.leave_ended(_flat(callbacks), history)
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if hasattr(callbacks, "callbacks"):
+        return list(callbacks.callbacks)
+    if isinstance(callbacks, (list, tuple)):
+        return [one for part in callbacks for one in _flat(part)]
+    return [] if callbacks is None else [callbacks]
+
+
+def first_step(kept: fit_state.Fit, function: Any, iterator: Any) -> Any:
+    """An iterator of what `iterator` gives to the next step; all that the step makes has been put back.
+
+    Variables that are made in a step are there after one, whose other effects are undone.
+    """
+    batches = take(iterator, steps_per_execution(kept.model))
+
+    def again() -> Any:
+        dataset = _one_batch(batches[0], iterator.element_spec)
+        for batch in batches[1:]:
+            dataset = dataset.concatenate(_one_batch(batch, iterator.element_spec))
+        return iter(sliced_dataset.exempt(dataset))
+
+    kept.put_back_rest(lambda: function(again()))
+    return again()
+
+
+def _one_batch(batch: Any, spec: Any) -> Any:
+    """A dataset of `batch` alone, of the element spec `spec`: a model that is built by it is not one for its rows."""
+    import tensorflow as tf
+
+    def as_open_as_before(*parts: Any) -> Any:
+        parts = [
+            tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
+            for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
+        ]
+        return tf.nest.pack_sequence_as(spec, parts)
+
+    return tf.data.Dataset.from_tensors(batch).map(as_open_as_before)
+
+
+def steps_per_execution(model: Any) -> int:
+    return int(getattr(model, "_steps_per_execution", None) or getattr(model, "steps_per_execution", None) or 1)
+
+
+# Callbacks
+
+
+def _kept() -> fit_state.Fit | None:
+    run = fit_call.current_fit()
+    return None if run is None else run.kept
+
+
+def _train_begin(original: Any) -> Any:
+    def on_train_begin(self, logs=None):
+        kept = _kept()
+        if kept is not None and kept.saved is not None:
+            for callback in self.callbacks:
+                if type(callback).__name__ == "CSVLogger":
+                    _go_on_with_log(callback, kept.epoch)
+        result = original(self, logs)
+        if kept is not None:
+            kept.begins(self.callbacks, self.params)
+        return result
+
+    return on_train_begin
+
+
+def _go_on_with_log(callback: Any, epoch: int) -> None:
+    """A log is appended to; lines of epochs that come again are dropped."""
+    if not os.path.exists(callback.filename):
+        return
+    with open(callback.filename, newline="") as file:
+        rows = list(csv.reader(file, delimiter=callback.sep))
+    while len(rows) > 1 and rows[-1] and rows[-1][0].isdigit() and int(rows[-1][0]) >= epoch:
+        rows.pop()
+    with atomic.beside(callback.filename) as place, open(place, "w", newline="") as file:
+        csv.writer(file, delimiter=callback.sep).writerows(rows)
+    callback.append = True
+
+
+def _epoch_begin(original: Any) -> Any:
+    def on_epoch_begin(self, epoch, logs=None):
+        result = original(self, epoch, logs)
+        kept = _kept()
+        if kept is not None:
+            kept.epoch_begins(epoch)
+        return result
+
+    return on_epoch_begin
+
+
+def _batch_end(original: Any) -> Any:
+    def on_train_batch_end(self, batch, logs=None):
+        result = original(self, batch, logs)
+        kept = _kept()
+        if kept is not None:
+            kept.batch_ended(batch + 1)
+        return result
+
+    return on_train_batch_end
+
+
+def _epoch_end(original: Any) -> Any:
+    def on_epoch_end(self, epoch, logs=None):
+        result = original(self, epoch, logs)
+        kept = _kept()
+        if kept is not None:
+            kept.epoch_ended(epoch)
+        return result
+
+    return on_epoch_end
+
+
+# Data
+
+
+def _source(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        kept = _kept()
+        if kept is not None and kept.source is None:
+            # The first that a call of fit makes is of what it trains on.
+            kept.source = self
+            self._matex_calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _calls_python(x: Any) -> bool:
+    """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
+    if not hasattr(x, "element_spec"):
+        return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
+    for step in row_shares.pipeline_of(x):
+        for part in vars(step).values():
+            graph = getattr(getattr(part, "function", None), "graph", None)
+            if graph is not None and _has_python(graph.as_graph_def()):
+                return True
+    return False
+
+
+def _has_python(graph: Any) -> bool:
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return any(node.op in _CALLS_PYTHON for node in nodes)
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
+    import tensorflow as tf
+
+    batches = [iterator.get_next()]
+    try:
+        while len(batches) < count:
+            batches.append(iterator.get_next())
+    except tf.errors.OutOfRangeError:
+        return batches
+    return batches
+
+
+def _goes_on(source: Any) -> bool:
+    """Whether where the data are hangs on how many batches were taken, not only on how many epochs were begun."""
+    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
+    if source._matex_calls_python or not (known or getattr(source, "steps_per_epoch", None)):
+        return True
+    if hasattr(source, "enumerate_epochs"):
+        return not source._adapter.should_recreate_iterator()
+    return source.steps_per_epoch is not None
+
+
+def _pass_epoch(source: Any, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
+    """Go through the steps of an epoch as training did, without training."""
+    takes = _goes_on(source)
+    with source.catch_stop_iteration():
+        for step in steps:
+            if takes:
+                take(*iterator_of(step))
+
+
+def _steps_of_epoch(original: Any) -> Any:
+    def _enumerate_iterator(self):
+        kept = _kept()
+        if kept is None or kept.source is not self or not kept.takes_data():
+            yield from original(self)
+            return
+        _pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
+        for begin, end, iterator in original(self):
+            if not kept.is_over and begin < kept.step:
+                take(iterator, self.steps_per_execution)
+                continue
+            _data_are_back(kept)
+            yield begin, end, iterator
+
+    return _enumerate_iterator
+
+
+def _pass_epochs(kept: fit_state.Fit, number: int) -> None:
+    """Go through the first epochs of Keras 3's source of data."""
+    source = kept.source
+    kept.data_taken = True
+    for _ in range(number):
+        steps = type(source)._enumerate_iterator.__wrapped__(source)
+        _pass_epoch(source, steps, lambda step: (step[2], source.steps_per_execution))
+
+
+def _data_are_back(kept: fit_state.Fit) -> None:
+    # What Python code has drawn on the way here it has drawn as it did before.
+    stage = fit_call.current().training
+    if stage is not None and stage.is_dealt:
+        kept.say_rows()
+    if not kept.data_are_back and not kept.source._matex_calls_python:
+        kept.put_back_random()
+    kept.data_are_back = True
+
+
+def _epochs_of_handler(original: Any) -> Any:
+    """Keras 2's epochs."""
+
+    def enumerate_epochs(self):
+        kept = _kept()
+        if kept is None or kept.source is not self or not kept.takes_data():
+            yield from original(self)
+            return
+        kept.data_taken = True
+        # `BackupAndRestore` may have put them elsewhere.
+        self._initial_epoch, self._initial_step = kept.first_epoch, 0
+        for epoch, iterator in original(self):
+            if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
+                _pass_epoch(self, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
+                continue
+            if kept.is_over and epoch >= kept.epoch:
+                return
+            if epoch == kept.epoch:
+                self._matex_passed = (iterator, kept.step)
+            yield epoch, iterator
+
+    return enumerate_epochs
+
+
+def _steps_of_handler(original: Any) -> Any:
+    def steps(self):
+        iterator, passed = vars(self).pop("_matex_passed", (None, None))
+        for step in original(self):
+            if passed is not None and step < passed:
+                take(iterator, self.step_increment + 1)
+                continue
+            if passed is not None:
+                _data_are_back(_kept())
+                passed = None
+            yield step
+
+    return steps

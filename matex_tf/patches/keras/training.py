@@ -1,0 +1,389 @@
+"""Keras `fit` and `evaluate`: each rank computes its slice of every batch, and logs are those of all the data.
+
+The pipeline is sliced ahead of the step and carries the step's numbers beside the rows (`sliced_dataset.Batch`); the
+training step unpacks them. Keras' own training step leaves its gradients to the optimizer, which reduces them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from matex_tf.analysis import verdict
+from matex_tf.keras import fit_call, single_batch
+from matex_tf.loops import model_calls, traces
+from matex_tf.metrics import metrics
+from matex_tf.patches.keras import predict, resume
+from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
+from matex_tf.world import membership, world
+
+
+def install() -> None:
+    when_imported("keras.src.backend.tensorflow.trainer", _keras3)
+    when_imported(
+        "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
+    )
+    when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.engine.training", _keras2)
+        when_imported(f"{package}.src.engine.data_adapter", _keras2_data)
+
+
+def _keras3(module: Any) -> None:
+    trainer = module.TensorFlowTrainer
+    replace(trainer, "fit", _run("fit"))
+    replace(trainer, "evaluate", _run("evaluate"))
+    predict.install(trainer)
+    replace(trainer, "train_on_batch", _train_on_batch)
+    replace(trainer, "make_train_function", _make_function("train"))
+    replace(trainer, "make_test_function", _make_function("test"))
+    from keras.src.trainers.trainer import Trainer
+
+    replace(Trainer, "get_metrics_result", _metrics_result)
+
+
+def _keras2(module: Any) -> None:
+    if not hasattr(module, "Model"):
+        return
+    replace(module.Model, "fit", _run("fit"))
+    replace(module.Model, "evaluate", _run("evaluate"))
+    predict.install(module.Model)
+    replace(module.Model, "train_on_batch", _train_on_batch)
+    replace(module.Model, "make_train_function", _make_function("train"))
+    replace(module.Model, "make_test_function", _make_function("test"))
+    replace(module.Model, "get_metrics_result", _metrics_result)
+
+
+def _keras2_data(module: Any) -> None:
+    replace(module.DataHandler, "__init__", _handler)
+    replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
+    replace(module, "_make_class_weight_map_fn", _class_weights)
+    replace(module, "single_batch_iterator", _single_batch_iterator)
+
+
+def _run(kind: str) -> Any:
+    def make(original: Any) -> Any:
+        def method(self, *args, **kwargs):
+            if not world.is_active():
+                return original(self, *args, **kwargs)
+            if kind == "evaluate" and elastic.is_on():
+                source = kwargs.get("x", args[0] if args else None)
+                return elastic.attempt(
+                    kind, lambda: _evaluate(self, source, args, kwargs), elastic_step.undo_of(source)
+                )
+            return _call(self, args, kwargs)
+
+        def _evaluate(self, source, args, kwargs):
+            fit = fit_call.current_fit()
+            if fit is not None and fit.elastic is not None:
+                fit.elastic.ends_epoch()
+            if elastic.generation():
+                if hasattr(source, "__next__"):
+                    raise membership.cannot_go_on("what a generator had given to validate with does not come again")
+                # What was made for the ranks of before would give a part of the batches.
+                kwargs.pop("_use_cached_eval_dataset", None)
+            return _call(self, args, kwargs)
+
+        def _call(self, args, kwargs):
+            with fit_call.run(kind, self) as call:
+                if call.kept is not None:
+                    return resume.fit(original, self, call.kept, args, kwargs)
+                return original(self, *args, **kwargs)
+
+        return method
+
+    return make
+
+
+def _train_on_batch(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def train_on_batch(self, *args, **kwargs):
+        if not world.is_active() or fit_call.current() is not None:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        batch = {name: given[name] for name in ("x", "y", "sample_weight") if given.get(name) is not None}
+        with single_batch.training(self, batch):
+            return original(**given)
+
+    return train_on_batch
+
+
+def _epoch_iterator(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        call = fit_call.current()
+        if call is None:
+            return original(self, *args, **kwargs)
+        if not call.slices:
+            original(self, *args, **kwargs)
+            self.data_adapter = _Whole(self.data_adapter, call)
+            if call.kind == "predict":
+                source = signature.bind(self, *args, **kwargs).arguments.get("x")
+                arrays = None if _is_source(source) else getattr(self.data_adapter, "_inputs", source)
+                call.answer.look_at(source, arrays)
+            return None
+        stage = call.next_stage()
+        given = signature.bind(self, *args, **kwargs).arguments
+        are_arrays = not _is_source(given.get("x"))
+        batch_size = given.get("batch_size")
+        if are_arrays:
+            given["batch_size"] = stage.batch_of_arrays(batch_size)
+        given.pop("self")
+        original(self, **given)
+        adapter = self.data_adapter
+        if are_arrays and hasattr(adapter, "_inputs"):
+            stage.look_at(adapter._inputs, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+        stage.look_at_source(given.get("x"))
+        self.data_adapter = _Distributed(adapter, stage, are_arrays)
+        self._num_batches = self.data_adapter.num_batches
+
+    return __init__
+
+
+def _is_source(x: Any) -> bool:
+    """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
+    return (
+        hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
+    )
+
+
+class _Whole:
+    """A data adapter of Keras whose batches every rank computes whole, unless `predict` can share them out."""
+
+    def __init__(self, adapter: Any, call: fit_call.Run):
+        self._adapter = adapter
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    def get_tf_dataset(self) -> Any:
+        return _unsliced(self._call, self._adapter.get_tf_dataset())
+
+
+def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
+    return call.answer.distribute(dataset) if call.kind == "predict" else sliced_dataset.exempt(dataset)
+
+
+class _Distributed(_Whole):
+    """A data adapter of Keras whose dataset is shared out."""
+
+    def __init__(self, adapter: Any, stage: fit_call.Stage, are_arrays: bool):
+        super().__init__(adapter, stage.call)
+        self._stage = stage
+        self._are_arrays = are_arrays
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._stage.batches(self._adapter.num_batches, self._are_arrays)
+
+    def get_tf_dataset(self) -> Any:
+        return self._stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
+
+
+def _handler(original: Any) -> Any:
+    """Keras 2's counterpart of the epoch iterator."""
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        call = fit_call.current()
+        if call is None:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        are_arrays = not _is_source(given.get("x"))
+        if not call.slices:
+            if call.kind == "predict":
+                call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None)
+            return original(self, *args, **kwargs)
+        stage = call.next_stage()
+        batch_size = given.get("batch_size")
+        if are_arrays:
+            given["batch_size"] = stage.batch_of_arrays(batch_size)
+            arrays = tuple(
+                part for part in (given.get("x"), given.get("y"), given.get("sample_weight")) if part is not None
+            )
+            stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
+            stage.epochs = given.get("epochs", 1) - given.get("initial_epoch", 0)
+        stage.look_at_source(given.get("x"))
+        given.pop("self")
+        # The adapter is made inside, and asked for its dataset and size there.
+        self._matex_stage = (stage, are_arrays)
+        original(self, **given)
+
+    return __init__
+
+
+def _handler_dataset(original: Any) -> Any:
+    def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
+        found = getattr(self, "_matex_stage", None)
+        call = fit_call.current()
+        if found is None and call is not None:
+            whole = self._adapter.get_dataset
+            self._adapter.get_dataset = lambda: _unsliced(call, whole())
+        if found is not None:
+            stage, are_arrays = found
+            plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size
+            self._adapter.get_dataset = lambda: stage.distribute(plain_dataset(), are_arrays)
+            self._adapter.get_size = lambda: stage.batches(plain_size(), are_arrays)
+        result = original(self, *args, **kwargs)
+        if found is not None:
+            found[0].element_spec = getattr(getattr(self, "_dataset", None), "element_spec", None)
+        return result
+
+    return _configure_dataset_and_inferred_steps
+
+
+def _class_weights(original: Any) -> Any:
+    """Keras 2 maps class weights over the dataset that it is given: ours, whose elements hold numbers, too."""
+
+    def make_class_weight_map_fn(class_weight):
+        weigh = original(class_weight)
+
+        def weigh_rows(*data):
+            if len(data) != 1 or not isinstance(data[0], (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
+                return weigh(*data)
+            rows = data[0].data
+            return data[0]._replace(data=weigh(*rows) if type(rows) is tuple else weigh(rows))
+
+        return weigh_rows
+
+    return make_class_weight_map_fn
+
+
+def _single_batch_iterator(original: Any) -> Any:
+    def single_batch_iterator(*args, **kwargs):
+        return single_batch.feed(original(*args, **kwargs))
+
+    return single_batch_iterator
+
+
+def _make_function(which: str) -> Any:
+    def make(original: Any) -> Any:
+        def make_function(self, *args, **kwargs):
+            if not world.is_active():
+                return original(self, *args, **kwargs)
+            step = f"{which}_step"
+            if step not in vars(self):
+                # On the instance, because subclasses have training steps of their own.
+                vars(self)[step] = _unpack(getattr(self, step), self, which)
+            before = getattr(self, f"{which}_function", None)
+            result = original(self, *args, **kwargs)
+            if which == "test":
+                elastic.forget_after_loss(self, "test_function")
+            made = getattr(self, f"{which}_function")
+            if which == "train" and made is not before:
+                self.train_function = _train_step(self, made)
+                # Keras 2 takes the function from what is returned, Keras 3 from the model.
+                result = self.train_function if result is made else result
+            call = fit_call.current()
+            if call is not None and call.model is self:
+                call.decide_later(which, getattr(made, "plain", made), lambda: _made_anew(self, which, original))
+            return result if which == "train" else getattr(self, f"{which}_function")
+
+        return make_function
+
+    return make
+
+
+def _made_anew(model: Any, which: str, make: Any) -> None:
+    """A trace that failed leaves functions in a state in which they can make no variables; one for slices is not one
+    for whole batches in which the calls of the model are shared."""
+    setattr(model, f"{which}_function", None)
+    make(model)
+    made = getattr(model, f"{which}_function")
+    fit_call.note_made_for_whole(made)
+    if which == "train":
+        model.train_function = _train_step(model, made)
+
+
+def _unpack(step: Any, model: Any, which: str) -> Any:
+    def with_numbers(data):
+        if not isinstance(data, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
+            return step(data)
+        import tensorflow as tf
+
+        step_weight.set_values(sliced_dataset.numbers_of(data))
+        if tf.executing_eagerly():
+            return step(data.data)
+        call = fit_call.current()
+        if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
+            with model_calls.shared(call.model is model and not getattr(model, "jit_compile", False)):
+                return step(data.data)
+        traces.declare_rows(data.data)
+        logs = traces.exits(step(data.data))
+        fit_call.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
+        return logs
+
+    return with_numbers
+
+
+def _train_step(model: Any, function: Any) -> Any:
+    def train_function(iterator):
+        if train_function.generation != elastic.generation():
+            return elastic_step.function_made_anew(model)(iterator)
+        run = fit_call.current()
+        if run is None or run.model is not model:
+            return function(iterator)
+        if run.kept is not None and run.kept.needs_step():
+            iterator = resume.first_step(run.kept, function, iterator)
+        if run.training is not None and run.training.gives_whole_batches:
+            return _step_of_fewer(run, iterator)
+        elastic.refuse("this call of fit")
+        run.before_step()
+        logs = function(iterator)
+        run.after_step()
+        return logs
+
+    train_function.plain, train_function.generation = function, elastic.generation()
+    return train_function
+
+
+def _step_of_fewer(run: fit_call.Run, iterator: Any) -> Any:
+    """A step that fewer ranks can make again."""
+    import tensorflow as tf
+
+    most = resume.steps_per_execution(run.model)
+    try:
+        batches = resume.take(iterator, most)
+    except tf.errors.OutOfRangeError:
+        if run.elastic is None:
+            raise
+        return run.elastic.end()
+    if run.elastic is None:
+        run.elastic = elastic_step.Training(run.model, run.training)
+    run.before_step()
+    if run.step == 0:
+        run.training.first = fingerprint.batch_digest(batches[0])
+        run.elastic.begins_epoch()
+    logs = run.elastic.step(batches, iterator.element_spec, most)
+    run.after_step()
+    return logs
+
+
+def _build(original: Any) -> Any:
+    def _symbolic_build(self, *args, **kwargs):
+        ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch)
+        args = [part.data if isinstance(part, ours) else part for part in args]
+        kwargs = {key: part.data if isinstance(part, ours) else part for key, part in kwargs.items()}
+        return original(self, *args, **kwargs)
+
+    return _symbolic_build
+
+
+def _metrics_result(original: Any) -> Any:
+    def get_metrics_result(self):
+        if not world.is_active() or metrics.inside_whole_state():
+            return original(self)
+        import tensorflow as tf
+
+        def whole_result() -> Any:
+            with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
+                return metrics.detached(original(self))
+
+        return membership.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
+
+    return get_metrics_result

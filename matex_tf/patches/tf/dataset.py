@@ -1,0 +1,126 @@
+"""Iteration over a `tf.data.Dataset` by a loop of the script's own.
+
+In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loop`.
+An iterator that is dropped is let go of aside, since its end can take long (ops/src/tensorflow/let_go.cc).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops, settings
+from matex_tf.keras import fit_call
+from matex_tf.loops import dataset_loop
+from matex_tf.observe import bottlenecks
+from matex_tf.patches.tf import function_loop
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import row_shares, sliced_dataset
+from matex_tf.world import world
+
+
+def install() -> None:
+    from tensorflow.python.data.ops import dataset_ops, iterator_ops
+
+    replace(dataset_ops.DatasetV2, "__iter__", _iterate)
+    replace(iterator_ops.OwnedIterator, "_create_iterator", _create_iterator)
+    replace(iterator_ops.OwnedIterator, "__next__", _next)
+    replace(iterator_ops.OwnedIterator, "get_next", _get_next)
+    replace(dataset_ops.DatasetV2, "batch", _batch)
+    replace(dataset_ops.DatasetV2, "from_tensor_slices", _from_tensor_slices)
+
+
+def _iterate(original: Any) -> Any:
+    def __iter__(self):
+        import tensorflow as tf
+
+        if tf.executing_eagerly() and world.is_active():
+            self = sliced_dataset.in_place_of(self)
+            sliced_dataset.before_epoch(self)
+        iterator = original(self)
+        if tf.executing_eagerly() and sliced_dataset.yields_batches_to_slice(self):
+            own = weakref.ref(iterator)
+            fixed = sliced_dataset.has_fixed_rows(self)
+            loop = dataset_loop.Loop(row_shares.is_share(self), lambda: own()._next_internal(), fixed)
+            iterator._matex_loop = loop
+            weakref.finalize(iterator, loop.close).atexit = False
+        return iterator
+
+    return __iter__
+
+
+def _create_iterator(original: Any) -> Any:
+    def create_iterator(self, dataset):
+        import tensorflow as tf
+
+        original(self, dataset)
+        if world.is_active() and tf.executing_eagerly():
+            weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
+
+    return create_iterator
+
+
+def _next(original: Any) -> Any:
+    def __next__(self):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return _next_in_function(self, original)
+        loop = getattr(self, "_matex_loop", None)
+        if loop is None:
+            return original(self)
+        try:
+            element = bottlenecks.timed(lambda: original(self))
+        except StopIteration:
+            more = loop.end()
+            if more is None:
+                raise
+            return more
+        return loop.give(element)
+
+    return __next__
+
+
+def _next_in_function(iterator: Any, original: Any) -> Any:
+    call = fit_call.current()
+    waits = call is not None and call.training is not None and call.training.whole_pipeline is not None
+    element = bottlenecks.timed(lambda: original(iterator)) if waits else original(iterator)
+    return function_loop.next_element(iterator, element)
+
+
+def _get_next(original: Any) -> Any:
+    def get_next(self):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return _next_in_function(self, original)
+        loop = getattr(self, "_matex_loop", None)
+        return original(self) if loop is None else loop.give(original(self))
+
+    return get_next
+
+
+def _from_tensor_slices(original: Any) -> Any:
+    def from_tensor_slices(tensors, *args, **kwargs):
+        import tensorflow as tf
+
+        dataset = original(tensors, *args, **kwargs)
+        if any(row_shares.is_share(part) for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)):
+            row_shares.mark_share(dataset)
+        return dataset
+
+    return from_tensor_slices
+
+
+def _batch(original: Any) -> Any:
+    def batch(self, batch_size, *args, **kwargs):
+        # The script's batch is that of all ranks; of a share each rank takes its part of it.
+        if world.is_active() and settings.current().scaling == "strong" and row_shares.is_share(self):
+            me = world.current()
+            start, stop = row_shares.rows_of(int(batch_size), me.rank, me.size)
+            batch_size = max(stop - start, 1)
+        return original(self, batch_size, *args, **kwargs)
+
+    return batch

@@ -1,0 +1,106 @@
+"""`tf.function`: the border between whole batches and slices (`function_step`); new variables are agreed on."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from matex_tf.gradients import overlap_trial, reduce, variables
+from matex_tf.keras import fit_call
+from matex_tf.loops import explain, function_step, tape_stack, traces
+from matex_tf.metrics import metrics
+from matex_tf.ops import overlap
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import sliced_dataset, step_weight
+
+
+def install() -> None:
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+    from tensorflow.python.framework import func_graph
+
+    replace(func_graph, "func_graph_from_py_func", _trace)
+    replace(polymorphic_function.Function, "__call__", _call)
+    replace(polymorphic_function.Function, "get_concrete_function", _get_concrete_function)
+
+
+def _trace(original: Any) -> Any:
+    def func_graph_from_py_func(name, python_func, *args, **kwargs):
+        from tensorflow.python.framework import func_graph
+
+        made = kwargs.get("func_graph", args[3] if len(args) > 3 else None)
+        if type(made) is not func_graph.FuncGraph:
+            return original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
+
+        def traced(*call_args, **call_kwargs):
+            return traces.traced(python_func, call_args, call_kwargs)
+
+        # Tracing inspects these to name the graph's inputs and to find the function's source.
+        traced.__wrapped__ = python_func
+        for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+            if hasattr(python_func, attribute):
+                setattr(traced, attribute, getattr(python_func, attribute))
+        return original(name, traced, *args, **kwargs)
+
+    return func_graph_from_py_func
+
+
+def _call(original: Any) -> Any:
+    def __call__(self, *args, **kwargs):
+        import tensorflow as tf
+
+        if tf.config.functions_run_eagerly():
+            return original(self, *args, **kwargs)  # it is eager code
+
+        def run(function, args, kwargs):
+            return _run(original, function, args, kwargs)
+
+        if not tf.executing_eagerly():
+            with traces.nested(self, args, kwargs):
+                return run(self, args, kwargs)
+        if fit_call.current() is not None or tape_stack.recording():
+            with traces.frame(self, [], is_border=False):
+                result = run(self, args, kwargs)
+        else:
+            result = _step(self, run, args, kwargs)
+        if variables.waiting():
+            variables.settle()
+        return result
+
+    return __call__
+
+
+def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
+    """A call in eager code that may train."""
+    metrics.count_apart()
+    updates = reduce.updates()
+    result, why = function_step.call(run, function, args, kwargs)
+    if why and reduce.updates() > updates:
+        if step_weight.is_sliced():
+            explain.say_inexact(why)
+        else:
+            explain.say_whole(why, explain.name_of(function))
+    return result
+
+
+def _get_concrete_function(original: Any) -> Any:
+    def get_concrete_function(self, *args, **kwargs):
+        with contextlib.ExitStack() as around:
+            if getattr(self, "_jit_compile", None):
+                around.enter_context(overlap.for_xla())
+            if not traces.is_called(self):
+                around.enter_context(traces.frame(self, [], is_border=False))
+            return original(self, *args, **kwargs)
+
+    return get_concrete_function
+
+
+def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
+    import tensorflow as tf
+
+    sources = [part for part in (*args, *kwargs.values()) if isinstance(part, (tf.data.Dataset, tf.data.Iterator))]
+    with contextlib.ExitStack() as around:
+        if getattr(function, "_jit_compile", None):
+            around.enter_context(overlap.for_xla())
+        if sources:
+            around.enter_context(sliced_dataset.passed(sources))
+        return overlap_trial.call(original, function, args, kwargs)

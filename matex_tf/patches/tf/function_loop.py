@@ -1,0 +1,202 @@
+"""Loops and `next` inside a `tf.function`: what they yield are slices if the function reduces a gradient.
+
+That is known once the function is traced, so the decision is a variable that its graph reads: `WHOLE` while it is
+traced, `BEGINNING` once it is known to train, `TRAINING` after the ranks have compared variables and batches in its
+first step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.analysis import graph_ops, interpreter, verdict
+from matex_tf.gradients import variables
+from matex_tf.loops import dataset_loop, explain, traces
+from matex_tf.resilience import run_state
+from matex_tf.runtime import notes
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import fingerprint, row_shares, sliced_dataset, step_weight
+from matex_tf.world import world
+
+WHOLE, BEGINNING, TRAINING = 0, 1, 2
+
+
+def install() -> None:
+    from tensorflow.python.autograph.operators import control_flow
+    from tensorflow.python.data.ops import dataset_autograph, dataset_ops, iterator_ops
+    from tensorflow.python.framework import func_graph
+
+    registry = control_flow.for_loop_registry._registry
+    replace(dataset_autograph, "_tf_ag_dataset_for_stmt", _over_dataset)
+    registry[dataset_ops.DatasetV2] = dataset_autograph._tf_ag_dataset_for_stmt
+    replace(control_flow, "_tf_iterator_for_stmt", _over_iterator)
+    registry[iterator_ops.OwnedIterator] = control_flow._tf_iterator_for_stmt
+    replace(func_graph, "func_graph_from_py_func", _trace)
+
+
+def next_element(iterator: Any, element: Any) -> Any:
+    """What `next(iterator)` is in a graph, where the pipeline gives `element`."""
+    if not world.is_active() or isinstance(element, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
+        return element
+    known = sliced_dataset.argument_behind(iterator)
+    loop = getattr(known, "_matex_loop", None)
+    if loop is not None and loop.shares:
+        _refuse_share()
+    if loop is None or loop.fixed:
+        return _all_of(element)
+    import tensorflow as tf
+
+    return _slice_if(_decision(tf.compat.v1.get_default_graph()), element)
+
+
+def _refuse_share() -> None:
+    """How many rows the other ranks have in a step of a share is asked between steps, and a graph has no such place."""
+    raise world.RankError(
+        "a loop or `next` inside a tf.function over a dataset of this rank's own rows (DataSet.as_dataset, or made of "
+        "shares) cannot be weighed against the other ranks' rows. Loop in eager code and call the tf.function for each "
+        "batch, or use fit"
+    )
+
+
+def _all_of(element: Any) -> Any:
+    """The batch as it is, which every rank computes whole."""
+    import tensorflow as tf
+
+    with tf.control_dependencies([step_weight.variable().assign(step_weight.whole_values())]):
+        return tf.nest.map_structure(tf.identity, element)
+
+
+def _new_decision() -> Any:
+    found = step_weight.hidden_variable(WHOLE, "int32", "matex_tf_loop")
+    graph_ops.keep(found)
+    return found
+
+
+def _deciding(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
+    """A decision of its own for a loop with `body`, and the body that takes and makes it."""
+    decision = _new_decision()
+
+    def body_on_slice(element):
+        import tensorflow as tf
+
+        body(_slice_if(decision, element))
+        # What a turn hands on to the next one, whose slice may weigh otherwise, is whole.
+        set_state(traces.exits(get_state()))
+        _decide(tf.compat.v1.get_default_graph(), decision)
+
+    return decision, body_on_slice
+
+
+def _decision(graph: Any) -> Any:
+    """The variable that says whether what `graph` iterates is sliced; written when its trace ends."""
+    found = getattr(graph, "_matex_decision", None)
+    if found is None:
+        found = graph._matex_decision = _new_decision()
+    return found
+
+
+def _decide(graph: Any, found: Any) -> None:
+    import tensorflow as tf
+
+    if not graph_ops.reduces(graph):
+        return
+    if verdict.failure(graph) is not None:
+        explain.say_whole(str(verdict.failure(graph)))
+    else:
+        explain.say_shared("a loop in a tf.function")
+        with tf.init_scope():
+            found.assign(BEGINNING)
+
+
+def _trace(original: Any) -> Any:
+    def func_graph_from_py_func(*args, **kwargs):
+        graph = original(*args, **kwargs)
+        found = getattr(graph, "_matex_decision", None)
+        if found is not None:
+            _decide(graph, found)
+        return graph
+
+    return func_graph_from_py_func
+
+
+def _over_dataset(original: Any) -> Any:
+    def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
+        known = sliced_dataset.argument_behind(ds)
+        if not sliced_dataset.yields_batches_to_slice(known):
+            return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
+        if row_shares.is_share(known):
+            _refuse_share()
+        if sliced_dataset.has_fixed_rows(known):
+            dataset_loop.say_fixed()
+            return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
+        import tensorflow as tf
+
+        _say_weak()
+        decision, body_on_slice = _deciding(body, get_state, set_state)
+        # Every run of the loop compares its first batch anew.
+        with tf.control_dependencies([decision.assign(tf.minimum(decision.read_value(), BEGINNING))]):
+            original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
+        step_weight.variable().assign(step_weight.whole_values())
+
+    return _tf_ag_dataset_for_stmt
+
+
+def _over_iterator(original: Any) -> Any:
+    def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
+        known = sliced_dataset.argument_behind(iter_)
+        loop = getattr(known, "_matex_loop", None)
+        if loop is not None and loop.shares:
+            _refuse_share()
+        if loop is None or loop.fixed:
+            return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
+        _say_weak()
+        _, body_on_slice = _deciding(body, get_state, set_state)
+        return original(iter_, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
+
+    return _tf_iterator_for_stmt
+
+
+def _say_weak() -> None:
+    if settings.current().scaling == "weak":
+        notes.note("a loop inside a tf.function shares out each batch; weak scaling is for fit and eager loops")
+
+
+def _slice_if(decision: Any, element: Any) -> Any:
+    """In a graph: this rank's rows of a batch where `decision` is not WHOLE, else all of them."""
+    import tensorflow as tf
+
+    me = world.current()
+    count = row_shares.batch_rows(element)
+    parts = tf.nest.flatten(element, expand_composites=True)
+
+    def begin(*values: Any) -> bool:
+        variables.settle()
+        run_state.say_loop()
+        whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
+        if sliced_dataset.is_uneven(whole):
+            sliced_dataset.say_uneven()
+        fingerprint.compare_batch(fingerprint.batch_digest(whole), "the first batch of a loop in a tf.function")
+        decision.assign(TRAINING)
+        return True
+
+    known = decision.read_value()
+    for whole_here in (known, *parts):  # before it is cut, every rank has the batch, and all have decided alike
+        interpreter.declare(whole_here, interpreter.replicated())
+    ready = tf.cond(
+        tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
+    )
+    even, most = sliced_dataset.evenness(element)
+    slicing = tf.logical_and(known > WHOLE, even)
+    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
+    numbers = tf.where(
+        slicing,
+        step_weight.slice_tensor(has_rows, start, stop, count),
+        tf.constant(step_weight.whole_values(), tf.float64),
+    )
+    start = tf.where(slicing, start, tf.zeros_like(start))
+    stop = tf.where(slicing, stop, most)
+    with tf.control_dependencies([ready]), tf.control_dependencies([step_weight.variable().assign(numbers)]):
+        mine = sliced_dataset.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
+    traces.declare_rows(mine)
+    return mine

@@ -1,0 +1,48 @@
+"""What a step in a graph prints or writes (`tf.print`, `tf.summary.scalar`): figures of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.gradients import recombine
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import step_weight
+
+
+def install() -> None:
+    import tensorflow as tf
+
+    for owner in (tf.summary, tf.compat.v2.summary):
+        if hasattr(owner, "scalar"):
+            replace(owner, "scalar", _scalar_summary)
+    replace(tf, "print", _print)
+
+
+def _scalar_summary(original: Any) -> Any:
+    def scalar(name, data, *args, **kwargs):
+        return original(name, shown(data), *args, **kwargs)
+
+    return scalar
+
+
+def _print(original: Any) -> Any:
+    def tf_print(*inputs, **kwargs):
+        return original(*[shown(part) for part in inputs], **kwargs)
+
+    return tf_print
+
+
+def shown(value: Any) -> Any:
+    """What a script shows of `value`; in a graph that trains, the ranks' parts of it are put together."""
+    import tensorflow as tf
+
+    if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
+        return value
+    graph = tf.compat.v1.get_default_graph()
+    if value.graph is not graph or step_weight.in_session_graph() or not graph_ops.is_training_step(graph):
+        return value
+    placement = interpreter.placement_of(value)
+    if placement.is_same or not recombine.can_be_whole(placement):
+        return value
+    return recombine.whole([value], "what a step shows")[0]

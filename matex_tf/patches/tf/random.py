@@ -1,0 +1,53 @@
+"""Random numbers within a training step: each rank draws its own for its slice.
+
+Keras 3 draws by a `SeedGenerator`, whose state advances on all ranks alike; what it gives for a sliced step is folded
+with the rank. Rank 0, whole batches and the functions of a data pipeline draw as the script alone does.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.sharding import step_weight
+from matex_tf.world import world
+
+_STRIDE = 0x3C6EF372  # far apart, so that seeds of neighbouring layers do not meet those of neighbouring ranks
+_pipelines = threading.local()
+
+
+def install() -> None:
+    when_imported(
+        "tensorflow.python.data.ops.structured_function",
+        lambda module: replace(module.StructuredFunctionWrapper, "__init__", _pipeline_function),
+    )
+    when_imported("keras.src.random.seed_generator", lambda module: replace(module.SeedGenerator, "next", _next))
+
+
+def _pipeline_function(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        depth = getattr(_pipelines, "depth", 0)
+        _pipelines.depth = depth + 1
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _pipelines.depth = depth
+
+    return __init__
+
+
+def _next(original: Any) -> Any:
+    def next(self, *args, **kwargs):
+        seed = original(self, *args, **kwargs)
+        if not world.is_active() or getattr(_pipelines, "depth", 0) or step_weight.in_session_graph():
+            return seed
+        import tensorflow as tf
+
+        if not isinstance(seed, tf.Tensor):
+            return seed
+        fold = tf.constant((world.current().rank * _STRIDE) % 0x7FFFFFFF, tf.int64)
+        fold = tf.where(step_weight.numbers()[3] > 0, fold, tf.zeros_like(fold))
+        return seed + tf.cast(tf.stack([fold, tf.zeros_like(fold)]), seed.dtype)
+
+    return next

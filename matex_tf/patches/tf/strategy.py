@@ -1,0 +1,45 @@
+"""`tf.distribute`: two libraries that both share out the batch would reduce twice, so a strategy is an error."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from typing import Any
+
+from matex_tf.runtime import script_frames
+from matex_tf.runtime.replace import replace
+from matex_tf.world import world
+
+_OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
+
+_BETWEEN = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
+"""The packages of what may run between the user's line and ours."""
+
+
+def install() -> None:
+    from tensorflow.python.distribute import distribute_lib
+
+    replace(distribute_lib.StrategyBase, "__init__", _refuse)
+
+
+def caller_line() -> str:
+    """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
+    for frame, number in traceback.walk_stack(sys._getframe()):
+        if script_frames.package(frame) not in _BETWEEN:
+            path = frame.f_code.co_filename
+            return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
+    return "the script"
+
+
+def _refuse(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        name = type(self).__name__
+        if name not in _OWN and world.is_active():
+            raise world.RankError(
+                f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shares out the batches "
+                f"itself. Remove this line and the `with strategy.scope():` around the model: {caller_line()}"
+            )
+        return original(self, *args, **kwargs)
+
+    return __init__

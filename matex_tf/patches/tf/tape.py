@@ -1,0 +1,135 @@
+"""`tf.GradientTape.gradient`: in a loop of the script's own, gradients are reduced here, where they are born.
+
+So whatever the script does with them before the optimizer, such as clipping, it does with those of the global batch.
+Gradients with respect to tensors that are not variables are left alone, and so are all while an outer tape records.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+from matex_tf.analysis import verdict
+from matex_tf.loops import model_calls, tape_gradients, tape_stack
+from matex_tf.runtime.replace import replace
+
+# Gradients that TensorFlow takes for its own purposes are parts of a larger one.
+_INTERNAL = (
+    "tensorflow.python.eager.",
+    "tensorflow.python.ops.",
+    "tensorflow.python.training.",
+    "tensorflow.python.keras.",
+)
+# Keras' own training step hands its gradients to the optimizer, which reduces them once for each real update.
+_KERAS = ("keras.", "tf_keras.")
+_JACOBIAN = "gradients of weights are taken of many values at once (tape.jacobian)"
+
+
+def install() -> None:
+    from tensorflow.python.eager import backprop, forwardprop
+
+    for name, more in (("_push_accumulator", 1), ("_pop_accumulator", -1)):
+        replace(forwardprop.ForwardAccumulator, name, _counted(more))
+    replace(backprop.GradientTape, "_push_tape", _push)
+    replace(backprop.GradientTape, "_pop_tape", _pop)
+    replace(backprop.GradientTape, "gradient", _gradient)
+    for name in ("jacobian", "batch_jacobian"):
+        replace(backprop.GradientTape, name, _jacobian)
+    import tensorflow as tf
+
+    replace(tf, "custom_gradient", _custom_gradient)
+
+
+def _push(original: Any) -> Any:
+    def _push_tape(self):
+        import tensorflow as tf
+
+        original(self)
+        tape_stack.stack().append((self, None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()))
+
+    return _push_tape
+
+
+def _pop(original: Any) -> Any:
+    def _pop_tape(self):
+        original(self)
+        tape_stack.stack()[:] = [(tape, graph) for tape, graph in tape_stack.stack() if tape is not self]
+
+    return _pop_tape
+
+
+def _counted(more: int) -> Any:
+    def make(original: Any) -> Any:
+        def change(self):
+            original(self)
+            tape_stack.count_accumulator(more)
+
+        return change
+
+    return make
+
+
+def _jacobian(original: Any) -> Any:
+    """One gradient for each row, of weights: what becomes of them (clipped, squared, solved for) need not add up."""
+
+    def jacobian(self, target, sources, *args, **kwargs):
+        model_calls.note_whole(self, model_calls.JACOBIAN)
+        result = original(self, target, sources, *args, **kwargs)
+        tape_gradients.not_of_slices(sources, _JACOBIAN)
+        return result
+
+    return jacobian
+
+
+def _custom_gradient(original: Any) -> Any:
+    """What a gradient function of the script's own makes of rows is not followed: it may mix them."""
+
+    def custom_gradient(function=None):
+        if function is None:
+            return custom_gradient
+        made = original(function)
+
+        def compute(*args, **kwargs):
+            import tensorflow as tf
+
+            if not tf.executing_eagerly():
+                graph = tf.compat.v1.get_default_graph()
+                verdict.fail(graph, verdict.Reason("it has a gradient function of its own (tf.custom_gradient)"))
+            return made(*args, **kwargs)
+
+        return functools.wraps(function)(compute)
+
+    return custom_gradient
+
+
+def _gradient(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def gradient(self, target, sources, *args, **kwargs):
+        import tensorflow as tf
+
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        outermost = not tape_stack.is_plain()
+        # A part of a larger gradient, as in the gradient function of a `tf.custom_gradient`, is none of the script's.
+        is_part = caller.startswith(_INTERNAL) or not outermost
+        given = signature.bind(self, target, sources, *args, **kwargs).arguments
+
+        def compute(of, upstream):
+            with tape_stack.plain():
+                return original(**{**given, "target": of, "output_gradients": upstream})
+
+        upstream = given.get("output_gradients")
+        if tape_stack.stack() and not is_part:
+            model_calls.note_whole(self, model_calls.SECOND)
+        if is_part:
+            return compute(target, upstream)
+        has_outer = any(tape is not self for tape, _ in tape_stack.stack())
+        owed = caller.startswith(_KERAS)
+        if not tf.executing_eagerly():
+            return tape_gradients.in_graph(compute, target, sources, upstream, reduces=not has_outer, owed=owed)
+        result = compute(target, upstream)
+        return tape_gradients.reduce_structure(self, result, sources, not has_outer, owed)
+
+    return gradient

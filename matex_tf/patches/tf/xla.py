@@ -1,0 +1,42 @@
+"""`jit_compile=True`: a function that holds a collective stays compiled by XLA where that has kernels for it.
+
+Where it has not, XLA is turned off for that function, once it is traced and before it first runs, and one line says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.analysis import graph_ops
+from matex_tf.ops import xla
+from matex_tf.runtime import notes
+from matex_tf.runtime.replace import replace
+
+
+def install() -> None:
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    replace(atomic_function, "from_func_graph", _function)
+
+
+def _function(original: Any) -> Any:
+    from tensorflow.python.eager.polymorphic_function import attributes
+
+    def from_func_graph(name, graph, attrs, *args, **kwargs):
+        if _asks(attrs, attributes.XLA_COMPILE):
+            why = xla.obstacle(graph_ops.op_types(graph))
+            if why:
+                notes.note(
+                    f"XLA (jit_compile=True) is turned off for the function '{graph.name}': {why}; the results are "
+                    "the same"
+                )
+                attrs = {key: value for key, value in attrs.items() if key != attributes.XLA_COMPILE}
+        return original(name, graph, attrs, *args, **kwargs)
+
+    return from_func_graph
+
+
+def _asks(attrs: Any, name: str) -> bool:
+    """Whether the attribute `name`, a bool or TensorFlow's message of one, is there and true."""
+    value = (attrs or {}).get(name)
+    return bool(getattr(value, "b", value))

@@ -1,0 +1,40 @@
+"""Iterators of `tf.data` in the graphs of `tf.compat.v1`: which dataset each goes through, for the runs that train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.runtime.replace import replace
+from matex_tf.v1 import session_runs
+
+
+def install() -> None:
+    from tensorflow.python.data.ops import dataset_ops, iterator_ops
+
+    replace(dataset_ops.DatasetV1, "_make_one_shot_iterator", _made)
+    replace(dataset_ops.DatasetV1, "_make_initializable_iterator", _made)
+    replace(iterator_ops.Iterator, "make_initializer", _make_initializer)
+
+
+def _made(original: Any) -> Any:
+    def make(self, *args, **kwargs):
+        iterator = original(self, *args, **kwargs)
+        _note(iterator, self)
+        return iterator
+
+    return make
+
+
+def _make_initializer(original: Any) -> Any:
+    def make_initializer(self, dataset, *args, **kwargs):
+        result = original(self, dataset, *args, **kwargs)
+        _note(self, dataset)
+        return result
+
+    return make_initializer
+
+
+def _note(iterator: Any, dataset: Any) -> None:
+    resource = getattr(iterator, "_iterator_resource", None)
+    if hasattr(resource, "op") and not hasattr(resource, "numpy"):
+        session_runs.note_dataset(resource.op, dataset)

@@ -1,0 +1,131 @@
+"""`tf.compat.v1`: gradients in graphs that a session runs, and the runs that train.
+
+`compute_gradients` and `tf.gradients` reduce gradients where they are made. A run whose fetches need such a gradient
+is a training run: arrays fed to it are sliced, scalars fetched from it are those of the global batch, and what has
+one row for each row fed comes back whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from matex_tf.gradients import reduce, variables
+from matex_tf.loops import tape_gradients
+from matex_tf.runtime.replace import replace
+from matex_tf.sharding import step_weight
+from matex_tf.v1 import session_runs
+from matex_tf.world import world
+
+
+def install() -> None:
+    import tensorflow as tf
+    from tensorflow.python.client import session
+    from tensorflow.python.training import optimizer
+
+    replace(session.BaseSession, "run", _run)
+    replace(optimizer.Optimizer, "compute_gradients", _compute_gradients)
+    replace(optimizer.Optimizer, "apply_gradients", _apply_gradients)
+    for api in (tf, tf.compat.v1, tf.compat.v2):
+        replace(api, "gradients", _gradients)
+
+
+def _run(original: Any) -> Any:
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        if not world.is_active() or session_runs.inside():
+            return original(self, fetches, feed_dict, options, run_metadata)
+        plan = session_runs.plan(self.graph, fetches)
+        if plan is None:
+            return original(self, fetches, feed_dict, options, run_metadata)
+        with session_runs.training(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
+            if not plan.passes:
+                return original(self, new_fetches, new_feeds, options, run_metadata)
+            return original(self, [new_fetches, plan.passes], new_feeds, options, run_metadata)[0]
+
+    return run
+
+
+def _compute_gradients(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        import tensorflow as tf
+
+        if reduce.inside_reduced():
+            return original(self, loss, *args, **kwargs)
+        given = signature.bind(self, loss, *args, **kwargs).arguments
+        if callable(loss):
+            return _reduced_later(original(**given))
+        session_runs.declare_rows(tf.compat.v1.get_default_graph())
+        pairs: list = []
+
+        def compute(of, upstream):
+            if upstream is not None and isinstance(of, list):
+                # One loss for all: it has the gradient that each gives, multiplied by its factor.
+                terms = [tf.reduce_sum(part * tf.stop_gradient(by)) for part, by in zip(of, upstream)]
+                of, upstream = tf.add_n(terms), None
+            of = of[0] if isinstance(of, list) and len(of) == 1 else of
+            pairs.extend(original(**{**given, "loss": of, "grad_loss": upstream}))
+            return [gradient for gradient, _ in pairs]
+
+        found = tape_gradients.in_graph(
+            compute, loss, lambda: [of for _, of in pairs], given.get("grad_loss"), True, False
+        )
+        return [(gradient, of) for gradient, (_, of) in zip(found, pairs)]
+
+    return compute_gradients
+
+
+def _reduced_later(pairs: list) -> list:
+    """Gradients of eager code that the optimizer takes itself, reduced."""
+    of = [variable for _, variable in pairs]
+    reduced, _ = reduce.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
+    reduce.mark(of, born=True)
+    _expect(of)
+    return list(zip(reduced, of))
+
+
+def _expect(of: list) -> None:
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        variables.expect(of)
+        variables.settle()
+
+
+def _apply_gradients(original: Any) -> Any:
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        of = [variable for _, variable in pairs]
+        found = [gradient for gradient, _ in pairs]
+        if not pairs or reduce.inside_reduced() or reduce.are_reduced(found, of):
+            with reduce.reduced():
+                return original(self, pairs, *args, **kwargs)
+        reduced, _ = reduce.reduce(found, of, place="apply_gradients")
+        _expect(of)
+        with reduce.reduced():
+            return original(self, list(zip(reduced, of)), *args, **kwargs)
+
+    return apply_gradients
+
+
+def _gradients(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def gradients_of(ys, xs, *args, **kwargs):
+        import tensorflow as tf
+
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        given = signature.bind(ys, xs, *args, **kwargs).arguments
+        if caller.startswith(("tensorflow.", "keras.", "tf_keras.")):
+            return original(**given)
+        if step_weight.in_session_graph():
+            session_runs.declare_rows(tf.compat.v1.get_default_graph())
+
+        def compute(of, upstream):
+            return original(**{**given, "ys": of, "grad_ys": upstream})
+
+        return tape_gradients.in_graph(compute, ys, xs, given.get("grad_ys"), reduces=True, owed=False)
+
+    return gradients_of

@@ -1,0 +1,1 @@
+"""Checkpoints of a run, restarts from them, and going on with fewer ranks."""

@@ -1,0 +1,149 @@
+"""Going on without a lost rank, in the same processes: what was tried together is undone and made again by those left.
+
+The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, so that
+what is lost with a rank is its part of one step. Work that ranks do together is cut into attempts: a training step of
+`fit`, a call of `evaluate` or `predict`, saving, a message. At the end of each the ranks agree whether all that are
+left have completed it and nobody was lost (by MPI's user-level failure mitigation, in which the agreement holds whoever
+is lost in it). If not, they revoke their communicators, so that nobody waits in one, shrink the world to those that are
+left, undo the attempt and make it again. So all ranks are in the same attempt at any time, and nothing of one that was
+not completed by all stays.
+
+What is not part of an attempt, such as a loop of the script's own, ends the run when a rank is lost; `matex run` then
+starts it again from its kept state.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.io import overlay
+from matex_tf.runtime import excepthook, exit_marks, shutdown, watchdog
+from matex_tf.sharding import step_weight
+from matex_tf.world import membership, terminal, world
+
+after_loss: list[Callable[[bool], None]] = []
+"""Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
+
+_forgotten: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_inside = False
+_generation = 0
+
+
+def is_on() -> bool:
+    return settings.current().elastic and world.is_active()
+
+
+def generation() -> int:
+    """How often ranks were lost. What knows this rank's number or how many there are is to be made anew after that."""
+    return _generation
+
+
+def start() -> None:
+    """Before anything that can be lost is made."""
+    if is_on():
+        membership.retry_with(attempt)
+        after_loss.extend([excepthook.after_loss, overlay.after_loss, step_weight.after_loss])
+
+
+def forget_after_loss(holder: Any, attribute: str) -> None:
+    """Let `holder`'s `attribute`, which knows the ranks that there are, be None after a loss: it is then made anew."""
+    _forgotten.setdefault(holder, set()).add(attribute)
+
+
+def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+    """What `work` gives, when all ranks that are left have completed it. Collective.
+
+    Where a rank is lost meanwhile, `undo` is called and then `work` again, with the smaller world. Within another
+    attempt, and in other threads, `work` is only called: its errors are the other attempt's.
+
+    Args:
+        what: for people, what is tried.
+        work: collectives, and what may be done again once `undo` was called.
+        undo: makes everything as it was before `work`; None where there is nothing to undo.
+    """
+    global _inside
+    if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
+        return work()
+    while True:
+        result, failed = None, None
+        _inside = True
+        try:
+            result = work()
+        except Exception as error:
+            if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
+                raise
+            failed = error
+            world.revoke()
+        finally:
+            _inside = False
+        if _all_have(failed is None):
+            return result
+        _go_on(what, failed)
+        if undo is not None:
+            undo()
+
+
+def _all_have(done: bool) -> bool:
+    """Whether all ranks have completed what they tried, the same answer on all that are left."""
+    limit = settings.current().abort_seconds
+    if done or not limit:
+        return world.all_have(done)
+    # Who watches the ranks as a rule has gone with the communicators that were revoked.
+    patience = threading.Timer(limit, _give_up, [limit])
+    patience.daemon = True
+    patience.start()
+    try:
+        return world.all_have(done)
+    finally:
+        patience.cancel()
+
+
+def _give_up(seconds: int) -> None:
+    terminal.tell(
+        f"matex_tf: {world.current().place}: a rank is lost, and for {seconds} s the others have not come to agree on "
+        f"going on; ending the job (exit code {exit_marks.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
+    )
+    shutdown.abort(exit_marks.EXIT_STALLED)
+
+
+def refuse(what: str) -> None:
+    """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
+    if _generation:
+        raise membership.cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
+
+
+def _go_on(what: str, failed: Exception | None) -> None:
+    """Make the world that of the ranks which are left, and all that hangs on it. Collective among them."""
+    global _generation
+    me = world.current()
+    before, hosts = me.rank, me.hosts
+    watchdog.stop()
+    left = world.shrink()
+    if len(left) == len(hosts):
+        raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
+    ops.start_again(lambda numbers: _largest(me, numbers))
+    watchdog.start()
+    _generation, membership.survivors = _generation + 1, left
+    for holder, attributes in _forgotten.items():
+        for attribute in attributes:
+            setattr(holder, attribute, None)
+    for work in after_loss:
+        work(before > 0 and me.rank == 0)
+    if me.rank == 0 and not settings.current().quiet:
+        terminal.tell(f"matex_tf: {_told(hosts, left)}, at: {what}\n")
+
+
+def _told(hosts: list[str], left: list[int]) -> str:
+    gone = [f"{rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
+    lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
+    them = "it" if len(gone) == 1 else "them"
+    return f"{lost}; " + (f"1 rank goes on without {them}" if len(left) == 1 else f"{len(left)} go on without {them}")
+
+
+def _largest(me: world.World, numbers: list[int]) -> list[int]:
+    everyone = me.life.allgather(numbers)
+    return [max(column) for column in zip(*everyone)]

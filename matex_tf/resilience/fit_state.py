@@ -1,0 +1,224 @@
+"""One call of `fit` in a run whose state is kept: what is put back in it, and when its state is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.resilience import callback_state, model_state, random_state, run_state
+from matex_tf.runtime import notes, objects
+from matex_tf.world import membership, world
+
+_LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
+_MOST_STEPS = 1000
+
+
+def next_fit(model: Any) -> Fit | None:
+    """What is to be done about the state in the call of `fit` that begins; None where none is kept. Collective."""
+    run = run_state.current()
+    return None if run is None else Fit(run, model)
+
+
+class Fit:
+    """The call that has the number of calls before it."""
+
+    def __init__(self, run: run_state.Run, model: Any):
+        self.run = run
+        self.model = model
+        self.number = run.fits
+        run.fits += 1
+        self.saved = run.state_of(self.number)
+        self.is_over = self.saved is not None and self.saved["ended"]
+        self.epoch: int | None = None if self.saved is None else self.saved["epoch"]
+        self.step: int = 0 if self.saved is None else self.saved["step"]
+        self.missing = self.saved is not None
+        self.first_epoch = 0  # with which the script has the call begin
+        self.source: Any = None  # Keras' source of the data that it trains on
+        self.data_taken = self.data_are_back = False
+        self.callbacks: Sequence[Any] = ()
+        self.params: dict[str, Any] = {}
+        self._at: int | None = None
+        self._told = False
+        self._present: dict[str, int] = {}
+        self._large: dict = {}
+        self._until = 1
+        self._looked: tuple[float, int] = (time.monotonic(), 0)
+        self._may_save = run.may_save(self.number)
+        if self.is_over:
+            notes.note("calls of fit that had ended before the run was started again are passed over")
+        elif self.saved is not None:
+            where = f"epoch {self.epoch + 1}, step {self.step}"
+            notes.note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
+        run.within = self
+
+    def close(self) -> None:
+        self.run.within = None
+
+    # Putting back
+
+    def begins(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
+        """After callbacks were told that training begins."""
+        self.callbacks, self.params = callbacks, params or {}
+        self._large = callback_state.large(callbacks)
+        if self.saved is None:
+            return
+        self.put_back()
+        if self.is_over:
+            if hasattr(self.model, "_initial_epoch") and not self.missing:
+                self.model._initial_epoch = self.epoch  # there is no step to be made
+            return
+        if getattr(self.model, "_initial_epoch", None) is not None:
+            self.model._initial_epoch = self.epoch  # `BackupAndRestore` may have put it elsewhere
+        for what in callback_state.begin_anew(callbacks):
+            notes.note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
+
+    def epoch_begins(self, epoch: int) -> None:
+        """After callbacks were told that an epoch begins, which within an epoch they had been told before."""
+        resumes = self.saved is not None and not self.is_over and epoch == self.epoch
+        if resumes and self.step > 0:
+            self.put_back()
+        self._at = epoch
+        self._until, self._looked = 1, (time.monotonic(), self.step if resumes else 0)
+
+    def put_back(self) -> None:
+        """Put back what is there of the model's variables, and what the callbacks know."""
+        self._present = model_state.put_back(self.model, self.saved["variables"])
+        self.missing = not self._is_complete(self._present)
+        if not self.is_over:
+            callback_state.put_back(self.callbacks, self.saved["callbacks"])
+
+    def _is_complete(self, present: dict[str, int]) -> bool:
+        kept = self.saved["variables"]
+        if self.step == 0:  # an epoch begins with empty metrics
+            kept = {group: values for group, values in kept.items() if group != model_state.METRICS}
+        return model_state.is_complete(present, kept)
+
+    def needs_step(self) -> bool:
+        """Whether the first step of training makes variables that are to be put back."""
+        return self.saved is not None and not self.is_over and self.missing
+
+    def put_back_rest(self, make: Callable[[], Any]) -> None:
+        """`make` makes the variables that are not there yet, and changes others: put all of them back."""
+        before = model_state.values(self.model)
+        make()
+        model_state.set_values(self.model, before)
+        if not self._is_complete(model_state.put_back(self.model, self.saved["variables"], self._present)):
+            raise model_state.other_model("fewer variables", "more")
+        if self.step == 0:
+            self.model.reset_metrics()  # what was kept is of the epoch before
+        self.missing = False
+        if not self.source._matex_calls_python:
+            self.put_back_random()  # variables that were made have drawn their first values
+
+    def takes_data(self) -> bool:
+        """Whether training is about to begin with data that are to be brought to where they were."""
+        return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
+
+    def say_rows(self) -> None:
+        """The data are dealt for as many ranks as there are: say so where that number was another."""
+        if self.step > 0 and self.saved["ranks"] != world.current().size:
+            notes.note(
+                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch "
+                "some rows come twice and some not at all"
+            )
+
+    def put_back_random(self) -> None:
+        """Go on drawing random numbers where the state was taken."""
+        random_state.put_back(self.saved["random"])
+
+    def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
+        """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
+        saved, model = self.saved, self.model
+        if not model_state.is_complete(model_state.put_back(model, saved["variables"]), saved["variables"]):
+            notes.note(
+                "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
+            )
+        for callback in callbacks:
+            callback.set_model(model)
+        callback_state.put_back(callbacks, saved["callbacks"])
+        history = next((one for one in callbacks if type(one).__name__ == "History"), history)
+        callback_state.put_back([history], [saved["history"]])
+        model.history, model.stop_training = history, saved["stop"]
+        self.put_back_random()
+        return history
+
+    # Keeping
+
+    def batch_ended(self, done: int) -> None:
+        """After `done` steps of an epoch."""
+        if self.is_over:
+            self.model.stop_training = True  # it was for what the step makes
+            return
+        if self.saved is not None and not self._told:
+            self._told = True
+            if random_state.step_draws():
+                notes.note(
+                    "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
+                    "draws other numbers than it would have drawn"
+                )
+        self._until -= 1
+        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
+            return  # of an epoch's last step the epoch's end is the better place
+        now = time.monotonic()
+        seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
+        patience = min(_LOOK_SECONDS, settings.current().save_seconds / 4 or _LOOK_SECONDS)
+        stride = min(max(int(patience / max(seconds, 1e-6)), 1), _MOST_STEPS)
+        self._until = self._look(self._at, done, stride)
+        self._looked = (now, done)
+
+    def epoch_ended(self, epoch: int) -> None:
+        """After callbacks were told that an epoch has ended."""
+        if self._may_save and not self.is_over and epoch + 1 != self.params.get("epochs"):
+            self._look(epoch + 1, 0, 1)
+
+    def ended(self, history: Any) -> None:
+        """After the call has ended. Collective."""
+        self._save("end", 0 if self._at is None else self._at + 1, 0, ended=True, history=history)
+        asked = self._who_asks()
+        if asked:
+            self.run.leave(asked, f"the end of call {self.number + 1} of fit")
+
+    def _who_asks(self) -> str | None:
+        everyone = objects.allgather(self.run.asked, "whether the run is to end")
+        return next((asked for asked in everyone if asked), None)
+
+    def _look(self, epoch: int, step: int, stride: int) -> int:
+        """Save where it is due or the run is to end; after how many steps to look again. Collective."""
+        first = world.current().rank == 0
+        stops = bool(self.model.stop_training)
+        mine = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
+        everyone = objects.allgather(mine, "whether to save the state of the run")
+        asked = next((asked for asked, *_ in everyone if asked), None)
+        _, due, stops, stride = everyone[0]
+        # Where training stops, the end of the call is near, and is saved.
+        if asked and not stops or due:
+            self._save("state", epoch, step)
+        if asked and not stops:
+            where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
+            self.run.leave(asked, f"{where} of call {self.number + 1} of fit")
+        return stride
+
+    def _save(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
+        membership.attempt("keeping the state of the run", lambda: self._keep(kind, epoch, step, ended, history))
+
+    def _keep(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
+        run = self.run
+        with model_state.whole(self.model) as variables:
+            if world.current().rank == 0:
+                content = {
+                    "fit": self.number,
+                    "epoch": epoch,
+                    "step": step,
+                    "ended": ended,
+                    "ranks": world.current().size,
+                    "variables": variables,
+                    "callbacks": callback_state.states(self.callbacks, self._large),
+                    "stop": bool(self.model.stop_training),
+                    "history": None if history is None else callback_state.states([history], {})[0],
+                    "random": random_state.states(),
+                }
+                run.number += kind == "state"
+                run.write(kind, run.number if kind == "state" else self.number, content)
+        run.saved_at = time.monotonic()

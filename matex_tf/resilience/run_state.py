@@ -1,0 +1,328 @@
+"""Coming back: the state of a run is kept, and a run that is started again goes on from it, by no line of the script.
+
+The script runs from its top again, with the seeds that it had. Its calls of `fit`, counted, are where the state is put
+back: one that had ended is passed over, and leaves the model, the callbacks and the history as they were at its end;
+the one that was under way goes on at the step at which the state was taken, with the same data, as if nothing had
+happened. What the script does between them it does again.
+
+Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on their number. A thread writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_tf import settings
+from matex_tf.resilience import async_writer, elastic, random_state, serialization, state_files
+from matex_tf.runtime import exit_marks, notes, objects, real_files, shutdown, watchdog
+from matex_tf.runtime.exit_marks import EXIT_REQUEUE
+from matex_tf.world import membership, terminal, world
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_run: Run | None = None
+_with_fewer = False
+
+
+def start() -> None:
+    """Where MATEX_STATE names a folder, see what is kept there. Collective."""
+    global _run
+    if settings.current().state:
+        _run = Run(os.path.abspath(os.path.expanduser(settings.current().state)))
+
+
+def entropy() -> int | None:
+    """What the run began with, where this is one that goes on: its random numbers are to be the same."""
+    return None if _run is None else _run.entropy
+
+
+def begin(entropy: int) -> None:
+    """Keep the random numbers that all ranks have agreed to begin with."""
+    if _run is not None:
+        _run.begin(entropy)
+
+
+def current() -> Run | None:
+    """The run whose state is kept; None where none is, and in threads that do not train."""
+    return _run if threading.current_thread() is threading.main_thread() else None
+
+
+@contextlib.contextmanager
+def with_fewer_ranks() -> Iterator[None]:
+    """Around a step that goes on when a rank is lost: Keras makes its functions anew for fewer of them."""
+    global _with_fewer
+    before, _with_fewer = _with_fewer, True
+    try:
+        yield
+    finally:
+        _with_fewer = before
+
+
+def say_loop() -> None:
+    """A loop of the script's own trains: what it has done is not in the state.
+
+    It cannot begin with fewer ranks either, whose functions were made for more (but see `with_fewer_ranks`).
+    """
+    if not _with_fewer:
+        elastic.refuse("a loop of the script's own")
+    if _run is not None:
+        notes.note(
+            "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
+            "anew then (or where the script itself has saved and restores)"
+        )
+
+
+@dataclass
+class _Found:
+    """What a rank finds in the folder: the newest state within a call of fit, and which calls have ended."""
+
+    number: int
+    fit: int
+    ends: list[int]
+    begin: dict[str, Any]
+
+
+class Run:
+    """What is kept of this run, on all ranks."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.script = _script()
+        self.fits = 0
+        self.within: Any = None  # the `fit_state.Fit` of the call that is under way
+        self.asked: str | None = None
+        self.saved_at = time.monotonic()
+        self.writer: async_writer.Writer | None = None
+        with real_files.plainly():
+            self.folder = self._open()
+            self._look()
+        for number in _SIGNALS:
+            signal.signal(number, self._hear)
+        shutdown.at_end.append(self._end)
+        elastic.after_loss.append(self._after_loss)
+
+    def _open(self) -> state_files.Folder | None:
+        """The folder, where this rank sees it. Rank 0 makes it and is alone in writing to it."""
+        me = world.current()
+        folder, error = None, None
+        try:
+            if me.rank == 0 or os.path.isdir(self.path):
+                folder = state_files.Folder(self.path)
+            if me.rank == 0:
+                self.writer = async_writer.Writer(folder)
+                if not self._hold(folder):
+                    error = "another run that has not ended keeps its state there"
+        except OSError as raised:
+            error = str(raised)
+        for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
+            if text is not None:
+                raise world.RankError(
+                    f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
+                    "folder of your own, on a file system that all hosts share, that no other run uses."
+                )
+        return folder
+
+    def _hold(self, folder: state_files.Folder) -> bool:
+        """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
+        for _ in range(20):
+            self._lock = folder.hold()
+            if self._lock is not None:
+                return True
+            time.sleep(0.5)
+        return False
+
+    def _after_loss(self, became_first: bool) -> None:
+        # Who has what was kept, if it is to be put back.
+        left = membership.survivors
+        source_is_lost = self.source is not None and self.source not in left
+        if self.source is not None:
+            self.source = 0 if source_is_lost else left.index(self.source)
+        if not became_first:
+            return
+        with real_files.plainly():
+            self.folder = state_files.Folder(self.path)
+            self.writer = async_writer.Writer(self.folder)
+            if not self._hold(self.folder):
+                notes.note(
+                    f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
+                )
+            self.number = max([self.number, *self.folder.numbers("state")])
+            if source_is_lost and self.fits <= self.fit:
+                _, self.saved = self.folder.newest()
+
+    def _look(self) -> None:
+        """Find the newest state on any rank, and go on drawing random numbers from where the run began."""
+        me = world.current()
+        self.saved: Any = None
+        mine = self._find() if me.local_rank == 0 else None
+        kept = None if mine is None else (len(mine.ends), mine.number, -me.rank)
+        everyone = objects.allgather(kept, "looking for the state of the run")
+        newest = max((one for one in everyone if one is not None), default=None)
+        self.source = None if newest is None else -newest[2]
+        if self.source is None:
+            self.entropy, self.ends, self.fit, self.number = None, set(), -1, -1
+            if self.writer is not None:
+                self.writer.folder.clear()
+            return
+        if me.rank != self.source:
+            mine, self.saved = None, None
+        found = objects.broadcast(mine, "what is kept of the run", root=self.source)
+        self.entropy, self.ends, self.fit, self.number = (
+            found.begin["entropy"], set(found.ends), found.fit, found.number
+        )  # fmt: skip
+        random_state.put_back(found.begin["random"])
+
+    def _find(self) -> _Found | None:
+        if self.folder is None or os.path.exists(self.folder.place(state_files.ENDED)):
+            return None
+        begin = self.folder.read(state_files.BEGIN)
+        if begin is None:
+            return None
+        if begin["script"] != self.script:
+            notes.note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
+            return None
+        number, self.saved = self.folder.newest()
+        fit = -1 if self.saved is None else self.saved["fit"]
+        return _Found(number, fit, self.folder.numbers("end"), begin)
+
+    def begin(self, entropy: int) -> None:
+        """Write down what a run begins with that goes on from nothing."""
+        if self.writer is None or self.source == 0:
+            return
+        arrays: list[np.ndarray] = []
+        content = {"script": self.script, "entropy": entropy, "random": random_state.states()}
+        packed = serialization.pack(content, arrays)
+        with real_files.plainly():
+            state_files.write(self.folder.place(state_files.BEGIN), packed, arrays)
+
+    # What is put back
+
+    def state_of(self, fit: int) -> Any:
+        """What is kept of the call of fit with that number: of its end, else within it; None if nothing. Collective."""
+        found = None
+        if fit in self.ends:
+            with real_files.plainly():
+                found = self._send(lambda: self.folder.read(state_files.name_of("end", fit)))
+        if found is None and fit == self.fit:
+            found = self._send(lambda: self.saved)
+        if fit >= self.fit:
+            self.saved = None
+        return found
+
+    def _send(self, read: Any) -> Any:
+        """What `read` gives on the rank that has the state, on every rank; arrays go one by one."""
+        what = "the state of the run"
+        arrays: list[np.ndarray] = []
+        packed = None
+        if world.current().rank == self.source:
+            packed = serialization.pack(read(), arrays)
+        packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
+        arrays = [
+            objects.broadcast(arrays[index] if arrays else None, what, root=self.source) for index in range(number)
+        ]
+        return serialization.unpack(packed, arrays)
+
+    # What is kept
+
+    def may_save(self, fit: int) -> bool:
+        """Whether what is kept of this call of fit would be the newest: not where one before was damaged."""
+        return fit >= max([self.fit, *(end + 1 for end in self.ends)])
+
+    def write(self, kind: str, number: int, content: Any) -> None:
+        self.writer.write(kind, number, content)
+
+    def is_due(self) -> bool:
+        """Whether rank 0 is to save."""
+        seconds = settings.current().save_seconds
+        return bool(seconds) and time.monotonic() - self.saved_at >= seconds and not self.writer.is_busy
+
+    # The end, asked for or not
+
+    def _hear(self, number: int, frame: Any) -> None:
+        self.asked = signal.Signals(number).name
+        if self.within is None:
+            self._leave_at_once()
+
+    def _leave_at_once(self) -> None:
+        """The script is where there is nothing to save: what it has kept is whole."""
+        if self.writer is None:
+            time.sleep(2)  # rank 0 ends the others, if it was asked as well
+        else:
+            self.writer.flush()
+        exit_marks.ask_again()
+        terminal.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
+        shutdown.abort(EXIT_REQUEUE)
+
+    def leave(self, asked: str, where: str) -> None:
+        """End all ranks, which have come to this together, once all is on the disk. Collective."""
+        failed = None
+        if self.writer is not None:
+            with watchdog.busy(f"saving the state of the run to {self.path}"):
+                self.writer.flush()
+            failed = self.writer.failed
+        failed = objects.broadcast(failed, "whether the state of the run is on the disk")
+        if world.current().rank == 0:
+            saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
+            exit_marks.ask_again()
+            terminal.tell(f"matex_tf: {asked}: {saved}; {self._how_to_go_on()}\n")
+        sys.exit(EXIT_REQUEUE)
+
+    def _how_to_go_on(self) -> str:
+        return f"the same command goes on from there (exit code {EXIT_REQUEUE}; state in {self.path})"
+
+    def _end(self) -> None:
+        """All ranks have ended their script: well, and nothing is kept any more, or not."""
+        if self.writer is None:
+            return
+        with watchdog.busy(f"saving the state of the run to {self.path}"):
+            self.writer.flush()
+        if shutdown.exit_code() == 0:
+            with real_files.plainly():
+                self.writer.folder.close(remove=not settings.current().proof)
+
+
+def _script() -> str:
+    """What tells this script and its arguments from others."""
+    words = sys.orig_argv[1:]
+    path, content = _script_file(words), b""
+    if path is not None and os.path.isfile(path):
+        with real_files.plainly(), open(path, "rb") as file:
+            content = file.read()
+    return state_files.digest("\0".join(words).encode() + b"\0" + content)
+
+
+def _script_file(words: Sequence[str]) -> str | None:
+    """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
+    for at, word in enumerate(words[1:], 1):
+        if word == "matex_tf" and words[at - 1] == "-m":
+            words = words[at + 1 :]
+            break
+    else:
+        return getattr(sys.modules["__main__"], "__file__", None)
+    if words[:1] == ["-m"]:
+        return _module_file(words[1]) if len(words) > 1 else None
+    path = words[0] if words else ""
+    return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
+
+
+def _module_file(name: str) -> str | None:
+    places: Any = None
+    for end in range(1, name.count(".") + 2):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    if places is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
+    return None if spec is None else spec.origin

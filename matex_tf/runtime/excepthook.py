@@ -1,0 +1,183 @@
+"""One voice: only rank 0 prints, and an error of any rank reaches the terminal once, with its rank and host."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import faulthandler
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from matex_tf import settings
+from matex_tf.runtime import exit_marks, script_frames, shutdown
+from matex_tf.world import membership, terminal, world
+
+_lines = 1  # the descriptor of standard output, as the launcher gave it
+
+
+def attach() -> None:
+    """Silence the ranks that are not the first, and give errors their way to the terminal."""
+    global _lines
+    me = world.current()
+    shutdown.script_ended.append(report_unreported)
+    _lines = os.dup(1)
+    faulthandler.enable(file=terminal.keep())
+    sys.excepthook = _report
+    if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
+        _redirect(me.rank)
+    _be_the_launchers_terminal()
+    sys.exit = _exit
+    for name in ("exit", "quit"):
+        if hasattr(builtins, name):
+            setattr(builtins, name, _exit)
+    os._exit = _exit_at_once  # type: ignore[assignment]
+
+
+def after_loss(became_first: bool) -> None:
+    """Speak for the run where the rank that did so was lost."""
+    if not became_first:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(_lines, 1)
+    os.dup2(terminal.descriptor(), 2)
+
+
+def _be_the_launchers_terminal() -> None:
+    """Say that standard output is no terminal where that of mpirun is none.
+
+    Open MPI gives each rank a terminal of its own, so that colours and moving progress bars would end up in a log.
+    """
+    try:
+        launcher = f"/proc/{os.getppid()}"
+        with open(f"{launcher}/comm") as file:
+            is_launcher = file.read().strip() in ("prterun", "mpirun", "mpiexec", "orterun")
+        goes_to = os.readlink(f"{launcher}/fd/1")
+    except OSError:
+        return
+    if is_launcher and not goes_to.startswith(("/dev/pts/", "/dev/tty")):
+        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
+
+
+def _redirect(rank: int) -> None:
+    folder = settings.current().log_dir
+    if folder:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"rank-{rank}.log")
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path, f"{path}.1")  # why the run before was lost may stand there
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:
+            raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
+    else:
+        target = os.open(os.devnull, os.O_WRONLY)
+    # At the descriptor, so that C++ code and children are silent too.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+_plain_exit: Callable = sys.exit
+
+
+def _exit(code: object = None) -> None:
+    shutdown.remember_exit_code(code)
+    _plain_exit(code)
+
+
+_plain_exit_at_once: Callable = os._exit
+
+
+def _exit_at_once(code: int) -> None:
+    """`os._exit`, which ends a script well only if all ranks come to it, or to their ends; children are left alone."""
+    if not world.is_active():
+        _plain_exit_at_once(code)
+    stack = traceback.extract_stack()[:-1]
+    is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
+    if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
+        shutdown.leave()
+        _plain_exit_at_once(code)
+    me = world.current()
+    place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
+    _end_all(f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n", code)
+
+
+def describe(error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
+    me = world.current()
+    if isinstance(error, world.CannotGoOn):
+        return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
+    error.__traceback__, hint = trace, ""
+    if settings.current().traceback == "script":
+        for shown in _shown_with(error):
+            short = _without_ours(shown.__traceback__)
+            if short is not shown.__traceback__:
+                shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
+    text = "".join(traceback.format_exception(error))
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{hint}:\n{text}"
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """`trace` without our frames and those of `runpy`, which starts scripts; itself if it has no others, or none."""
+    entries, kept = [], None
+    while (entry := entries[-1].tb_next if entries else trace) is not None:
+        entries.append(entry)
+    scripts = [entry for entry in entries if script_frames.package(entry.tb_frame) not in ("matex_tf", "runpy")]
+    for entry in reversed(scripts):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept if 0 < len(scripts) < len(entries) else trace
+
+
+def _shown_with(error: BaseException) -> list[BaseException]:
+    """`error` and those that Python shows beside it: what it was raised from or after, and those of a group."""
+    found = [error]
+    for one in found:
+        others = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        found += [other for other in others if other is not None and all(other is not known for known in found)]
+    return found
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    me = world.current()
+    if os.getpid() != me.process or not world.is_active():
+        sys.__excepthook__(kind, error, trace)
+        return
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
+    if not membership.is_loss(error):
+        exit_marks.fail()
+    if membership.TOLD_ELSEWHERE in str(error):
+        time.sleep(3)  # the rank at which it began ends the job, by an error that says more
+    _end_all(describe(error, trace), code)
+
+
+def report_unreported() -> None:
+    """An error that ended the script, and was shown by a hook of its own, ends all ranks, too."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and sys.excepthook is not _report and not hasattr(sys, "ps1"):
+        _report(type(error), error, error.__traceback__)
+
+
+def _end_all(text: str, code: int) -> None:
+    shutdown.last_words()
+    rank = world.current().rank
+    if rank > 0:
+        # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
+        time.sleep(min(0.4 + 0.1 * rank, 2.0))
+    sys.stdout.flush()
+    terminal.tell(text)
+    shutdown.abort(code)
+
+
+def _exit_code_in(message: str) -> int:
+    """The exit code of the rank that left the others, where that is what the error says; else 1."""
+    found = re.search(membership.LEFT_WITH + r" (\d+)", message)
+    return int(found.group(1)) if found else 1

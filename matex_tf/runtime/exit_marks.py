@@ -1,0 +1,84 @@
+"""The ranks' own word that all of them have ended, kept in a private folder of `matex run`.
+
+mpirun ends with exit code 0 in some cases in which ranks or hosts were lost, so `matex run` does so only with this
+proof. It is written when the ranks have met at the end of the script, by those whose host has the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matex_tf import settings
+from matex_tf.runtime import objects
+from matex_tf.world import mpi_timeout_process, world
+
+EXIT_STALLED = 70
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
+
+_ENDED, _NEEDLESS = "ended", "each-for-itself"
+_BEGUN, _FAILED, _ASK_AGAIN = "begun", "failed", "ask-again"
+
+
+def demand() -> None:
+    """See that there is a rank that can give the proof. Collective; nothing without `matex run`."""
+    folder = settings.current().proof
+    if folder and not any(objects.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
+        raise world.RankError(
+            f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
+            "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
+        )
+    _write(_BEGUN)
+
+
+def give() -> None:
+    """Say that all ranks have ended, which they have just agreed on."""
+    if world.current().local_rank == 0:
+        _write(_ENDED)
+
+
+def excuse() -> None:
+    """Say that each process that mpirun started is for itself, with an exit code of its own."""
+    _write(_NEEDLESS)
+    os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
+
+
+def fail() -> None:
+    """Say that the script itself has failed: started again it would fail again."""
+    _write(_FAILED)
+
+
+def ask_again() -> None:
+    """Say that the run was asked to end and has kept its state: it is to be started again, later."""
+    _write(_ASK_AGAIN)
+
+
+def has_begun(folder: str | os.PathLike) -> bool:
+    return Path(folder, _BEGUN).exists()
+
+
+def has_failed(folder: str | os.PathLike) -> bool:
+    return Path(folder, _FAILED).exists()
+
+
+def asks_again(folder: str | os.PathLike) -> bool:
+    return Path(folder, _ASK_AGAIN).exists()
+
+
+def exit_code(code: int, folder: str | os.PathLike) -> int:
+    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
+    return EXIT_STALLED if code and Path(folder, mpi_timeout_process.MARK).exists() else code
+
+
+def is_given(folder: str | os.PathLike) -> bool:
+    """Whether exit code 0 may be believed."""
+    return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
+
+
+def _write(name: str) -> None:
+    from matex_tf.runtime import real_files
+
+    folder = settings.current().proof
+    with real_files.plainly():
+        if folder and os.path.isdir(folder):
+            Path(folder, name).touch()

@@ -1,0 +1,34 @@
+"""Notes to the user: one line on standard error, on rank 0, once in a run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from matex_tf import settings
+from matex_tf.world import world
+
+_said: set[str] = set()
+_unsaid = False
+
+
+def note(text: str) -> None:
+    """Say one line on standard error, on rank 0, once in a run."""
+    if _unsaid or text in _said:
+        return
+    _said.add(text)
+    if world.current().rank == 0 and not settings.current().quiet:
+        sys.stdout.flush()
+        print(f"matex_tf: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def unsaid() -> Iterator[None]:
+    """Within it notes are not said; they may be later."""
+    global _unsaid
+    before, _unsaid = _unsaid, True
+    try:
+        yield
+    finally:
+        _unsaid = before

@@ -1,0 +1,70 @@
+"""Collectives of Python objects: what the ranks tell each other beside the tensors of a step.
+
+Each takes a number in the one sequence of collectives, and is known by its `what`: in a few words what it is for, the
+same on all ranks. With MATEX_ELASTIC, one in which a rank is lost is made again by those that are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.world import membership, world
+
+_KIND = 6  # see `ops.rendezvous`
+
+# From the meeting to the end of the exchange: else two threads might exchange in another order than they met.
+_one_at_a_time = threading.RLock()
+
+
+def allgather(value: Any, what: str) -> list:
+    """The values of all ranks, by rank, on every rank."""
+    if not world.is_active():
+        return [value]
+
+    def exchange() -> list:
+        with _enter("allgather", what):
+            return world.communicator("control").allgather(value)
+
+    return membership.attempt(what, exchange)
+
+
+def broadcast(value: Any, what: str, root: int = 0) -> Any:
+    """The value of rank `root`, on every rank."""
+    if not world.is_active():
+        return value
+
+    def send() -> Any:
+        with _enter(f"broadcast from {root}", what):
+            return world.communicator("control").bcast(value, root=root)
+
+    def undo() -> None:
+        if membership.survivors[root : root + 1] != [root]:
+            raise membership.cannot_go_on(f"rank {root} alone had {what}")
+
+    return membership.attempt(what, send, undo)
+
+
+def barrier(what: str) -> None:
+    """Returns on each rank once all have called it."""
+    if world.is_active():
+        membership.attempt(what, lambda: _meet("barrier", what))
+
+
+@contextlib.contextmanager
+def _enter(operation: str, what: str) -> Iterator[None]:
+    """Around an exchange, once all ranks have come to it."""
+    with _one_at_a_time:
+        _meet(operation, what)
+        with ops.exchanging(what):
+            yield
+
+
+def _meet(operation: str, what: str) -> None:
+    # Ranks that talk of different things must not exchange them.
+    key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
+    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what)

@@ -1,0 +1,23 @@
+"""The files as they are on disk, on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Within it this thread's files are the real ones, on every rank."""
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def inside_plain() -> bool:
+    return getattr(_state, "depth", 0) > 0

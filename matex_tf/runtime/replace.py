@@ -1,0 +1,24 @@
+"""Replacing a function of another library."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+    """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
+    original = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
+    if isinstance(original, staticmethod):
+        function = original.__func__
+        setattr(owner, name, staticmethod(functools.wraps(function)(make(function))))
+    else:
+        setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def when_imported(module: str, patch: Callable[[Any], None]) -> None:
+    """Call `patch(module)` as soon as the module is imported; now, if it is."""
+    import wrapt
+
+    wrapt.register_post_import_hook(patch, module)

@@ -1,0 +1,58 @@
+"""The same random numbers on all ranks where the script draws them for everybody.
+
+Initial weights and the order of the data must agree on all ranks. A script that seeds itself has that already and is
+left alone. One that does not gets rank 0's state of Python's, NumPy's and TensorFlow's generators, which is as random
+as its own would have been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+
+from matex_tf.runtime import objects
+from matex_tf.runtime.replace import when_imported
+from matex_tf.world import world
+
+
+def agree(entropy: int | None = None) -> int:
+    """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
+
+    `entropy` is that of a run which goes on: it draws what it drew before.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
+    if entropy is None:
+        entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
+    if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
+        states = objects.broadcast((python_state, numpy_state), "sending those of rank 0")
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
+    when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
+    _share_entropy(entropy)
+    return entropy
+
+
+def _seed_tensorflow(seed: int) -> None:
+    """Seed TensorFlow, unless the script has: it may have imported it before `matex_tf`."""
+    from tensorflow.python.eager import context
+
+    if context.global_seed() is None:
+        context.set_global_seed(seed)
+
+
+def _share_entropy(entropy: int) -> None:
+    """`np.random.default_rng()` without a seed takes the operating system's entropy; ranks take rank 0's."""
+    plain = np.random.default_rng
+    root = np.random.SeedSequence(entropy)
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return plain(root.spawn(1)[0] if seed is None else seed)
+
+    default_rng.__doc__ = plain.__doc__
+    np.random.default_rng = default_rng

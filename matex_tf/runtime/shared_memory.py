@@ -1,0 +1,73 @@
+"""Files of memory that ranks share, which Open MPI leaves where mpirun itself is killed: noted by ranks, and removed.
+
+The notes are in the private folder of `matex run`, so that it removes no files but those of its own ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from matex_tf import settings
+
+_NAMES = ("sm_segment.", "vader_segment.")
+_NOTE = "shared-"
+
+
+def note() -> None:
+    """Note the files of memory that this rank shares with others; nothing without `matex run`."""
+    from matex_tf.runtime import real_files
+
+    folder = settings.current().proof
+    with real_files.plainly(), contextlib.suppress(OSError):
+        found = []
+        for path in _mapped("self"):
+            state = os.stat(path)
+            found.append([path, state.st_dev, state.st_ino])
+        if folder and found and os.path.isdir(folder):
+            Path(folder, f"{_NOTE}{_boot()}-{os.getpid()}").write_text(json.dumps(found))
+
+
+def remove(folder: str | os.PathLike, even_used: bool = False) -> bool:
+    """Remove the files of this host that are noted in `folder` and that no process uses; whether none is left.
+
+    `even_used`: those, too, that a process uses which is about to end; it keeps the memory, without a name.
+    """
+    paths = list(_noted(folder))
+    used = set() if even_used or not paths else {path for one in os.listdir("/proc") for path in _mapped(one)}
+    for path in set(paths) - used:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+    return used.isdisjoint(paths)
+
+
+def _noted(folder: str | os.PathLike) -> Iterator[str]:
+    """The files that are still those which were noted: of this user, of this start of the host, not others in place."""
+    for name in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}{_boot()}-*")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            for path, device, number in json.loads(Path(name).read_text()):
+                state = os.lstat(path)
+                same = (state.st_dev, state.st_ino, state.st_uid) == (device, number, os.getuid())
+                if same and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
+                    yield path
+
+
+def _mapped(process: str) -> set[str]:
+    """The files of such names that a process has in its memory."""
+    if process != "self" and not process.isdigit():
+        return set()
+    try:
+        with open(f"/proc/{process}/maps") as file:
+            paths = {words[5].rstrip("\n") for line in file if len(words := line.split(None, 5)) == 6}
+    except OSError:
+        return set()  # it has ended, or is another user's
+    return {path for path in paths if os.path.basename(path).startswith(_NAMES) and os.path.exists(path)}
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,112 @@
+"""How a run of several ranks ends: all come to the end of their scripts together, or one ends them all."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.runtime import exit_marks, objects
+from matex_tf.world import membership, mpi_timeout, terminal, world
+
+_KIND = 7  # see `ops.rendezvous`
+
+
+script_ended: list[Callable[[], None]] = []
+"""Called when this rank's script has ended, before it meets the others there."""
+at_end: list[Callable[[], None]] = []
+"""Called on all ranks when all have ended their script, before MPI ends."""
+before_finalize: list[Callable[[], None]] = []
+"""Called right before MPI ends."""
+before_abort: list[Callable[[], None]] = []
+"""Called where a rank is about to end the job; what the ranks do there they do each alone."""
+
+_exit_code = 0
+_exit_text = ""
+_aborting = False
+
+
+def register() -> None:
+    """Have this rank end together with the others, as the script ends or calls `MPI.Finalize`."""
+    from mpi4py import MPI
+
+    plain = MPI.Finalize
+
+    def Finalize() -> None:
+        leave()
+        if not MPI.Is_finalized():
+            plain()
+
+    Finalize.plain = plain  # type: ignore[attr-defined]
+    MPI.Finalize = Finalize
+    atexit.register(leave)
+
+
+def last_words() -> None:
+    """Do what is to be done before the job is ended; whatever goes wrong with that, it ends."""
+    while before_abort:
+        try:
+            before_abort.pop(0)()
+        except Exception as error:  # the error that ends the job is the one that matters
+            print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def abort(code: int) -> None:
+    """End all ranks now."""
+    global _aborting
+    _aborting = True
+    last_words()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # a closed stream has nothing left to say
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(code if 0 < code < 256 else 1)
+
+
+def remember_exit_code(code: Any) -> None:
+    """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
+    global _exit_code, _exit_text
+    _exit_code = code if isinstance(code, int) else int(code is not None)
+    _exit_text = "" if code is None or isinstance(code, int) else str(code)
+
+
+def exit_code() -> int:
+    """What the script has given to `sys.exit`, as a number; 0 if it has not."""
+    return _exit_code
+
+
+def leave() -> None:
+    """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
+    from mpi4py import MPI
+
+    if not world.is_active() or _aborting or MPI.Is_finalized():
+        return
+    for work in script_ended:
+        work()
+    ended = "the end of its script" + (f", {membership.LEFT_WITH} {_exit_code}" if _exit_code else "")
+    if _exit_text:
+        ended += f" ({_exit_text})"
+    try:
+        membership.attempt(ended, lambda: ops.rendezvous(_KIND, 0, ended))
+    except ops.MismatchError as error:
+        # The ranks that are still at work raise this error where they are. They print it and end the job; this
+        # rank, which has nothing wrong to show, does so only if none of them does.
+        time.sleep(3)
+        terminal.tell(f"matex_tf: {error}\n")
+        abort(_exit_code or 1)
+    for work in at_end:
+        work()
+    objects.barrier("what is done after the script")
+    me = world.current()
+    with mpi_timeout.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+        exit_marks.give()
+        for work in before_finalize:
+            work()
+        if not me.has_lost:  # else MPI may wait for those that were lost
+            MPI.Finalize.plain()

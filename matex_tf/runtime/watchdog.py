@@ -1,0 +1,280 @@
+"""Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
+
+A rank that has waited for `MATEX_STALL_SECONDS` at one collective tells the first rank that answers, the teller, which
+asks all where they are, and prints that of those who have not come, or of all where each waits for others. After
+`MATEX_ABORT_SECONDS` it ends the job. The threads talk over a communicator of their own; none of them computes, so a
+rank answers whatever its script is doing, unless its process is stopped or its host is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.runtime import notes, script_frames, shutdown
+from matex_tf.runtime.exit_marks import EXIT_STALLED
+from matex_tf.world import terminal, world
+
+_PATIENCE = 5.0  # seconds for an answer
+_SUSPENDED = 5.0  # seconds by which a look is late where the whole process was stopped
+_NAMED = 8  # of hundreds of ranks, a few tell enough
+_STACKS = 2  # and of their stacks fewer, of so many frames each
+_FRAMES = 16
+_KIND_GRADIENTS = 1
+
+_busy: list[str] = []
+_watch: _Watch | None = None
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Within it this rank does `what`, for which the others wait as long as it takes."""
+    _busy.append(what)
+    try:
+        yield
+    finally:
+        _busy.remove(what)
+
+
+def start() -> None:
+    """Watch this rank, under several."""
+    global _watch
+    if _watch is not None or not world.is_active() or not any(_limits()):
+        return
+    if not world.has_threads():
+        notes.note(
+            "this MPI lets one thread at a time into it (MPI_THREAD_SERIALIZED), so nobody watches: a rank that waits "
+            "for another for ever does so without a word, whatever MATEX_STALL_SECONDS and MATEX_ABORT_SECONDS say"
+        )
+        return
+    _watch = _Watch()
+    _watch.thread.start()
+    if stop not in shutdown.before_finalize:
+        shutdown.before_finalize.append(stop)
+
+
+def _limits() -> tuple[float, float]:
+    """After how long a wait is told of, and after how long it ends the job; 0: never."""
+    return settings.current().stall_seconds, settings.current().abort_seconds
+
+
+def stop() -> None:
+    """Before MPI ends, or the ranks are others."""
+    global _watch
+    if _watch is not None and os.getpid() == _watch.process:
+        _watch.ended.set()
+        _watch.thread.join()
+        _watch = None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Where a rank is that was asked: the number of its next collective, the place where it waits for others, if it
+    does, the line of its script, what it does that takes time, its updates so far, and its stack.
+    """
+
+    number: int
+    waits_at: str
+    place: str
+    doing: str
+    updates: int
+    stack: tuple[str, ...]
+
+
+@dataclass
+class _Stall:
+    """What a teller knows of the ranks that wait at one collective."""
+
+    number: int
+    what: str
+    since: dict[int, float] = field(default_factory=dict)  # of each that has said so, when its wait began
+    answers: dict[int, _Answer] = field(default_factory=dict)
+    asked: float | None = None
+    told: float = 0.0
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.me = world.current()
+        self.communicator = world.communicator("watch")
+        self.limit = _limits()[1]
+        self.stall = min(limit for limit in _limits() if limit)
+        self.process = os.getpid()
+        self.ended = threading.Event()
+        self.main = threading.main_thread().ident
+        self.thread = threading.Thread(target=self._run, name="matex_tf watchdog", daemon=True)
+        self.sent: list[Any] = []
+        self.resumed = 0.0
+        # As one that waits: the teller, whether it has answered, and when it was told.
+        self.teller, self.heard, self.reported = 0, False, 0.0
+        self.number = -1
+        # As the teller.
+        self.stalled: _Stall | None = None
+
+    def _run(self) -> None:
+        from mpi4py import MPI
+
+        try:
+            self._watch()
+        except MPI.Exception:
+            # A rank was lost: those that are left, if they can go on, begin to watch anew.
+            if not settings.current().elastic:
+                raise
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while not self.ended.wait(min(1.0, self.stall / 4)):
+            before, looked = looked, time.monotonic()
+            if looked > before + _SUSPENDED:
+                # The job was stopped and continued: what is waited for has stood still as well.
+                self.resumed, self.stalled = looked, None
+            while self.communicator.iprobe():
+                self._hear(*self.communicator.recv())
+            self._look()
+            if self.stalled is not None:
+                self._tell(self.stalled)
+            self.sent = [request for request in self.sent if not request.Test()]
+
+    def _send(self, rank: int, kind: str, *content: Any) -> None:
+        if rank == self.me.rank:
+            self._hear(kind, rank, *content)
+        else:
+            self.sent.append(self.communicator.isend((kind, self.me.rank, *content), rank))
+
+    def _hear(self, kind: str, rank: int, *content: Any) -> None:
+        if kind == "waits":
+            number, seconds, what = content
+            if self.stalled is None or number > self.stalled.number:
+                self.stalled = _Stall(number, what)
+            self.stalled.since[rank] = time.monotonic() - seconds
+            self._send(rank, "heard")
+        elif kind == "heard":
+            self.heard = True
+        elif kind == "where":
+            waiting = ops.waiting()
+            updates, stack = ops.count(_KIND_GRADIENTS), self._stack()
+            mine = _Answer(waiting.number, waiting.what, _place(stack), "; ".join(_busy), updates, _lines(stack))
+            self._send(rank, "here", mine)
+        elif kind == "here" and self.stalled is not None:
+            self.stalled.answers[rank] = content[0]
+
+    def _look(self) -> None:
+        """Tell the teller if this rank waits, the next rank if that one has not answered."""
+        waiting, now = ops.waiting(), time.monotonic()
+        waited = min(waiting.seconds, now - self.resumed)
+        if waited < self.stall:
+            return
+        if waiting.number != self.number:
+            self.number, self.teller, self.heard, self.reported = waiting.number, 0, True, 0.0
+        if not self.heard and now > self.reported + _PATIENCE and self.teller < self.me.rank:
+            self.teller, self.reported = self.teller + 1, 0.0
+        if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
+            self.reported, self.heard = now, False
+            self._send(self.teller, "waits", waiting.number, waited, waiting.what)
+
+    def _tell(self, stalled: _Stall) -> None:
+        now = time.monotonic()
+        waited = now - min(stalled.since.values())
+        if stalled.asked is None:
+            if waited < stalled.told:
+                stalled.told = 0.0  # they went on, and wait again
+            due = max(self.stall, 2 * stalled.told)
+            if waited < (min(due, self.limit) if stalled.told < self.limit else due):
+                return
+            stalled.asked, stalled.answers = now, {}
+            for rank in range(self.me.size):
+                self._send(rank, "where")
+            return
+        if now < stalled.asked + _PATIENCE and len(stalled.answers) < self.me.size:
+            return
+        late = [rank for rank in range(self.me.size) if not self._waits(stalled, rank)]
+        if ops.waiting().number > stalled.number:
+            self.stalled = None
+            return
+        terminal.tell(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
+        stalled.asked, stalled.told = None, waited
+        is_busy = any(stalled.answers[rank].doing for rank in late if rank in stalled.answers)
+        if self.limit and waited >= self.limit and not is_busy:
+            terminal.tell(
+                f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n"
+            )
+            shutdown.abort(EXIT_STALLED)
+
+    @staticmethod
+    def _waits(stalled: _Stall, rank: int) -> bool:
+        answer = stalled.answers.get(rank)
+        return answer is not None and bool(answer.waits_at) and answer.number >= stalled.number
+
+    def _text(self, stalled: _Stall, waited: float, late: list[int]) -> str:
+        hosts = self.me.hosts
+        here = [rank for rank in range(self.me.size) if rank not in late]
+        some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
+        some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
+        lines = [
+            f"matex_tf: for {waited:.0f} s {some} {'have' if len(here) > 1 else 'has'} waited at {stalled.what} "
+            f"(collective number {stalled.number}, after {ops.count(_KIND_GRADIENTS)} updates) for:"
+        ]
+        for rank in late[:_NAMED]:
+            answer = stalled.answers.get(rank)
+            if answer is None:
+                where = "does not answer: its process is stopped, or its host cannot be reached"
+            else:
+                doing = f"it is {answer.doing}" if answer.doing else f"it is at {answer.place}"
+                where = f"comes to number {answer.number} next; {doing}; it has made {answer.updates} updates"
+            lines.append(f"  rank {rank} ({hosts[rank]}) {where}")
+        if len(late) > _NAMED:
+            lines.append(f"  and {len(late) - _NAMED} more")
+        for rank in [rank for rank in late if rank in stalled.answers][:_STACKS]:
+            lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
+        return "\n".join(lines) + "\n"
+
+    def _text_of_all(self, stalled: _Stall, waited: float) -> str:
+        """Nobody is late: each waits for others, or they exchange something that takes so long."""
+        hosts = self.me.hosts
+        lines = [
+            f"matex_tf: all ranks have waited for up to {waited:.0f} s, after {ops.count(_KIND_GRADIENTS)} updates: "
+            "each for others, which have gone another way, or for what they exchange, if that takes so long:"
+        ]
+        for rank in range(self.me.size)[:_NAMED]:
+            answer = stalled.answers[rank]
+            lines.append(
+                f"  rank {rank} ({hosts[rank]}) waits at {answer.waits_at} (collective number {answer.number}); it is "
+                f"at {answer.place}"
+            )
+        if self.me.size > _NAMED:
+            lines.append(f"  and {self.me.size - _NAMED} more")
+        return "\n".join(lines) + "\n"
+
+    def _stack(self) -> list[traceback.FrameSummary]:
+        """Where the main thread is, outermost first; nothing where it has ended."""
+        frame = sys._current_frames().get(self.main)
+        if frame is None:
+            return []
+        return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
+
+
+def _place(stack: list[traceback.FrameSummary]) -> str:
+    """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+    if not stack:
+        return "its end"
+    own = [one for one in stack if not script_frames.is_library(one.filename)]
+    place = _line(own[-1]) if own else "no line of its own"
+    return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+
+
+def _lines(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
+    """The innermost frames of `stack`, for people, without those of who started the script."""
+    first = next((number for number, one in enumerate(stack) if not script_frames.is_library(one.filename)), 0)
+    return tuple(f"    {_line(one)}" for one in stack[first:][-_FRAMES:])
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"

@@ -1,0 +1,1 @@
+"""Which rows of a batch are this rank's, and with what weight they count."""

@@ -1,0 +1,76 @@
+"""reshuffle="epoch": ranks exchange the rows they hold, so that every rank comes to see all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.runtime import objects
+from matex_tf.world import world
+
+_ROUND_BYTES = 16 << 20
+
+
+def exchange(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
+    """Deal the rows of all ranks' `arrays` anew, in place; each rank keeps as many rows as it has. Collective.
+
+    `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
+    some 16 MiB are held. Every rank puts its rows in a random order and deals them out to all ranks in turn.
+    """
+    me = world.current()
+    rows = len(arrays[0])
+    mine = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
+    counts = [count for count, *_ in objects.allgather(mine, "exchanging rows between the ranks")]
+    order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
+    communicator = world.communicator("readers")
+    row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
+    sizes = objects.allgather(row_bytes, "exchanging rows between the ranks")
+    step = max(1, _ROUND_BYTES // max(sizes) // me.size) * me.size
+    with ops.exchanging("exchanging rows between the ranks"):
+        for start in range(0, max(counts), step):
+            chosen = order[start : start + step]
+            send, receive = _plan(counts, start, step, me.rank)
+            for array in arrays:
+                _exchange(communicator, array, chosen, send, receive)
+
+
+def _plan(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.ndarray, list[int]]:
+    """To whom each row of this rank goes in the round of rows `start` to `start + step`, and how many come from each.
+
+    Rows are numbered through over all ranks and dealt in turn, which leaves every rank as many as it had.
+    """
+    before = np.concatenate([[0], np.cumsum(counts)])
+    size = len(counts)
+
+    def destinations(of: int) -> np.ndarray:
+        first, last = min(start, counts[of]), min(start + step, counts[of])
+        return (before[of] + np.arange(first, last)) % size
+
+    return destinations(rank), [int((destinations(other) == rank).sum()) for other in range(size)]
+
+
+def _exchange(comm: Any, array: np.ndarray, chosen: np.ndarray, send: np.ndarray, receive: list[int]) -> None:
+    # All rows of one destination lie together.
+    outgoing = np.ascontiguousarray(np.asarray(array)[chosen[np.argsort(send, kind="stable")]])
+    incoming = np.empty((sum(receive), *array.shape[1:]), array.dtype)
+    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    sent = [int(count) * row for count in np.bincount(send, minlength=len(receive))]
+    comm.Alltoallv(
+        [outgoing.reshape(-1).view(np.uint8), sent], [incoming.reshape(-1).view(np.uint8), [n * row for n in receive]]
+    )
+    array[chosen] = incoming
+
+
+class BeforeEpoch:
+    """Called before each epoch of a training run: exchanges rows before all but the first."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], seed: int):
+        self._arrays, self._seed, self._epoch = arrays, seed, 0
+
+    def __call__(self) -> None:
+        if self._epoch:
+            exchange(self._arrays, self._seed, self._epoch)
+        self._epoch += 1

@@ -1,0 +1,125 @@
+"""Do the ranks see the same data? Found by comparing, never by guessing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import row_shares
+from matex_tf.world import world
+
+
+def digest(value: Any, seed: int = 0) -> int:
+    """A 64-bit hash of the content of an array or eager tensor, strings included."""
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    if array.dtype == object or array.dtype.kind in "SU":
+        array = np.frombuffer(repr(array.tolist()).encode(), np.uint8)
+    return ops.content_hash(np.ascontiguousarray(array), seed)
+
+
+def batch_digest(element: Any) -> tuple[int, int]:
+    """(rows, hash) of a batch: any structure of eager tensors."""
+    import tensorflow as tf
+
+    total = 0
+    for part in tf.nest.flatten(element, expand_composites=True):
+        if isinstance(part, tf.Tensor):
+            total = digest(part, total)
+    return int(row_shares.batch_rows(element)), total
+
+
+def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
+    """Compare (rows, hash) of this rank's whole batch with the others'. Collective.
+
+    Other rows in the same step are said once, and a batch that is too small for so many ranks; None where this rank saw
+    no batch.
+
+    Raises:
+        RankError: on every rank, if the numbers of rows differ.
+    """
+    everyone = objects.allgather(mine, f"comparing {what}")
+    seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
+    hosts = world.current().hosts
+    for rank, (rows, _) in seen:
+        first_rank, (first_rows, _) = seen[0]
+        if rows != first_rows:
+            raise world.RankError(
+                f"the ranks' batches have different numbers of rows ({what}): {first_rows} on rank {first_rank} "
+                f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
+                "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
+            )
+    if seen and 0 < seen[0][1][0] < len(everyone):
+        notes.note(
+            f"a batch of {seen[0][1][0]} rows is fewer than the {len(everyone)} ranks ({what}): the ranks without a "
+            "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
+        )
+    if len({content for _, (_, content) in seen}) > 1:
+        notes.note(
+            f"the ranks see different rows in the same step ({what}): data or their order differ between ranks, for "
+            "instance by a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the "
+            "order in which files are listed. Each rank computes its slice of its own batch; the results are not "
+            "exactly those of the script alone."
+        )
+
+
+def is_same_batch(mine: tuple[int, int] | None, what: str) -> bool:
+    """Whether all ranks have the same (rows, hash) of a whole batch. Collective."""
+    return len(set(objects.allgather(mine, f"comparing {what}"))) == 1
+
+
+def are_shares(arrays: list[np.ndarray], what: str) -> bool:
+    """Whether `arrays` carry the mark of a share: each rank's own rows. Others are the same on all ranks. Collective.
+
+    Raises:
+        RankError: on every rank, if they are neither.
+    """
+    everyone = _marks_and_contents(arrays, what)
+    marks = [marked for marked, _ in everyone]
+    of_rows = [[(dtype, shape[1:]) for dtype, shape, _ in theirs] for _, theirs in everyone]
+    alike = of_rows if all(marks) else everyone
+    other = next((rank for rank, theirs in enumerate(alike) if theirs != alike[0]), None)
+    if other is None:
+        return all(marks)
+    hosts = world.current().hosts
+    first, differing = everyone[0], everyone[other]
+    found = (
+        f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe(*first)}, rank {other} ({hosts[other]}) has "
+        f"{_describe(*differing, first[1])}."
+    )
+    if all(marks):
+        raise world.RankError(f"{found} Shares may differ in their rows only.")
+    raise world.RankError(
+        f"{found} Every rank must have the same data, of which it computes its rows. Look for what is another in each "
+        "process: a generator without a seed, the order in which files are listed, a set of strings (start with "
+        "`python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0). Mark rows that are each rank's own: "
+        "matex_tf.readers.DataSet reads them so, matex_tf.shard(x) takes this rank's rows of an x that all ranks have, "
+        "matex_tf.shard(x, own=True) marks an x that has this rank's rows already."
+    )
+
+
+def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
+    """Whether `arrays` are marked as a share, or differ between ranks, so that no rank can do another's. Collective."""
+    everyone = _marks_and_contents(arrays, what)
+    return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
+
+
+def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list]]:
+    """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
+    marked = any(row_shares.is_share(array) for array in arrays)
+    mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
+    return objects.allgather(mine, f"comparing {what}")
+
+
+def _describe(marked: bool, arrays: list, others: list | None = None) -> str:
+    """Arrays in words; of those that look like `others`, another rank's, but are not, it is said."""
+
+    def one(array: tuple, other: tuple | None) -> str:
+        text = f"{np.dtype(array[0]).name}{list(array[1])}"
+        return f"{text} of other values" if other and other[:2] == array[:2] and other != array else text
+
+    pairs = itertools.zip_longest(arrays, (others or [])[: len(arrays)])
+    return ("a share, " if marked else "") + ", ".join(one(array, other) for array, other in pairs)

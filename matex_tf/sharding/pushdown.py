@@ -1,0 +1,219 @@
+"""Rows chosen before work is done on them: pipelines whose steps are taken apart so that ranks share that work, too.
+
+Two shapes are recognised. In Keras' pipeline over arrays, a batch begins as a vector of indices: it is cut before rows
+are gathered. In a script's own, rows that pass through maps one by one before they are batched are dropped ahead of the
+maps by the ranks that do not compute them. Whatever is not recognised is left to `sliced_dataset.sliced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.sharding import fingerprint, py_functions, row_shares, sliced_dataset, step_weight
+from matex_tf.world import world
+
+_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
+"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
+"""Stateful if what they call is, which is looked at by itself."""
+_AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
+PLACES_OF_FILES = "matex_places_of_files"
+"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
+
+
+def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> tuple[Any, str | None]:
+    """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
+
+    Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is shared out.
+
+    `are_arrays`: it is Keras' pipeline over arrays. `on_first` is called with (rows, hash) of the first whole batch of
+    each iteration, or of what its rows are chosen by.
+    """
+    if are_arrays:
+        return of_arrays(dataset, on_first) or sliced_dataset.sliced(dataset, on_first), None
+    why = why_whole(dataset)
+    return of_rows(dataset, on_first) if why is None else sliced_dataset.sliced(dataset, on_first), why
+
+
+def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+    """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
+
+    `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch.
+    """
+    import tensorflow as tf
+
+    gather, _ = _below(dataset, ("PrefetchDataset", "OptionsDataset"))
+    if _kind(gather) != "ParallelMapDataset" or _kind(gather._input_dataset) != "ZipDataset":
+        return None
+    parts = gather._input_dataset._datasets
+    if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
+        return None
+    indices, data = parts
+    grab = gather._map_func._func
+
+    def batch(chosen: sliced_dataset.Batch, arrays: Any) -> sliced_dataset.Batch:
+        return sliced_dataset.Batch(grab(chosen.data, arrays), chosen.numbers)
+
+    chosen = sliced_dataset.sliced(indices, on_first)
+    result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    return sliced_dataset.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) -> Any:
+    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
+
+    The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
+    neighbours; the number of rows is known, for the last batch. `on_first` as in `of_arrays`.
+    """
+    import tensorflow as tf
+
+    batching, above = _below(dataset, _AROUND)
+    maps, source = _maps_below(batching)
+    rows = int(source.cardinality())
+    plan = _Plan(rows, int(batching._batch_size), bool(batching._drop_remainder))
+    first = _First(plan.first_batch, on_first)
+
+    def look(iteration: Any, element: tuple[Any, Any]) -> Any:
+        position, row = element
+        parts = tf.nest.flatten(row, expand_composites=True)
+        iteration = tf.cond(
+            position < plan.first_batch,
+            lambda: tf.ensure_shape(tf.py_function(first.see, [iteration, position, *parts], tf.int64), []),
+            lambda: iteration,
+        )
+        return iteration, element
+
+    seen = py_functions.held(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
+    result = seen.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
+    for step in maps:
+        calls = getattr(step, "_num_parallel_calls", None)
+        exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
+        given = {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
+        result = result.map(step._map_func._func, **given)
+    result = (
+        result.batch(plan.own_rows)
+        .enumerate()
+        .map(lambda number, data: sliced_dataset.Batch(data, plan.numbers(number)), num_parallel_calls=1)
+    )
+    result = result.apply(tf.data.experimental.assert_cardinality(plan.batches))
+    for step in reversed(above):
+        if _kind(step) == "RepeatDataset":
+            result = result.repeat(step._count)
+    return sliced_dataset.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def why_whole(dataset: Any) -> str | None:
+    """Why rows of `dataset`, of a script's own, cannot be chosen before the work on them; None where they can."""
+    batching, _ = _below(dataset, _AROUND)
+    if _kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+        return "`batch` is not its last step (`prefetch` and `repeat` may follow)"
+    maps, source = _maps_below(batching)
+    rows = int(source.cardinality())
+    if rows < 1:
+        return "the number of its rows is not known, or without an end (`repeat` is better after `batch`)"
+    if not any(_kind(step) == "ParallelMapDataset" for step in maps):
+        return "no `map` with num_parallel_calls is right before its `batch`"
+    if any(_depends_on_order(step) for step in maps):
+        return "its maps draw at random, count or call Python, so that a row's place matters"
+    if batching._drop_remainder and rows < int(batching._batch_size):
+        return "it has less than one batch"
+    return None
+
+
+class _Plan:
+    """Which rows of a sequence this rank computes: its slices of batches of equal size and of a smaller last one."""
+
+    def __init__(self, rows: int, batch_size: int, drop_remainder: bool):
+        me = world.current()
+        self.batch_size = batch_size
+        self.full, rest = divmod(rows, batch_size)
+        rest = 0 if drop_remainder else rest
+        self.batches = self.full + bool(rest)
+        self.first_batch = batch_size if self.full else rest
+        # (start, stop, whether its rows count, rows of the batch) of a full batch and of the last one.
+        self.slices = [(*row_shares.slice_bounds(size, me.rank, me.size), size) for size in (batch_size, rest)]
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows a batch of this rank has, but for the last, which may have fewer."""
+        start, stop, *_ = self.slices[0 if self.full else 1]
+        return stop - start
+
+    def takes(self, position: Any) -> Any:
+        """Whether this rank is to have row number `position`, a tensor."""
+        number, within = position // self.batch_size, position % self.batch_size
+        start, stop, _, _ = self._slice(number)
+        return (number < self.batches) & (within >= start) & (within < stop)
+
+    def numbers(self, number: Any) -> Any:
+        """The numbers of the step that computes batch `number`, a tensor."""
+        start, stop, has_rows, of_rows = self._slice(number)
+        return step_weight.slice_tensor(has_rows > 0, start, stop, of_rows)
+
+    def _slice(self, number: Any) -> list[Any]:
+        import tensorflow as tf
+
+        full, last = (tf.constant([int(part) for part in slice_], tf.int64) for slice_ in self.slices)
+        return tf.unstack(tf.where(number < self.full, full, last))
+
+
+class _First:
+    """Collects what goes into the first batch, row by row, and tells its rows and hash.
+
+    Keras looks at a batch before it iterates, and that iterator may read on meanwhile: the last one begun counts.
+    """
+
+    def __init__(self, rows: int, on_first: Callable[[tuple[int, int] | None], None]):
+        self.rows = rows
+        self.on_first = on_first
+        self.begun = 0
+        self.content = 0
+
+    def see(self, iteration: Any, position: Any, *parts: Any) -> int:
+        """The number of the iteration, of which a row is there."""
+        if position == 0:
+            self.begun, self.content = self.begun + 1, 0
+            self.on_first(None)
+            iteration = self.begun
+        if iteration != self.begun:
+            return int(iteration)
+        for part in parts:
+            self.content = fingerprint.digest(part, self.content)
+        if position == self.rows - 1:
+            self.on_first((self.rows, self.content))
+        return int(iteration)
+
+
+def _kind(dataset: Any) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
+    above = []
+    while _kind(dataset) in kinds:
+        above.append(dataset)
+        dataset = dataset._input_dataset
+    return dataset, above
+
+
+def _maps_below(batching: Any) -> tuple[list[Any], Any]:
+    """The maps right under `batching`, the first one first, and what they map."""
+    maps = []
+    source = batching._input_dataset
+    while _kind(source) in ("MapDataset", "ParallelMapDataset"):
+        maps.insert(0, source)
+        source = source._input_dataset
+    return maps, source
+
+
+def _depends_on_order(step: Any) -> bool:
+    """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
+    from tensorflow.python.framework import op_def_registry
+
+    graph = step._map_func.function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
+    known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
+    return any(op is not None and op.is_stateful for op in known.values())

@@ -1,0 +1,1 @@
+"""Sessions of tf.compat.v1."""

@@ -1,0 +1,45 @@
+"""Which ranks are left: what says that one was lost, and who makes again what failed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.world import world
+
+LEFT_WITH = "with exit code"
+TOLD_ELSEWHERE = "its own message says why"
+LOST = "another rank has ended or its host cannot be reached"
+"""What the text of an error says that is not the script's (see `MpiError` in world.cc, `Together` in overlapped.cc)."""
+
+survivors: list[int] = []
+"""The numbers that the ranks had before the last loss, by the numbers that they have now."""
+
+_retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether what failed is the place or another rank rather than the script, which started again may well succeed."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return isinstance(error, MemoryError) or "ResourceExhaustedError" in names or is_loss_of_another(error)
+
+
+def is_loss_of_another(error: BaseException) -> bool:
+    """Whether a collective failed, as it does where another rank was lost."""
+    return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or LOST in str(error)
+
+
+def cannot_go_on(why: str) -> world.CannotGoOn:
+    """The error by which the run ends after a loss."""
+    return world.CannotGoOn(f"{LOST}, and those that are left cannot go on by themselves: {why}")
+
+
+def retry_with(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:
+    """Have `attempt` called with what fails where a rank is lost: what, work and undo of `elastic.attempt`."""
+    global _retry
+    _retry = attempt
+
+
+def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+    """What `work` gives, a collective or several. With MATEX_ELASTIC those that are left make it again after a loss."""
+    return work() if _retry is None else _retry(what, work, undo)

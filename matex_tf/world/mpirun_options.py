@@ -1,0 +1,100 @@
+"""The words of mpirun's command line: its options, how many words follow each, and what they say of ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+OPENMPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
+# How many words follow an option of any MPI's mpirun; what is not here is guessed in `split_options`.
+WORDS_AFTER = {
+    0: (
+        "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output report-bindings display-map "
+        "display-allocation nolocal debug-daemons quiet q verbose v l prepend-rank enable-recovery forward-signals-off "
+        "use-hwthread-cpus do-not-launch leave-session-attached print-rank-map dry-run h help"
+    ).split(),
+    1: (
+        "n np c x host H hosts hostfile machinefile f map-by bind-to rank-by wdir wd path prefix timeout output stdin "
+        "N npernode npersocket ppn perhost tune personality with-ft cpu-set cpu-list rankfile rf report-uri "
+        "output-filename app dvm display runtime-options default-hostfile add-hostfile add-host pset genvlist envlist "
+        "iface launcher launcher-exec rmk bootstrap outfile-pattern errfile-pattern membind forward-signals tmpdir"
+    ).split(),
+    2: "mca gmca prtemca pmixmca omca genv env".split(),
+}
+ARITY = {name: count for count, names in WORDS_AFTER.items() for name in names}
+BINDING_OPTIONS = {"bind-to", "cpu-set", "cpu-list", "rankfile", "rf", "bind-to-core", "bind-to-socket", "membind"}
+HOST_OPTIONS = {
+    "host",
+    "H",
+    "hosts",
+    "hostfile",
+    "machinefile",
+    "f",
+    "default-hostfile",
+    "add-hostfile",
+    "add-host",
+    "dvm",
+}
+ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
+
+
+def option_name(word: str) -> str:
+    """The bare name of an option: "bind-to" for `--bind-to`, `-bind-to` and `--bind-to=core`."""
+    return word.lstrip("-").split("=", 1)[0]
+
+
+def looks_like_script(word: str) -> bool:
+    """Whether a word among mpirun's options is the script: it ends in .py or is a file."""
+    return word.endswith(".py") or os.path.isfile(word)
+
+
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Parts `words` into mpirun's options and what follows: the script (or -m module) and its arguments.
+
+    Known options take their known number of words; an unknown one takes the words up to the next option or script.
+    `--` ends the options.
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+        if words[at] == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        name = option_name(words[at])
+        whole = "=" in words[at]
+        at += 1
+        if whole:
+            continue
+        if name in ARITY:
+            at += ARITY[name]
+            continue
+        while at < len(words) and not words[at].startswith("-") and not looks_like_script(words[at]):
+            at += 1
+    return list(words[:at]), list(words[at:])
+
+
+def binds(options: Sequence[str]) -> bool:
+    """Whether mpirun's `options` say on which cores the ranks run."""
+    for at, word in enumerate(options):
+        if not word.startswith("-"):
+            continue
+        name = option_name(word)
+        if name in BINDING_OPTIONS:
+            return True
+        if name == "map-by":
+            value = word.split("=", 1)[1] if word.startswith("--map-by=") else (*options[at + 1 : at + 2], "")[0]
+            if mapping_binds(value):
+                return True
+    return False
+
+
+def mapping_binds(policy: str) -> bool:
+    """Whether a mapping policy (the value of --map-by) places ranks on parts of a node rather than on nodes."""
+    return bool(
+        re.search(r"(^|:)(l[123]cache|numa|package|socket|core|hwthread|pe-list|pe|rankfile)\b", policy.lower())
+    )
+
+
+def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the ranks go where a host list or a batch system says, rather than all on this machine."""
+    named = any(word.startswith("-") and option_name(word) in HOST_OPTIONS for word in options)
+    return named or any(name in environment for name in ALLOCATIONS)

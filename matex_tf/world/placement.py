@@ -1,0 +1,290 @@
+"""Cores, threads and GPUs of each local rank, settled before TensorFlow starts its thread pools.
+
+mpirun pins two ranks to one core each on any machine, and TensorFlow sizes its pools by the cores it may use; so the
+cores of a node are spread over its ranks here: contiguous sets, the hardware threads of a core kept together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from glob import glob
+
+from matex_tf import settings
+from matex_tf.world import mpirun_options
+
+CPU_FOLDER = "/sys/devices/system/cpu"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+BINDING_VARIABLES = (
+    "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "HYDRA_BINDING",
+    "PRTE_MCA_hwloc_default_binding_policy", "PRTE_MCA_hwloc_default_cpu_list", "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_hwloc_base_cpu_list", "OMPI_MCA_rmaps_rank_file_path",
+)  # fmt: skip
+MAPPING_VARIABLES = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy")
+LAUNCHERS = (
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "prterun",
+    "prted",
+    "orterun",
+    "orted",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_pr",
+    "slurmstepd",
+)
+ANCESTORS = 8
+
+Core = tuple[int, ...]
+
+
+# ---- what follows from what: no function of this part reads the machine
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The numbers of a Linux CPU list: "0-2,8" is [0, 1, 2, 8]."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The CPU list of some numbers: [0, 1, 2, 8] is "0-2,8"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def share_of_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> list[Core]:
+    """The cores of one local rank: contiguous, equal to one core; all of them for each where ranks are more than cores.
+
+    More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
+    """
+    if local_size > len(cores):
+        return list(cores)
+    start = local_rank * len(cores) // local_size
+    stop = (local_rank + 1) * len(cores) // local_size
+    return list(cores[start:stop])
+
+
+def threads_for(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
+    """How many threads a rank's pools should have; None where TensorFlow's own choice, one for each CPU, is right.
+
+    `cpus`: the CPUs the rank may use; `ranks_sharing`: how many ranks use those same CPUs; `quota`: the CPU seconds
+    a second that the container's limit leaves to all `local_size` ranks, None without a limit.
+    """
+    threads = max(1, cpus // ranks_sharing)
+    if quota is not None:
+        threads = min(threads, max(1, int(quota / local_size)))
+    return None if threads == cpus else threads
+
+
+def set_by_user(environment: Mapping[str, str], mode: str) -> str | None:
+    """What in the environment says that the user set threads or binding himself; None if nothing does.
+
+    In `mode` "spread" only threads count: binding is then known to be left to us.
+    """
+    for name in THREAD_VARIABLES:
+        if environment.get(name):
+            return f"{name} is set"
+    if mode == "spread":
+        return None
+    for name in BINDING_VARIABLES:
+        if environment.get(name):
+            return f"{name} is set"
+    for name in MAPPING_VARIABLES:
+        if mpirun_options.mapping_binds(environment.get(name, "")):
+            return f"{name}={environment[name]}"
+    return None
+
+
+def bound_by_launcher(name: str, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """What in the launcher, by its process name and command line, says that its binding is meant; None if nothing."""
+    if name == "slurmstepd":
+        policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
+        meant = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
+        return f"srun bound the tasks ({policy})" if meant else None
+    options, _ = mpirun_options.split_options(words[1:])
+    return "mpirun was told how to bind" if mpirun_options.binds(options) else None
+
+
+def bound_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
+    """Whether Open MPI's binding to one core must be the user's wish: by itself it does so for one or two ranks only.
+
+    For the nodes that mpirun itself does not run on, where its command line cannot be seen.
+    """
+    return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
+
+
+def gpu_of(local_rank: int, count: int, visible: str | None) -> str | None:
+    """The CUDA_VISIBLE_DEVICES of one local rank, round robin over `count` GPUs or the list `visible`; or None."""
+    names = [name.strip() for name in visible.split(",")] if visible is not None else [str(n) for n in range(count)]
+    names = [name for name in names if name]
+    if len(names) < 2:
+        return None
+    return names[local_rank % len(names)]
+
+
+# ---- what the machine says
+
+
+def read(path: str) -> str:
+    """The text of a file of /proc or /sys, "" where it cannot be read."""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def environment_of(process: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it is not ours to look at."""
+    pairs = (entry.partition("=") for entry in read(f"/proc/{process}/environ").split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def cores(cpus: Iterable[int] | None = None) -> list[Core]:
+    """The cores among `cpus` (default: those of this process), each with its hardware threads, by NUMA node."""
+    usable = set(os.sched_getaffinity(0) if cpus is None else cpus)
+    node_of = {
+        cpu: int(os.path.basename(folder)[4:])
+        for folder in glob(f"{CPU_FOLDER}/../node/node[0-9]*")
+        for cpu in parse_cpu_list(read(f"{folder}/cpulist"))
+    }
+    found = set()
+    for cpu in usable:
+        siblings = parse_cpu_list(read(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
+        found.add(tuple(sibling for sibling in siblings if sibling in usable))
+    return sorted(found, key=lambda core: (node_of.get(core[0], 0), core))
+
+
+def cpu_quota() -> float | None:
+    """The CPU seconds a second that the container's limit (cgroup v2 or v1) gives this process; None without one."""
+    group = ""
+    for line in read("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            group = line[3:]
+    while True:
+        words = read(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()
+        if len(words) == 2 and words[0] != "max":
+            return int(words[0]) / int(words[1])
+        if group in ("", "/"):
+            break
+        group = os.path.dirname(group)
+    quota, period = (read(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def find_launcher() -> tuple[int, str, list[str]] | None:
+    """The launcher among this process's ancestors: its process id, name and command line; None if there is none."""
+    process = os.getppid()
+    for _ in range(ANCESTORS):
+        if process <= 1:
+            return None
+        name = read(f"/proc/{process}/comm").strip()
+        if name in LAUNCHERS:
+            return process, name, read(f"/proc/{process}/cmdline").split("\0")
+        fields = read(f"/proc/{process}/stat").rpartition(")")[2].split()
+        if len(fields) < 2:
+            return None
+        process = int(fields[1])
+    return None
+
+
+def node_cpus(launcher_process: int | None) -> set[int]:
+    """The CPUs that the ranks of this node may use: all of the cpuset, within what the launcher itself is held to."""
+    before = os.sched_getaffinity(0)
+    try:
+        # The kernel takes the part of a mask that the cpuset allows: all is asked for, what was given is read back.
+        os.sched_setaffinity(0, range(max(parse_cpu_list(read(f"{CPU_FOLDER}/possible")) or before) + 1))
+        allowed = os.sched_getaffinity(0)
+    finally:
+        os.sched_setaffinity(0, before)
+    if launcher_process is not None:
+        try:
+            allowed = (allowed & os.sched_getaffinity(launcher_process)) or allowed
+        except OSError:
+            pass  # the launcher's process is not ours to look at (another user's): the cpuset alone is the limit
+    return allowed
+
+
+def gpu_count() -> int:
+    """How many NVIDIA GPUs this node lets us open."""
+    return len(glob("/dev/nvidia[0-9]*"))
+
+
+# ---- what is done
+
+
+def bind_all_threads(cpus: Iterable[int]) -> None:
+    """Lets every thread of this process, those that MPI or NumPy started too, run on `cpus`."""
+    mask = set(cpus)
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), mask)
+        except ProcessLookupError:
+            pass  # the thread has ended since it was listed
+
+
+def place_cores(local_rank: int, local_size: int, mode: str) -> str:
+    """Gives this rank its cores and, where they are shared or limited, its number of threads; says what was done."""
+    launcher = find_launcher()
+    if launcher is None and local_size < 2 and mode != "spread":
+        return "cores left as they are: no launcher started this process"
+    # mpirun keeps its own variables from the ranks, and the library takes the task's away once it has read them.
+    environment = {**environment_of(launcher[0] if launcher else 0), **environment_of(os.getpid()), **os.environ}
+    reason = set_by_user(environment, mode)
+    if reason is None and launcher is not None and mode != "spread":
+        reason = bound_by_launcher(launcher[1], launcher[2], environment)
+    if reason is None and mode != "spread":
+        world = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
+        every_core = cores(node_cpus(None))
+        if bound_narrower_than_default(os.sched_getaffinity(0), every_core, world):
+            reason = "mpirun bound each rank to a core"
+    if reason is not None:
+        return f"cores left as they are: {reason}"
+    node = cores(node_cpus(launcher[0] if launcher else None))
+    mine = share_of_cores(node, local_rank, local_size)
+    cpus = [cpu for core in mine for cpu in core]
+    bind_all_threads(cpus)
+    sharing = local_size if local_size > len(node) else 1
+    threads = threads_for(len(cpus), sharing, cpu_quota(), local_size)
+    if threads is not None:
+        for name in THREAD_VARIABLES:
+            os.environ.setdefault(name, str(threads))
+    what = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in node for cpu in core)}"
+    shared = f", shared by {local_size} ranks" if sharing > 1 else ""
+    return what + shared + (f", {threads} threads" if threads is not None and threads != 1 else "")
+
+
+def place_gpu(local_rank: int, local_size: int) -> str:
+    """Lets this rank see its own GPU, where the node has several; says what was done, "" if nothing."""
+    count = gpu_count()
+    if count == 0 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = gpu_of(local_rank, count, visible)
+    if chosen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+    devices = len([name for name in visible.split(",") if name.strip()]) if visible is not None else count
+    if 0 < devices < local_size:
+        # Ranks that share a GPU must not each take all of its memory.
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return f", GPU {chosen}" if chosen is not None else ""
+
+
+def apply(local_rank: int, local_size: int) -> str:
+    """Settles cores, threads and GPU of this local rank, before TensorFlow is imported; gives one line that says how.
+
+    `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
+    """
+    mode = settings.current().placement
+    if mode == "off":
+        return "placement: off"
+    return "placement: " + place_cores(local_rank, local_size, mode) + place_gpu(local_rank, local_size)

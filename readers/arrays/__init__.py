@@ -1,0 +1,1 @@
+"""NetCDF and HDF5."""

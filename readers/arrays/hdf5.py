@@ -1,0 +1,143 @@
+"""The HDF5 format: any dataset of numbers, in any group, through h5py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays.stack import Stack, Variable, numeric
+from matex_tf.readers.base.formats import ReaderError, register
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+NETCDF_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf")
+_SLAB_BYTES = 32 << 20
+# netCDF-4 stores a variable that is named as a dimension but isn't its coordinate under another name.
+_HIDDEN = "_nc4_non_coord_"
+
+
+@register("HDF5")
+class Hdf5(Stack):
+    """Datasets of one file or of several that follow each other ("run_*.h5", by name).
+
+    `data` and `labels` are paths in the file ("group/x"); `sample` is the axis of samples, by default the first.
+    `parallel=True` opens through MPI-IO where h5py was built with it.
+    """
+
+    kind = "HDF5"
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return head.startswith(SIGNATURE) and path.suffix.lower() not in NETCDF_ENDINGS
+
+    def require_parallel(self) -> None:
+        import h5py
+
+        if not h5py.get_config().mpi:
+            raise ReaderError(
+                "parallel=True: expected an h5py built with MPI, found one without (the wheels from PyPI are; a "
+                "build against a parallel HDF5 is needed). Without parallel=True each rank opens the file by itself "
+                "and reads its own rows, which needs no such build"
+            )
+
+    def open(self, path: Path) -> Any:
+        import h5py
+
+        with open(path, "rb") as file:
+            head = file.read(8)
+        if not h5py.is_hdf5(path):
+            raise ReaderError(
+                f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
+                f"{head.hex(' ') or 'nothing'}"
+            )
+        return h5py.File(path, "r")
+
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        import h5py
+
+        return h5py.File(path, "r", driver="mpio", comm=communicator)
+
+    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+        import h5py
+
+        *groups, last = name.strip("/").split("/")
+        for candidate in (last, _HIDDEN + last):
+            key = "/".join([*groups, candidate])
+            link = file.get(key, getlink=True) if key in file or _is_link(file, key) else None
+            if isinstance(link, h5py.ExternalLink) and not os.path.exists(path.parent / link.filename):
+                raise ReaderError(f"{path}: {name!r} lies in another file: expected {link.filename}, found none")
+            if key in file and isinstance(file[key], h5py.Dataset) and not _is_bare_dimension(file[key]):
+                return _Variable(self, path, name, file[key])
+        return None
+
+    def names(self, file: Any) -> list[str]:
+        import h5py
+
+        found: list[str] = []
+
+        def visit(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset) and not _is_bare_dimension(item):
+                found.append(name.replace(_HIDDEN, ""))
+
+        file.visititems(visit)
+        return found
+
+
+def _is_link(file: Any, key: str) -> bool:
+    try:
+        return file.get(key, getlink=True) is not None
+    except (KeyError, OSError):
+        return False
+
+
+def _is_bare_dimension(dataset: Any) -> bool:
+    """Whether netCDF-4 made it for a dimension only, without values."""
+    name = dataset.attrs.get("NAME", b"")
+    return bytes(name if isinstance(name, bytes) else str(name).encode()).startswith(b"This is a netCDF dimension but")
+
+
+class _Variable(Variable):
+    def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
+        if dataset.shape is None:
+            raise ReaderError(f"{path}: expected numbers in {name!r}, found a dataset without any")
+        self.dtype = numeric(path, name, dataset.dtype)
+        self._owner, self._path, self._dataset = owner, path, dataset
+        self.name, self.shape = name, tuple(dataset.shape)
+        self.axis = owner.axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
+        if dataset.chunks:
+            self.chunk = int(dataset.chunks[self.axis])
+        if dataset.is_virtual:
+            _check_sources(path, name, dataset)
+
+    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+        direct = self.axis == 0 and target.flags.c_contiguous and target.dtype == self._dataset.dtype
+        for begin, end in self.slabs(start, stop, _SLAB_BYTES):
+            piece = target[begin - start : end - start]
+            if direct and piece.size:
+                self._owner.fetch(self._path, self, lambda variable: variable.get_into(piece, begin, end))  # noqa: B023
+            else:
+                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
+
+    def get(self, start: int, stop: int) -> np.ndarray:
+        # Not by indexing, for which h5py has a short way that is never collective.
+        found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
+        if found.size:
+            self._dataset.read_direct(found, self.index(start, stop))
+        return np.moveaxis(found, self.axis, 0)
+
+    def get_into(self, piece: np.ndarray, start: int, stop: int) -> None:
+        self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
+
+    def collectively(self) -> contextlib.AbstractContextManager:
+        return self._dataset.collective
+
+
+def _check_sources(path: Path, name: str, dataset: Any) -> None:
+    """HDF5 fills in what the files behind a virtual dataset lack, without a word."""
+    for source in dataset.virtual_sources():
+        behind = path if source.file_name == "." else path.parent / source.file_name
+        if not behind.exists():
+            raise ReaderError(f"{path}: {name!r} is made of other files: expected {behind}, found none")

@@ -1,0 +1,193 @@
+"""The NetCDF format: classic, 64-bit offset and data, and NetCDF-4, with groups, through netCDF4."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays import netcdf_header
+from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
+from matex_tf.readers.arrays.stack import Stack, Variable, numeric
+from matex_tf.readers.base.formats import ReaderError, register
+from matex_tf.readers.rows.missing import check_fits, found
+from matex_tf.sharding.row_shares import ShareArray
+
+# The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
+_SLAB_BYTES = (1 << 20, 16 << 20)
+_SLABS = 16
+# Up to this much is read by one call, without a copy; another rank's failure is heard of only between calls.
+_MOST_AT_ONCE = 512 << 20
+_PIECE_BYTES = 1 << 20
+_CACHE_BYTES = 1 << 20
+
+
+@register("NETCDF")
+class NetCdf(Stack):
+    """Variables of one file or of several that follow each other ("run_*.nc", by name).
+
+    `sample` names the dimension of samples (by default a variable's first). Packed variables are unpacked
+    (`scale_factor`, `add_offset`); what is marked as missing (`_FillValue`, `missing_value`, `valid_range`) is missing.
+    `parallel=True` opens through MPI-IO where netCDF4 was built with it.
+    """
+
+    kind = "NetCDF"
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return netcdf_header.is_classic(head) or head.startswith(SIGNATURE) and path.suffix.lower() in NETCDF_ENDINGS
+
+    def require_parallel(self) -> None:
+        import netCDF4
+
+        if not getattr(netCDF4, "__has_parallel4_support__", False):
+            raise ReaderError(
+                "parallel=True: expected a netCDF4 built with parallel I/O, found one without (the wheels from PyPI "
+                "are; a build against a parallel HDF5 and NetCDF is needed). Without parallel=True each rank opens the "
+                "file by itself and reads its own rows, which needs no such build"
+            )
+
+    def open(self, path: Path) -> Any:
+        import netCDF4
+
+        with open(path, "rb") as file:
+            head = file.read(8)
+        if netcdf_header.is_classic(head):
+            netcdf_header.check(path)
+        elif head != SIGNATURE:
+            raise ReaderError(
+                f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
+                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {head.hex(' ') or 'nothing'}"
+            )
+        usual = netCDF4.get_chunk_cache()
+        # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
+        # that is opened now, because setting it for a variable fails for one with the name of a dimension.
+        netCDF4.set_chunk_cache(_CACHE_BYTES, *usual[1:])
+        try:
+            return netCDF4.Dataset(path)
+        finally:
+            netCDF4.set_chunk_cache(*usual)
+
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        import netCDF4
+
+        return netCDF4.Dataset(path, parallel=True, comm=communicator)
+
+    def dtype(self, field: str) -> np.dtype:
+        stored = super().dtype(field)
+        # Any integer may be missing (there are fill values for all types), and only floats have a NaN.
+        return np.dtype(np.float64) if self.missing == "nan" and stored.kind in "iu" else stored
+
+    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+        group = file
+        *groups, last = name.strip("/").split("/")
+        for inner in groups:
+            if inner not in group.groups:
+                return None
+            group = group.groups[inner]
+        return _Variable(self, path, name, group.variables[last]) if last in group.variables else None
+
+    def names(self, file: Any) -> list[str]:
+        def walk(group: Any, before: str) -> list[str]:
+            inner = [name for key, part in group.groups.items() for name in walk(part, f"{before}{key}/")]
+            return [before + name for name in group.variables] + inner
+
+        return walk(file, "")
+
+
+class _Variable(Variable):
+    def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
+        numeric(path, name, variable.dtype)
+        self.name, self.shape = name, tuple(variable.shape)
+        self._owner, self._path, self._variable = owner, path, variable
+        self.axis = owner.axis(path, name, variable.dimensions, self.shape)
+        chunks = variable.chunking()
+        if isinstance(chunks, (list, tuple)):
+            self.chunk = int(chunks[self.axis])
+        stored = np.dtype(variable.dtype).newbyteorder("=")
+        if stored.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
+            stored = np.dtype(f"u{stored.itemsize}")
+        scales = [variable.getncattr(key) for key in ("scale_factor", "add_offset") if key in variable.ncattrs()]
+        try:
+            self.dtype = np.result_type(stored, *[np.asarray(scale).dtype for scale in scales])
+        except TypeError:
+            self.dtype = np.dtype(object)
+        if self.dtype.kind not in "biufc":
+            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
+
+        self._plain_fill = self._find_plain_fill()
+
+    def _find_plain_fill(self) -> Any:
+        """The one number that stands for missing values, where floats are stored with no other rules; else None."""
+        import netCDF4
+
+        variable = self._variable
+        rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
+        if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
+            return None
+        # Looking for it here takes one pass over the values, the library's masked arrays several.
+        variable.set_auto_maskandscale(False)
+        usual = netCDF4.default_fillvals[self.dtype.str[1:]]
+        return self.dtype.type(getattr(variable, "_FillValue", usual))
+
+    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+        least, most = _SLAB_BYTES
+        for begin, end in self.slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
+            slab = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
+            if len(slab) != end - begin:
+                raise ReaderError(
+                    f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
+                )
+            piece = target[begin - start : end - start]
+            if self._plain_fill is not None:
+                values = np.ma.getdata(slab)
+                self._unfill(values)
+                piece[...] = values
+                continue
+            piece[...] = np.ma.getdata(slab)
+            mask = np.ma.getmask(slab)
+            if mask is not np.ma.nomask:
+                self._put_missing(piece, mask, begin)
+
+    def take(self, start: int, stop: int) -> np.ndarray | None:
+        size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        if self._plain_fill is None or self.axis or not 0 < size <= _MOST_AT_ONCE:
+            return None
+        found = self._owner.fetch(self._path, self, lambda variable: variable.get(start, stop), size)
+        values = np.ma.getdata(found)
+        if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
+            return None
+        step = max(1, _PIECE_BYTES * len(values) // size)
+        for begin in range(0, len(values), step):
+            self._unfill(values[begin : begin + step])
+        # Over a buffer, a ShareArray keeps its mark through np.asarray as if it owned its memory.
+        return ShareArray(values.shape, values.dtype, memoryview(values))
+
+    def get(self, start: int, stop: int) -> np.ndarray:
+        return np.moveaxis(self._variable[self.index(start, stop)], self.axis, 0)
+
+    @contextlib.contextmanager
+    def collectively(self) -> Iterator[None]:
+        self._variable.set_collective(True)
+        yield
+
+    def _unfill(self, piece: np.ndarray) -> None:
+        # One pass as a rule, because what stands for missing values is larger than all others; NaN is not less.
+        with np.errstate(invalid="ignore"):
+            if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
+                return
+        piece[piece == self._plain_fill] = np.nan
+
+    def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
+        if piece.dtype.kind in "fc":
+            piece[mask] = np.nan
+        elif mask.any():
+            how = self._owner.missing
+            if how == "error":
+                row, *index = (int(number) for number in np.argwhere(mask)[0])
+                raise found(f"{self._path}, {self.name!r}{[begin + row, *index]}")
+            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
+            piece[mask] = how

@@ -1,0 +1,299 @@
+"""Arrays with named places in files (NetCDF, HDF5): several files read as one, several variables as channels."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.arrays import collective, library
+from matex_tf.readers.base import agreement, files
+from matex_tf.readers.base.formats import Format, ReaderError
+from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.world import world
+
+Names = str | Sequence[str]
+
+
+class Variable(ABC):
+    """One array in an open file. Its samples lie along `axis`.
+
+    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk: int = 1
+    axis: int = 0
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
+
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
+
+    @abstractmethod
+    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+        """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
+
+    def take(self, start: int, stop: int) -> np.ndarray | None:
+        """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
+        return None
+
+    @abstractmethod
+    def get(self, start: int, stop: int) -> np.ndarray:
+        """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
+
+    @abstractmethod
+    def collectively(self) -> contextlib.AbstractContextManager:
+        """Within it every rank that has the file open takes part in each call that reads."""
+
+    def index(self, start: int, stop: int) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.axis, slice(start, stop))
+
+    def slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
+        """`start` to `stop` in pieces of about `bytes_each` that begin where a chunk of the file begins."""
+        row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
+        length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
+        while start < stop:
+            agreement.stop_if_others_failed()
+            end = min(stop, (start // self.chunk) * self.chunk + length)
+            yield start, end
+            start = end
+
+
+class Stack(Format):
+    """Samples along one dimension of the variables `data` (several: channels, the last dimension) and `labels`."""
+
+    kind = "file"
+
+    def __init__(
+        self,
+        path: str | PathLike | Sequence,
+        data: Names | None = None,
+        labels: Names | None = None,
+        sample: str | int | None = None,
+        parallel: bool = False,
+    ):
+        if arguments.flag("DataSet", "parallel", parallel):
+            self.require_parallel()
+        self.parallel = parallel and world.is_active()
+        self.files = files.find(path)
+        self._transfers: collective.Transfers | None = None
+        if isinstance(sample, bool) or not (sample is None or isinstance(sample, (str, int))):
+            raise TypeError(
+                f"DataSet: expected sample to be a dimension's name or number; given {arguments.given(sample)}"
+            )
+        self._sample = sample
+        self.wanted = {"data": _several(data), "labels": _several(labels)}
+        self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
+        self.labelled = bool(self.wanted["labels"])
+        self._open_file: tuple[Path | None, Any] = (None, None)
+        self._lengths: list[int] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, np.dtype] = {}
+        self._chunks = {"data": 1, "labels": 1}
+        for path in self.files:
+            self._look_into(path)
+        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+
+    @abstractmethod
+    def require_parallel(self) -> None:
+        """Raises ReaderError if the library was not built with MPI-IO, which `parallel=True` asks for."""
+
+    @abstractmethod
+    def open(self, path: Path) -> Any:
+        """The open file, with a `close`."""
+
+    @abstractmethod
+    def open_together(self, path: Path, communicator: Any) -> Any:
+        """The file, opened by all ranks of an MPI communicator."""
+
+    @abstractmethod
+    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+        """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
+
+    @abstractmethod
+    def names(self, file: Any) -> list[str]:
+        """All variables, by the name under which `variable` finds them."""
+
+    def _file(self, path: Path) -> Any:
+        # The last one is kept open: reading goes on where it was.
+        if self._open_file[0] != path:
+            self.close()
+            with self.errors(path):
+                self._open_file = (path, library.call(lambda: self.open(path)))
+        return self._open_file[1]
+
+    def close(self) -> None:
+        """Close the file that is kept open."""
+        file, self._open_file = self._open_file[1], (None, None)
+        if file is not None:
+            library.call(file.close)
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        if not self.parallel:
+            return action()
+        self._transfers = collective.Transfers(self)
+        try:
+            return self._transfers.run(action)
+        finally:
+            self._transfers = None
+
+    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any], size: int = 0) -> Any:
+        """`action(variable)`, a call of the library that reads `size` bytes; together where all ranks read together."""
+        if self._transfers is not None:
+            return self._transfers.fetch(path, variable.name, action)
+        return library.call(lambda: action(variable), library.seconds(size))
+
+    @contextlib.contextmanager
+    def errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
+        """Errors of the library that reads `path` become ReaderErrors that name it."""
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, MemoryError):
+            raise
+        except ReaderError as error:
+            if str(path) in str(error):
+                raise
+            raise ReaderError(
+                f"{path}: damaged: expected a {self.kind} file that can be read, found: {error}"
+            ) from None
+        except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            size = path.stat().st_size if path.exists() else 0
+            raise ReaderError(
+                f"{path}: truncated or damaged: expected a whole {self.kind} file, found, in {doing} its {size} bytes: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+    def _look_into(self, path: Path) -> None:
+        file = self._file(path)
+        lengths = {}
+        for field, names in self.wanted.items():
+            for name in names or ([] if field == "labels" else [None]):
+                variable = self._variable(file, path, name)
+                lengths[variable.name] = variable.length
+                self._agree(field, path, variable)
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{count} in {name!r}" for name, count in lengths.items())
+            raise ReaderError(f"{path}: expected the same number of samples in every variable, found {counts}")
+        self._lengths.append(next(iter(lengths.values())))
+
+    def _variable(self, file: Any, path: Path, name: str | None) -> Variable:
+        with self.errors(path, "looking for variables in"):
+            found = library.call(lambda: self.variable(file, path, name)) if name is not None else None
+            if found is not None:
+                return found
+            names = library.call(lambda: self.names(file))
+        there = files.listing(names, most=30)
+        if name is None:
+            raise TypeError(f"{path}: data= has to name the variable to read; the file has {there}")
+        raise ReaderError(
+            f"{path}: expected a variable {name!r}, found none{files.similar(name, names)}; the file has {there}"
+        )
+
+    def _agree(self, field: str, path: Path, variable: Variable) -> None:
+        here = (variable.row_shape, variable.dtype)
+        first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
+        if here != first:
+            raise ReaderError(
+                f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
+                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}"
+            )
+        self._chunks[field] = max(self._chunks[field], variable.chunk)
+
+    def axis(self, path: Path, name: str, dimensions: Sequence[str], shape: Sequence[int]) -> int:
+        """The axis of a variable along which its samples lie."""
+        if not shape:
+            raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
+        if isinstance(self._sample, int) and -len(shape) <= self._sample < len(shape):
+            return self._sample % len(shape)
+        if self._sample is None:
+            return 0
+        if self._sample in dimensions:
+            return list(dimensions).index(self._sample)
+        there = ", ".join(str(dimension) for dimension in dimensions) or f"{len(shape)} without names"
+        raise ReaderError(
+            f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions {there}"
+            f"{files.similar(self._sample, dimensions)}"
+        )
+
+    def count(self, part: str) -> int:
+        return int(self._starts[-1]) if part == "training" else 0
+
+    def dtype(self, field: str) -> np.dtype:
+        """The dtype of the rows of "data" or "labels"."""
+        return self._dtypes[field]
+
+    def chunk_rows(self, part: str, field: str) -> int:
+        return self._chunks[field]
+
+    def describe(self) -> str:
+        parts = [
+            f"{names or None}: {self._shapes.get(field)} {self._dtypes.get(field)}"
+            for field, names in self.wanted.items()
+        ]
+        return f"{', '.join(parts)}, samples {self._lengths}"
+
+    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
+        names = self.wanted[field]
+        spans = self._spans(start, stop)
+        if len(spans) == 1 and self._single[field]:
+            ((path, begin, end, _),) = spans
+            with self.errors(path, f"reading {names[0]!r} from"):
+                found = self._variable(self._file(path), path, names[0]).take(begin, end)
+            if found is not None and found.dtype == self.dtype(field):
+                return found
+        shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
+        rows = ShareArray((stop - start, *shape), self.dtype(field))
+        for path, begin, end, at in spans:
+            file = self._file(path)
+            target = rows[at : at + end - begin]
+            for channel, name in enumerate(names):
+                with self.errors(path, f"reading {name!r} from"):
+                    variable = self._variable(file, path, name)
+                    variable.fill(target if self._single[field] else target[..., channel], begin, end)
+        return rows
+
+    def _spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
+        """The files that hold samples `start` to `stop`: which of their own, and the place of these from `start` on."""
+        found = []
+        for number, path in enumerate(self.files):
+            first, last = int(self._starts[number]), int(self._starts[number + 1])
+            begin, end = max(start, first), min(stop, last)
+            if begin < end:
+                found.append((path, begin - first, end - first, begin - start))
+        return found
+
+    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        names = self.wanted[field]
+        name = names[0] if self._single[field] else names[index[-1]]
+        index = index if self._single[field] else index[:-1]
+        return f"{self.files[number]}, {name!r}{[row - int(self._starts[number]), *index]}"
+
+
+def _several(names: Names | None) -> list[str]:
+    if names is None:
+        return []
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+        raise TypeError(f"DataSet: expected data and labels to be names in the file; given {arguments.given(names)}")
+    return list(several)
+
+
+def numeric(path: Path, name: str, dtype: Any) -> np.dtype:
+    """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers."""
+    kind = getattr(dtype, "kind", "O")
+    if kind not in "biufc":
+        raise ReaderError(f"{path}: expected numbers in {name!r}, found values of type {dtype}")
+    return np.dtype(dtype).newbyteorder("=")

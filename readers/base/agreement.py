@@ -1,0 +1,88 @@
+"""Reading together: what fails on one rank is raised on all, so that none goes on alone or waits for one that left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.runtime import objects
+from matex_tf.world import world
+
+Result = TypeVar("Result")
+_FAILED = 7
+_state = threading.local()
+
+
+class FailedElsewhere(Exception):
+    """Another rank has failed, so that what this one is reading is of no use."""
+
+
+def on_all_ranks(
+    action: Callable[[], Result],
+    what: str,
+    describe: Callable[[Result], str] | None = None,
+    share: Callable[[Result], Any] | None = None,
+    differ: str = "see different files",
+) -> tuple[Result, list[Any]]:
+    """`action()` on every rank, and what `share` makes of every rank's result. Collective, with the same `what`.
+
+    Where it fails on any rank, every rank raises, within seconds if the others call `stop_if_others_failed` as they
+    go: those where it failed their own error, the others a ReaderError that names the first of them. With `describe`,
+    its text has to be the same on all ranks, or all raise a ReaderError that shows both and says that ranks `differ`.
+    """
+    result, error, description, shared = None, None, "", None
+    failed, messages = "", []
+    _state.watching = world.is_active()
+    try:
+        result = action()
+        description = describe(result) if describe else ""
+        shared = share(result) if share else None
+    except FailedElsewhere:
+        pass
+    except Exception as raised:  # whatever it is, the other ranks wait for this one
+        error, failed = raised, f"{type(raised).__name__}: {raised}"
+        messages = _tell_the_others()
+    finally:
+        _state.watching = False
+    # `what` may hold a path of this rank's own; what ranks meet for is the same on all.
+    reports = objects.allgather((failed, description, shared), "agreeing on what a DataSet has opened or read")
+    _take_messages(messages, [rank for rank, (text, _, _) in enumerate(reports) if text])
+    if error is not None:
+        raise error
+    hosts = world.current().hosts
+    for rank, (text, _, _) in enumerate(reports):
+        if text:
+            raise ReaderError(f"{what} failed on rank {rank} ({hosts[rank]}): {text}")
+    for rank, (_, text, _) in enumerate(reports):
+        if text != reports[0][1]:
+            raise ReaderError(
+                f"{what}: the ranks {differ}. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
+                f"found on rank {rank} ({hosts[rank]}): {text}"
+            )
+    return result, [value for _, _, value in reports]  # type: ignore[return-value]
+
+
+def stop_if_others_failed() -> None:
+    """Called between the pieces of a long read: ends it where another rank has failed."""
+    if getattr(_state, "watching", False) and world.communicator("readers").Iprobe(tag=_FAILED):
+        raise FailedElsewhere
+
+
+def _tell_the_others() -> list[Any]:
+    if not world.is_active():
+        return []
+    me, comm = world.current(), world.communicator("readers")
+    return [comm.isend(None, dest=rank, tag=_FAILED) for rank in range(me.size) if rank != me.rank]
+
+
+def _take_messages(sent: list[Any], failed: list[int]) -> None:
+    """Take what `_tell_the_others` sent here, so that the next reading does not find it."""
+    if not world.is_active():
+        return
+    for rank in failed:
+        if rank != world.current().rank:
+            world.communicator("readers").recv(source=rank, tag=_FAILED)
+    for request in sent:
+        request.wait()

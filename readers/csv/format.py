@@ -1,0 +1,347 @@
+"""The CSV format: tables of text, of which each rank reads and parses the bytes of its own part."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.base import agreement, files
+from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
+from matex_tf.readers.csv import errors, joined_text, records
+from matex_tf.readers.csv.joined_text import BOM, Piece, Text
+from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, line_of, other_records, too_many
+from matex_tf.readers.csv.table import Column, Table
+from matex_tf.readers.rows import memory
+from matex_tf.sharding import row_shares
+from matex_tf.sharding.row_shares import ShareArray
+
+_HEAD_BYTES = 1 << 20
+_HEADER_BYTES = 1 << 12
+_SLICE_BYTES = 1 << 20
+_DELIMITERS = ",;\t|"
+_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+
+
+@register("CSV")
+class Csv(Format):
+    """One table of delimited text in UTF-8: a file, plain or gzipped, or several that follow each other ("part-*.csv",
+    by name), all with the same header.
+
+    Args:
+        labels: the column or columns of labels, by name or by number (-1 is the last).
+        columns: the columns of data, in this order; by default all but those of labels.
+        dtype: of the data (by default float64), or {column: dtype}; str for a column of text.
+        delimiter: by default what the first line shows: a comma, semicolon, tab or bar.
+        header: whether the first line holds the names; without, columns are named "0", "1", ...
+        quote: what encloses values with delimiters or newlines in them; None where nothing does.
+        memory: up to how many bytes of rows a rank keeps what it parses in opening; by default half of what is free,
+            over the ranks of its host. Of more, opening only counts the records, and they are read again in use.
+
+    Whether a column holds numbers or text is told by the first MiB, or by dtype={column: str}. Text becomes integers:
+    the place of the value among all values of that column in alphabetical order, the same on all ranks
+    (`DataSet.categories`).
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike | Sequence,
+        labels: Column | Sequence[Column] | None = None,
+        columns: Column | Sequence[Column] | None = None,
+        dtype: Any = None,
+        delimiter: str | None = None,
+        header: bool = True,
+        quote: str | None = '"',
+        memory: int | None = None,
+    ):
+        self.files = files.find(path)
+        for name, mark in (("delimiter", delimiter), ("quote", quote)):
+            if mark and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
+                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.given(mark)}")
+        arguments.flag("DataSet", "header", header)
+        if memory is not None:
+            arguments.whole_number("DataSet", "memory, in bytes,", memory, 0)
+        self._quote = ord(quote) if quote else None
+        self._memory = memory
+        head = joined_text.head(self.files[0], _HEAD_BYTES)
+        self._delimiter = delimiter or _sniff(self.files[0], head)
+        self._pieces: list[Piece] = []
+        for file in self.files:
+            names, start = self._read_header(file, head if file is self.files[0] else b"", header)
+            if not self._pieces:
+                self._table = Table(file, names, self._delimiter, self._quote)
+            self._agree(file, names, header)
+            self._pieces.append(Piece(file, file, start))
+        self._table.choose(labels, columns)
+        self.labelled = "labels" in self._table.columns
+        self._learn_types(head, dtype)
+        self._packed = [number for number, file in enumerate(self.files) if joined_text.is_packed(file)]
+        self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
+        self.surveys = len(self._turns)
+        self.categories = {}
+        self._values: dict[int, list[str]] = {}
+        self._unpacked: list[Path] = []
+        self._taking: Taking | None = None
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return path.is_file() and path.name.lower().endswith(_ENDINGS)
+
+    # Opening: names and types, from the head of the text.
+
+    def _read_header(self, file: Path, head: bytes, header: bool) -> tuple[list[str], int]:
+        """The names of the columns, and the bytes of the text before the first record."""
+
+        def read(start: int, stop: int) -> bytes:
+            return head[start:stop]
+
+        length = _HEADER_BYTES
+        while True:
+            before, head = head, head or joined_text.head(file, length)
+            begin = len(BOM) if head.startswith(BOM) else 0
+            first = records.skip(read, begin, len(head), 1, self._quote)
+            if before or first < len(head) or len(head) < length:
+                break
+            head, length = b"", length * 16
+        line = head[begin:first]
+        if b"\r" in line.strip() and b"\n" not in line and not (self._quote and self._quote in line):
+            raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
+        if not line.strip():
+            raise ReaderError(f"{file}: expected a table, found no line with anything in it")
+        rows = errors.rows(file, line, self._delimiter, self._quote)
+        values = next((row for _, row in rows if row), [])
+        if header:
+            return [name.strip() for name in values], first
+        return [str(number) for number in range(len(values))], begin
+
+    def _agree(self, file: Path, names: list[str], header: bool) -> None:
+        expected = self._table.names
+        if names != expected:
+            what = "the header" if header else "as many columns as"
+            raise ReaderError(
+                f"{file}: expected {what} of {self.files[0]}, {_listed(expected)}; found {_listed(names)}"
+            )
+
+    def _learn_types(self, head: bytes, dtype: Any) -> None:
+        """What the columns hold, by the head of the first file with records."""
+        sample, line, file = b"", 1, self.files[0]
+        for piece in self._pieces:
+            head = head if piece.named == self.files[0] else joined_text.head(piece.named, _HEAD_BYTES)
+            length = _HEAD_BYTES
+            end = self._whole_records(head, piece.start, length)
+            while not end:
+                length *= 4
+                head = joined_text.head(piece.named, length)
+                end = self._whole_records(head, piece.start, length)
+            file, line = piece.named, 1 + head[: piece.start].count(b"\n")
+            sample = head[piece.start : end]
+            if sample.strip():
+                break
+        self._table.learn_types(sample, file, line, dtype)
+
+    def _whole_records(self, head: bytes, start: int, length: int) -> int:
+        """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
+        if len(head) < length:
+            return len(head)
+        return records.search(lambda a, b: head[a:b], start, length, self._quote).outside.last or 0
+
+    def describe(self) -> str:
+        return self._table.describe()
+
+    # Records: every rank looks for their ends in its part of the bytes, and keeps what it parses as it goes.
+
+    def survey(self, turn: int, ranks: Ranks) -> Any:
+        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
+        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
+
+    def settled(self) -> None:
+        for path in self._unpacked:
+            joined_text.remove(path)  # every rank of this host has it open
+
+    def _survey_unpack(self, ranks: Ranks) -> dict[int, Path]:
+        """Each gzipped file is unpacked by one rank of each host; several by several."""
+        here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        mine = {}
+        for place, number in enumerate(self._packed):
+            if here[place % len(here)] == ranks.rank:
+                mine[number] = joined_text.unpack(self.files[number])
+                self._unpacked.append(mine[number])
+                weakref.finalize(self, joined_text.remove, mine[number])
+        return mine
+
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[int, Path]]) -> None:
+        for rank, host in enumerate(ranks.hosts):
+            if host == ranks.hosts[ranks.rank]:
+                for number, path in found[rank].items():
+                    self._pieces[number] = Piece(self.files[number], path, self._pieces[number].start)
+
+    def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
+        """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
+        self._text = Text(self._pieces)
+        start, stop = row_shares.rows_of(self._text.size, ranks.rank, ranks.size)
+        taking = None
+        if self.keep:
+            here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
+            most = memory.free() // 2 // here if self._memory is None else self._memory
+            rows = Rows(self._table, self.missing, most)
+            taking = Taking(self._text, self._table, self._quote, rows, start, stop)
+        parts = [
+            records.search(self._read, begin, end, self._quote, each=taking.piece if taking else None)
+            for begin, end in self._text.within(start, stop)
+        ]
+        if taking is not None:
+            taking.finish()
+        self._taking = taking
+        if taking is None or taking.given_up:
+            return parts, None, False
+        return parts, taking.rows.count, taking.error is not None
+
+    def _read(self, start: int, stop: int) -> bytes:
+        agreement.stop_if_others_failed()
+        return self._text.read(start, stop)
+
+    def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
+        text, parts = self._text, [part for of_rank, _, _ in found for part in of_rank]
+        self._records = records.join(parts, 0, text.size, text.read, text.ends)
+        if self._records.open is not None:
+            raise ReaderError(
+                f"{text.file(self._records.open - 1)}: expected every quote to be closed, found one open at the end of "
+                "the file. Where quotes are letters like others, give quote=None"
+            )
+        counts = [count for _, count, _ in found]
+        if None in counts or self._taking is None:
+            self._taking = None
+            return
+        failed = any(failed for _, _, failed in found)
+        if self._records.cut or (not failed and sum(counts) != self._records.count):
+            self._take_again(ranks)
+            counts = [stop - start for start, stop in self._shares(ranks)]
+        elif self._taking.error is not None:
+            raise self._taking.error
+        self.held = Held(counts, self._taking.rows.buffers)
+
+    def _shares(self, ranks: Ranks) -> list[tuple[int, int]]:
+        return [row_shares.rows_of(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
+
+    def _take_again(self, ranks: Ranks) -> None:
+        """Some part begins within quotes: now that the places of records are known, take this rank's."""
+        assert self._taking is not None
+        rows = self._taking.rows = Rows(self._table, self.missing, sys.maxsize)
+        start, stop = self._shares(ranks)[ranks.rank]
+        for first, table, at in self._tables(start, stop, self._parse(list(self._table.columns))):
+            left = (stop - first - len(table)) / max(1, len(table))
+            rows.append(table, left, lambda row: line_of(self._text, self._quote, at, row))  # noqa: B023
+        rows.finish()
+
+    def _survey_categories(self, ranks: Ranks) -> dict[int, list[str]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._taking is not None:
+            return {number: list(known) for number, known in self._taking.rows.values.items()}
+        texts = self._table.texts
+        values: dict[int, Any] = {number: pa.array([], pa.string()) for number in texts}
+        for _, table, _ in self._tables(*self._shares(ranks)[ranks.rank], self._table.parse_texts):
+            for number, known in values.items():
+                here = pc.unique(table[str(number)].combine_chunks()).drop_null()
+                values[number] = pc.unique(pa.concat_arrays([known, here]))
+                if len(values[number]) > MOST_CATEGORIES:
+                    raise too_many(self._table, number)
+        return {number: known.to_pylist() for number, known in values.items()}
+
+    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, list[str]]]) -> None:
+        texts = self._table.texts
+        self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
+        self._table.check_categories(self._values)
+        self.categories = {self._table.names[number]: values for number, values in self._values.items()}
+        if self._taking is not None:
+            self._taking.rows.settle(self._values)
+
+    # Rows.
+
+    def count(self, part: str) -> int:
+        return self._records.count if part == "training" else 0
+
+    def chunk_rows(self, part: str, field: str) -> int:
+        return records.STRIDE
+
+    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
+        rows = ShareArray(self._table.shape(field, stop - start), self._table.dtype(field, self.missing))
+        for first, table, at in self._tables(start, stop, self._parse([field])):
+            self._table.fill(
+                rows[first - start : first - start + len(table)],
+                table,
+                field,
+                self._codes,
+                self.missing,
+                lambda row: line_of(self._text, self._quote, at, row),  # noqa: B023  (called at once)
+            )
+        return rows
+
+    def _codes(self, number: int, column: Any) -> np.ndarray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
+        if codes.null_count and self.missing not in ("error", "nan"):
+            codes = codes.cast(pa.float64()).fill_null(float(self.missing))
+        return codes.to_numpy()
+
+    def _parse(self, fields: list[str]) -> Callable[..., Any]:
+        return lambda data, newlines, line: self._table.parse(data, fields, newlines, line)
+
+    def _tables(self, start: int, stop: int, parse: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
+        """(first row, table, first byte) of the rows `start` to `stop`, some at a time."""
+        for first, last, begin, end in self._slices(start, stop):
+            data = self._read(begin, end)
+            table = parse(data, self._records.newlines, lambda: self._text.line(begin))  # noqa: B023
+            if len(table) != last - first:
+                raise other_records(self._text.line(begin), last - first, len(table))
+            yield first, table, begin
+
+    def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """(first row, row after the last, first byte, byte after the last), cut where records begin."""
+        numbers, places = self._records.numbers, self._records.places
+        row, byte = start, self._byte(start)
+        index = int(np.searchsorted(numbers, start, side="right"))
+        while row < stop:
+            while index + 1 < len(numbers) and numbers[index + 1] < stop and places[index + 1] - byte <= _SLICE_BYTES:
+                index += 1
+            if index < len(numbers) and row < numbers[index] < stop:
+                last, end = numbers[index], places[index]
+                index += 1
+            else:
+                last, end = stop, self._byte(stop)
+            yield row, last, byte, end
+            row, byte = last, end
+
+    def _byte(self, row: int) -> int:
+        """Where a row begins."""
+        if row >= self._records.count:
+            return self._records.stop
+        number, place = self._records.near(row)
+        return records.skip(self._text.read, place, self._records.stop, row - number, self._quote)
+
+    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+        column = self._table.columns[field][index[0] if index else 0]
+        return f"{self._text.line(self._byte(row))}, column {self._table.names[column]!r}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{len(names)}: {files.listing(names)}" if len(names) > 12 else ", ".join(names)
+
+
+def _sniff(path: Path, head: bytes) -> str:
+    """The delimiter that the first line shows; a comma where it shows none."""
+    if ".tsv" in path.suffixes:
+        return "\t"
+    line = head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", "replace")
+    return next((mark for mark in _DELIMITERS if mark in line), ",")

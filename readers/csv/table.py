@@ -1,0 +1,272 @@
+"""The columns of a CSV file: which are data and labels, and of what type; pieces of text made into rows by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.csv import errors
+from matex_tf.readers.rows.missing import check_fits
+from matex_tf.readers.rows.missing import found as found_missing
+
+Column = str | int
+_NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
+
+# What people write for numbers, be it with a decimal comma or with commas between thousands.
+_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(,\d{3})+(\.\d+)?)([eE][-+]?\d+)?\s*$"
+
+# Of a row of a table: where it stands, for a person.
+Place = Callable[[int], str]
+
+
+class Table:
+    """Which columns are read, as what.
+
+    Attributes: `names` of all columns; `columns` (their numbers), `dtypes` and `single` (whether rows are one value
+    each) by field; `texts`, the columns whose values are text.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str], delimiter: str, quote: int | None):
+        self.path, self.names, self._delimiter, self._quote = path, list(names), delimiter, quote
+        self.columns: dict[str, list[int]] = {}
+        self.dtypes: dict[str, np.dtype] = {}
+        self.texts: list[int] = []
+        self._types: dict[tuple[str, int], Any] = {}
+
+    def choose(self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None) -> None:
+        """Raises ReaderError for a column that isn't there."""
+        one_label = not isinstance(labels, (list, tuple))
+        wanted = [] if labels is None else [labels] if one_label else list(labels)  # type: ignore[list-item]
+        chosen = [self._column(column) for column in wanted]
+        if isinstance(columns, (str, int)):
+            columns = [columns]
+        if columns is not None and not isinstance(columns, (list, tuple, range)):
+            raise TypeError(f"DataSet: expected columns to be names or numbers; given {arguments.given(columns)}")
+        data = (
+            [number for number in range(len(self.names)) if number not in chosen]
+            if columns is None
+            else [self._column(column) for column in columns]
+        )
+        if not data:
+            raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
+        self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
+        self.single = {"data": False, "labels": one_label}
+
+    def _column(self, column: Column) -> int:
+        if isinstance(column, bool) or not isinstance(column, (str, int, np.integer)):
+            raise TypeError(f"DataSet: expected a column's name or number; given {arguments.given(column)}")
+        if isinstance(column, (int, np.integer)) and -len(self.names) <= column < len(self.names):
+            return column % len(self.names)
+        if self.names.count(str(column)) > 1:
+            raise ReaderError(f"{self.path}: expected one column {column!r}, found several; name it by its number")
+        if column in self.names:
+            return self.names.index(column)  # type: ignore[arg-type]
+        raise ReaderError(
+            f"{self.path}: expected a column {column!r}, found none{files.similar(column, self.names)}; the columns "
+            f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
+        )
+
+    def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
+        """What each column holds, by a `sample` of whole records of `file`, from `line` on, and as what it is read."""
+        import pyarrow as pa
+
+        used = sorted({number for numbers in self.columns.values() for number in numbers})
+        by_column = (
+            {self._column(key): _dtype(kind) for key, kind in dtype.items()} if isinstance(dtype, Mapping) else {}
+        )
+        common = None if dtype is None or isinstance(dtype, Mapping) else _dtype(dtype)
+        found: dict[int, Any] = dict.fromkeys(used, pa.null())
+        if sample.strip():
+            place = f"{file}, line {line}"
+            table = self._parse(sample, used, None, newlines=True, line=lambda: place)
+            found = {number: table.schema.field(str(number)).type for number in used}
+            for number in used:
+                if not (_is_number(found[number]) or number in by_column):
+                    self._check_text(number, table[str(number)], sample, file, line)
+        self.texts = [
+            number
+            for number, kind in found.items()
+            if (by_column[number].kind == "U" if number in by_column else not _is_number(kind))
+        ]
+        for field, numbers in self.columns.items():
+            each = []
+            for number in numbers:
+                whole = number in self.texts or _is_whole(found[number])
+                usual = common or np.dtype("f8") if field == "data" else np.dtype("i8" if whole else "f8")
+                given = by_column.get(number, usual)
+                kind = usual if number in self.texts and given.kind == "U" else given
+                if kind.kind not in "biuf":
+                    raise TypeError(f"DataSet: dtype has to be one of numbers, or str for one column; given {kind}")
+                each.append(kind)
+                if number in self.texts:
+                    self._types[field, number] = pa.string()
+                elif pa.types.is_boolean(found[number]) and number not in by_column:
+                    self._types[field, number] = pa.bool_()
+                else:
+                    # pyarrow does not parse numbers of half precision.
+                    self._types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
+            self.dtypes[field] = np.result_type(*each)
+
+    def _check_text(self, number: int, column: Any, sample: bytes, file: Path, line: int) -> None:
+        """Raises ReaderError where a column that would be taken for text is one of numbers but for some values."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not pa.types.is_string(column.type):
+            return  # dates and the like
+        numeric = pc.sum(pc.match_substring_regex(column, _NUMBER)).as_py() or 0
+        if 2 * numeric > len(column) - column.null_count:
+            error = errors.explain(
+                file,
+                sample,
+                self._delimiter,
+                self._quote,
+                self.names,
+                {number: pa.float64()},
+                _NULLS,
+                line,
+                ValueError("text among numbers"),
+            )
+            name = self.names[number]
+            raise ReaderError(
+                f"{error}; most values of this column are numbers. dtype={{{name!r}: str}} takes all of them as text"
+            )
+
+    def describe(self) -> str:
+        texts = [self.names[number] for number in self.texts]
+        return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self._types.values()]}"
+
+    def dtype(self, field: str, missing: Any) -> np.dtype:
+        """As what the rows of a field are read; integers that may be missing need a NaN."""
+        stored = self.dtypes[field]
+        return np.dtype("f8") if missing == "nan" and stored.kind != "f" else stored
+
+    def shape(self, field: str, rows: int) -> tuple[int, ...]:
+        return (rows,) if self.single[field] else (rows, len(self.columns[field]))
+
+    def parse(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
+        """The records in `data` as a pyarrow table, whose columns are named as `key` says.
+
+        `newlines`: whether some stand within quotes. `line` gives the place of the first record, for errors.
+        """
+        types: dict[int, Any] = {}
+        for field in fields:
+            for number in self.columns[field]:
+                # A column that is both data and label is read as the wider of its types.
+                kind = self._types[field, number]
+                types[number] = kind if number not in types else _wider(types[number], kind)
+        return self._parse(data, list(types), types, newlines, line)
+
+    def parse_texts(self, data: bytes, newlines: bool, line: Callable[[], str]) -> Any:
+        """The same of the columns of text alone."""
+        import pyarrow as pa
+
+        return self._parse(data, self.texts, dict.fromkeys(self.texts, pa.string()), newlines, line)
+
+    def _parse(
+        self, data: bytes, numbers: Sequence[int], types: dict[int, Any] | None, newlines: bool, line: Callable[[], str]
+    ) -> Any:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        read = csv.ReadOptions(
+            column_names=[str(number) for number in range(len(self.names))],
+            block_size=len(data) + 1 if newlines else max(1 << 20, data.find(b"\n") * 4),
+        )
+        parse = csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char=chr(self._quote) if self._quote else False,
+            newlines_in_values=newlines and self._quote is not None,
+        )
+        convert = csv.ConvertOptions(
+            include_columns=[str(number) for number in numbers],
+            column_types={str(number): kind for number, kind in types.items()} if types else None,
+            null_values=_NULLS,
+            strings_can_be_null=True,
+        )
+        try:
+            # Arrow's own pool would keep what the pieces of the text took.
+            return csv.read_csv(pa.BufferReader(data), read, parse, convert, memory_pool=pa.system_memory_pool())
+        except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+            named, _, first = line().rpartition(", line ")
+            raise errors.explain(
+                Path(named), data, self._delimiter, self._quote, self.names, types or {}, _NULLS, int(first), error
+            ) from None
+
+    def fill(
+        self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
+    ) -> None:
+        """Write the rows of a table into `target`; `codes(number, column)` gives the integers of a column of text."""
+        for index, number in enumerate(self.columns[field]):
+            values = self._values(table, number, field, codes, missing, place)
+            if self.single[field]:
+                target[:] = values
+            else:
+                target[:, index] = values
+
+    def _values(self, table: Any, number: int, field: str, codes: Callable, missing: Any, place: Place) -> np.ndarray:
+        import pyarrow as pa
+
+        column = table[str(number)]
+        dtype = self.dtype(field, missing)
+        absent = dtype.kind != "f" and column.null_count > 0
+        if absent and missing == "error":
+            row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+            raise found_missing(f"{place(row)}, column {self.names[number]!r}")
+        if absent:
+            check_fits(missing, dtype, f"column {self.names[number]!r} of {self.path}")
+        if number in self.texts:
+            return codes(number, column)
+        if column.type == pa.bool_():
+            column = column.cast(pa.int8())
+        if absent:
+            column = column.fill_null(pa.scalar(int(missing), column.type))
+        return column.to_numpy()
+
+    def check_categories(self, values: Mapping[int, Sequence[str]]) -> None:
+        """Raises ReaderError where the dtype of a field does not hold as many integers as a column has texts."""
+        for field, numbers in self.columns.items():
+            dtype = self.dtypes[field]
+            most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
+            for number in numbers:
+                if len(values.get(number, ())) - 1 > most:
+                    raise ReaderError(
+                        f"{self.path}: expected at most {most + 1} different texts in column {self.names[number]!r}, "
+                        f"the integers of its dtype {dtype}; found {len(values[number])}; give a wider dtype="
+                    )
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return _is_whole(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+
+
+def _is_whole(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def _wider(one: Any, other: Any) -> Any:
+    import pyarrow as pa
+
+    if one == other:
+        return one
+    return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
+
+
+def _dtype(kind: Any) -> np.dtype:
+    try:
+        return np.dtype(kind)
+    except TypeError:
+        raise TypeError(
+            f"DataSet: expected dtype to be a NumPy dtype, or one for each column in a dictionary; given "
+            f"{arguments.given(kind)}"
+        ) from None

@@ -1,0 +1,1 @@
+"""MNIST and CIFAR."""

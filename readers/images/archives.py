@@ -1,0 +1,123 @@
+"""Files in a tar archive, plain or gzipped, unpacked for all ranks of a host; and files as they lie, read alike."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from matex_tf.io import overlay as shared_files
+from matex_tf.readers.base import agreement
+from matex_tf.readers.base.formats import ReaderError
+
+# No file of a data set that comes in one archive is larger; what else is packed may be anything.
+_MOST_BYTES = 4 << 30
+_PIECE = 1 << 20
+
+
+def unpack(archive: Path, names: Collection[str]) -> dict[str, Path]:
+    """The files of an archive that have one of `names`, in whatever folder, each in a temporary file."""
+    found: dict[str, Path] = {}
+    with open(archive, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(archive) if packed else open(archive, "rb") as source:
+            with tarfile.open(fileobj=_Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
+                for member in tar:
+                    name = os.path.basename(member.name)
+                    if name in names and name not in found and member.isreg():
+                        found[name] = _extract(archive, tar, member)
+            # The checksum of gzip data stands at their end.
+            while source.read(_PIECE):
+                agreement.stop_if_others_failed()
+    except BaseException as error:
+        remove(found.values())
+        if isinstance(error, (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)):
+            raise ReaderError(
+                f"{archive}: truncated or damaged: expected a whole tar archive, found: {error}"
+            ) from None
+        raise
+    return found
+
+
+def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Path:
+    if member.size > _MOST_BYTES:
+        raise ReaderError(
+            f"{archive}: {member.name}: expected at most {_MOST_BYTES} bytes in a file, found {member.size}"
+        )
+    with shared_files.plainly():
+        handle, name = tempfile.mkstemp(prefix="matex_tf-")
+    try:
+        source = tar.extractfile(member)
+        with os.fdopen(handle, "wb") as target:
+            if source is not None:
+                shutil.copyfileobj(source, target, _PIECE)
+            if target.tell() != member.size:
+                raise EOFError(f"{member.name} of {target.tell()} bytes, which has {member.size}")
+    except BaseException:
+        remove([Path(name)])
+        raise
+    return Path(name)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove what `unpack` made, if it is still there."""
+    with shared_files.plainly():
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+class _Watched:
+    """A file whose reading ends where another rank has failed."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+
+    def read(self, count: int) -> bytes:
+        agreement.stop_if_others_failed()
+        return self._file.read(count)
+
+
+class Stored:
+    """A file, or one that was unpacked, which stays open and may be removed. Its text is its name for people."""
+
+    def __init__(self, path: Path, named: str | None = None):
+        self.path, self._named = path, named
+        self.name = path.name if named is None else named.rpartition(" ")[2]
+        self._handle: BinaryIO | None = None
+        if named is not None:
+            with shared_files.plainly():
+                self._handle = open(path, "rb")  # noqa: SIM115  (as long as the data set)
+
+    def __str__(self) -> str:
+        return self._named or str(self.path)
+
+    def open(self) -> BinaryIO:
+        """The file from its beginning."""
+        if self._handle is None:
+            return open(self.path, "rb")
+        return os.fdopen(os.dup(self._handle.fileno()), "rb")
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self._handle is None else os.fstat(self._handle.fileno()).st_size
+
+    def read(self, start: int, count: int) -> bytes:
+        """So many bytes from byte `start` on; raises ReaderError where the file ends before."""
+        with self.open() as file:
+            data = b"".join(_pieces(file.fileno(), start, count))
+        if len(data) < count:
+            raise ReaderError(f"{self}: truncated: expected {start + count} bytes or more, found {start + len(data)}")
+        return data
+
+
+def _pieces(handle: int, start: int, count: int) -> Iterable[bytes]:
+    while count and (piece := os.pread(handle, count, start)):
+        yield piece
+        start, count = start + len(piece), count - len(piece)

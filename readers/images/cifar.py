@@ -1,0 +1,242 @@
+"""The CIFAR-10 and CIFAR-100 formats: the binary version or the Python version, unpacked or as downloaded."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.base import agreement, files
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
+from matex_tf.readers.images import archives, pickle_parser
+from matex_tf.readers.images.archives import Stored
+from matex_tf.sharding.row_shares import ShareArray
+
+_PIXELS = 3 * 32 * 32
+_PIECE_ROWS = 1024
+_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python")
+
+
+class _Cifar(Format):
+    """Images of shape (rows, 32, 32, 3), uint8, red green blue; labels int64.
+
+    The path is the folder that the archive unpacks to, the one in which that lies, or the archive.
+    """
+
+    own_testing = True
+    names: dict[str, list[str]]
+    label_names: tuple[str, ...]
+    archives: tuple[str, ...]
+
+    def _open(self, path: str | PathLike, label: int) -> None:
+        self._label, self._path = label, Path(files.text_of(path))
+        self._unpacked: list[Path] = []
+        self._batches: dict[str, list[Any]] = {}
+        archive = self._archive()
+        if archive is not None:
+            self.files, self.surveys = [archive], 1
+            return
+        inner = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
+        for folder in (self._path, *inner):
+            found = self._find({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
+            if found:
+                break
+        else:
+            raise FileNotFoundError(f"{self._expected()}; the folder holds {files.listing(os.listdir(self._path))}")
+        self.files = [file.path for stored in found.values() for file in stored]
+        self._look_into(found)
+
+    def _archive(self) -> Path | None:
+        """The archive to read; None where there are the files of it."""
+        if self._path.is_dir():
+            if any((self._path / name).exists() for name in (*_FOLDERS, *self._usual())):
+                return None
+            return next((self._path / name for name in self.archives if (self._path / name).is_file()), None)
+        if self._path.is_file():
+            return self._path
+        raise FileNotFoundError(
+            f"{self._path}: expected {' or '.join(self.archives)}, or the folder of the unpacked archive, found "
+            f"nothing there (from {os.getcwd()}){files.near(self._path)}"
+        )
+
+    def _usual(self) -> list[str]:
+        return [name + ending for names in self.names.values() for name in names for ending in ("", ".bin")]
+
+    def _expected(self) -> str:
+        usual = ", ".join(name for names in self.names.values() for name in names)
+        return (
+            f"{self._path}: expected {usual}, all of them with .bin (binary version) or all without (Python version), "
+            f"or {' or '.join(self.archives)}"
+        )
+
+    def _find(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
+        for ending in (".bin", ""):
+            if all(name + ending in there for names in self.names.values() for name in names):
+                return {part: [there[name + ending] for name in names] for part, names in self.names.items()}
+        return None
+
+    def _look_into(self, found: Mapping[str, Sequence[Stored]]) -> None:
+        for part, stored in found.items():
+            kinds = [_BinaryBatch if file.name.endswith(".bin") else _PickledBatch for file in stored]
+            self._batches[part] = [kind(file, self.label_names, self._label) for kind, file in zip(kinds, stored)]
+        self._starts = {
+            part: np.concatenate([[0], np.cumsum([batch.rows for batch in batches])])
+            for part, batches in self._batches.items()
+        }
+
+    # An archive is unpacked by one rank of each host, because none of it can be reached without all that comes before.
+
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
+        if ranks.rank != ranks.leader:
+            return {}
+        found = archives.unpack(self.files[0], self._usual())
+        self._unpacked = list(found.values())
+        weakref.finalize(self, archives.remove, self._unpacked)
+        return found
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
+        archive, there = self.files[0], found[ranks.leader]
+        chosen = self._find({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
+        if chosen is None:
+            raise ReaderError(f"{self._expected()}; the archive {archive} holds of these {files.listing(there)}")
+        self._look_into(chosen)
+
+    def settled(self) -> None:
+        archives.remove(self._unpacked)  # every rank of this host has them open
+
+    def count(self, part: str) -> int:
+        return int(self._starts[part][-1])
+
+    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
+        shape = (stop - start, 32, 32, 3) if field == "data" else (stop - start,)
+        rows = ShareArray(shape, np.uint8 if field == "data" else np.int64)
+        for first, batch in zip(self._starts[part], self._batches[part]):
+            begin, end = max(start, int(first)), min(stop, int(first) + batch.rows)
+            for piece in range(begin, end, _PIECE_ROWS):
+                agreement.stop_if_others_failed()
+                last = min(piece + _PIECE_ROWS, end)
+                target = rows[piece - start : last - start]
+                if field == "labels":
+                    target[:] = batch.labels(piece - int(first), last - int(first))
+                else:
+                    stored = batch.images(piece - int(first), last - int(first)).reshape(-1, 3, 32, 32)
+                    target[:] = stored.transpose(0, 2, 3, 1)
+        return rows
+
+    def describe(self) -> str:
+        if not self._batches:
+            return "an archive"
+        return f"{self.count('training')} training and {self.count('testing')} testing images"
+
+
+@register("CIFAR10")
+class Cifar10(_Cifar):
+    """data_batch_1 to data_batch_5 and test_batch."""
+
+    names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
+    label_names = ("labels",)
+    archives = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+
+    def __init__(self, path: str | PathLike):
+        self._open(path, 0)
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        names = (*_FOLDERS[:2], "data_batch_1", "data_batch_1.bin", *cls.archives)
+        return path.name in cls.archives or path.is_dir() and any((path / name).exists() for name in names)
+
+
+@register("CIFAR100")
+class Cifar100(_Cifar):
+    """train and test; `labels` is "fine" (100 classes) or "coarse" (20)."""
+
+    names = {"training": ["train"], "testing": ["test"]}
+    label_names = ("coarse_labels", "fine_labels")
+    archives = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
+
+    def __init__(self, path: str | PathLike, labels: str = "fine"):
+        if labels not in ("fine", "coarse"):
+            raise ValueError(f'DataSet: labels of CIFAR100 have to be "fine" or "coarse"; given {labels!r}')
+        self._open(path, self.label_names.index(f"{labels}_labels"))
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        own = any((path / name).exists() for name in (*_FOLDERS[2:], *cls.archives))
+        both = all((path / name).exists() for name in ("train.bin", "test.bin"))
+        return path.name in cls.archives or path.is_dir() and (own or both)
+
+
+class _BinaryBatch:
+    """A file of records: each label is a byte, then the 3072 of the image."""
+
+    def __init__(self, file: Stored, label_names: tuple[str, ...], label: int):
+        self._file, self._label, self._labels = file, label, len(label_names)
+        self._record = self._labels + _PIXELS
+        if file.size == 0 or file.size % self._record:
+            raise ReaderError(
+                f"{file}: truncated: expected a number of records of {self._record} bytes, found {file.size}, which is "
+                f"{file.size // self._record} records and {file.size % self._record} bytes"
+            )
+        self.rows = file.size // self._record
+
+    def _records(self, start: int, stop: int) -> np.ndarray:
+        data = self._file.read(start * self._record, (stop - start) * self._record)
+        return np.frombuffer(data, np.uint8).reshape(-1, self._record)
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        return self._records(start, stop)[:, self._labels :]
+
+    def labels(self, start: int, stop: int) -> np.ndarray:
+        return self._records(start, stop)[:, self._label]
+
+
+class _PickledBatch:
+    """A pickle of {"data": array (rows, 3072), "labels": list}."""
+
+    def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
+        self._file = path
+        with path.open() as file:
+            content = pickle_parser.load(file, str(path))
+        if not isinstance(content, dict):
+            raise ReaderError(f"{path}: expected a pickled dict, found a {type(content).__name__}")
+        values = {
+            key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()
+        }
+        labels, data = values.get(label_names[label]), values.get("data")
+        if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
+            raise ReaderError(
+                f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
+                f"{pickle_parser.shown(labels)}; the pickle has {files.listing(name[:60] for name in values)}"
+            )
+        self.rows = len(labels)
+        name = getattr(data, "dtype", None)
+        name = getattr(name, "name", name)
+        name = name.decode("latin-1") if isinstance(name, bytes) else name
+        shape = getattr(data, "shape", None)
+        if name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
+            raise ReaderError(
+                f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
+                f"found {name if isinstance(name, str) else pickle_parser.shown(name):.60} of shape "
+                f"{pickle_parser.shown(shape)}"
+            )
+        self._content = data.content
+        if not isinstance(self._content, (pickle_parser.Lying, bytes)):
+            raise ReaderError(f"{path}: expected bytes of images, found {pickle_parser.shown(self._content)}")
+        found = self._content.length if isinstance(self._content, pickle_parser.Lying) else len(self._content)
+        if found != self.rows * _PIXELS or self.rows == 0:
+            raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
+        self._labels = np.array(labels, np.int64)
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        if not isinstance(self._content, pickle_parser.Lying):
+            return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
+        data = self._file.read(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
+        return np.frombuffer(data, np.uint8)
+
+    def labels(self, start: int, stop: int) -> np.ndarray:
+        return self._labels[start:stop]

@@ -1,0 +1,148 @@
+"""One IDX file, plain or gzipped: its header, and rows a to b of it.
+
+The format (http://yann.lecun.com/exdb/mnist, "The IDX file format"): two zero bytes, a type code, the number of
+dimensions, each dimension as a big-endian uint32, then the values, big-endian, the first dimension slowest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from matex_tf.readers.base import agreement
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.sharding.row_shares import ShareArray
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_PIECE = 1 << 20
+# Deflate packs at most 1032 bytes into one; a header that asks for more than that cannot be right.
+_MOST_PACKED = 1032
+
+
+class IdxFile:
+    """The header of an IDX file, checked against the file's size; `read` gives rows.
+
+    Attributes: `path`; `shape`, whose first number is the count of items; `dtype`, in the machine's byte order.
+    Raises ReaderError for a file that is no IDX file, has no items, or is shorter or longer than its header says.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        with open(path, "rb") as file:
+            self._packed = file.read(2) == b"\x1f\x8b"
+        try:
+            with self._open() as file:
+                self._read_header(file)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ReaderError(
+                f"{path}: expected gzip data with an IDX header, found damaged gzip data: {error}"
+            ) from None
+        self._check_size()
+
+    def _open(self) -> BinaryIO:
+        return gzip.open(self.path, "rb") if self._packed else open(self.path, "rb")  # type: ignore[return-value]
+
+    def _read_header(self, file: BinaryIO) -> None:
+        magic = file.read(4)
+        if len(magic) < 4:
+            raise ReaderError(f"{self.path}: expected an IDX header, found {len(magic)} bytes in all")
+        zeros, code, rank = magic[:2], magic[2], magic[3]
+        if zeros != b"\0\0" or code not in TYPES or rank == 0:
+            codes = ", ".join(f"{known:02x}" for known in TYPES)
+            raise ReaderError(
+                f"{self.path}: wrong magic number: expected the bytes 00 00, a type ({codes}) and the number of "
+                f"dimensions, 1 or more; found {magic.hex(' ')}"
+            )
+        sizes = file.read(4 * rank)
+        if len(sizes) < 4 * rank:
+            raise ReaderError(
+                f"{self.path}: truncated: expected {rank} dimensions of 4 bytes after the magic number, "
+                f"found {len(sizes)} bytes"
+            )
+        self.shape = struct.unpack(f">{rank}I", sizes)
+        self._stored = np.dtype(TYPES[code])
+        self.dtype = self._stored.newbyteorder("=")
+        self._start = 4 + 4 * rank
+        self._row = math.prod(self.shape[1:]) * self._stored.itemsize
+        if 0 in self.shape:
+            raise ReaderError(
+                f"{self.path}: zero items: expected at least one, found the dimensions {self._dimensions()}"
+            )
+
+    def _check_size(self) -> None:
+        expected = self._start + self.shape[0] * self._row
+        found = os.path.getsize(self.path)
+        if self._packed:
+            if expected > found * _MOST_PACKED:
+                raise ReaderError(
+                    f"{self.path}: truncated: its header ({self.describe()}) makes {expected} bytes, "
+                    f"more than the {found} bytes of gzip data can hold"
+                )
+        elif expected != found:
+            raise ReaderError(
+                f"{self.path}: {'truncated' if found < expected else 'too long'}: expected {expected} bytes "
+                f"({self._dimensions()} of {self.dtype}), found {found}"
+            )
+
+    def _dimensions(self) -> str:
+        return " x ".join(map(str, self.shape))
+
+    def describe(self) -> str:
+        """Dimensions and type, as text."""
+        return f"{self._dimensions()} {self.dtype}"
+
+    def read(self, start: int, stop: int) -> ShareArray:
+        """Items `start` to `stop`, of shape (stop - start, *shape[1:]) and the stored dtype. No others are held.
+
+        Reading the last item of a gzipped file also checks its checksum and that nothing follows.
+        """
+        # Made as a ShareArray, because an array that owns its memory keeps its mark through np.asarray.
+        array = ShareArray((stop - start, *self.shape[1:]), self._stored)
+        if stop > start:
+            try:
+                with self._open() as file:
+                    self._fill(file, array, start, stop)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ReaderError(
+                    f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
+                    f"items {start} to {stop}: {error}"
+                ) from None
+        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype)
+
+    def _fill(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
+        target = memoryview(array.reshape(-1).view(np.uint8))
+        if self._packed:
+            self._skip(file, self._start + start * self._row)
+        else:
+            file.seek(self._start + start * self._row)
+        filled = 0
+        while filled < len(target):
+            agreement.stop_if_others_failed()
+            got = file.readinto(target[filled : filled + _PIECE])  # type: ignore[attr-defined]
+            if not got:
+                self._ended(start + filled // self._row, stop)
+            filled += got
+        if self._packed and stop == self.shape[0] and file.read(1):
+            raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
+
+    def _skip(self, file: BinaryIO, count: int) -> None:
+        left = count
+        while left:
+            agreement.stop_if_others_failed()
+            got = len(file.read(min(left, _PIECE)))
+            if not got:
+                self._ended((count - left - self._start) // self._row, self.shape[0])
+            left -= got
+
+    def _ended(self, found: int, expected: int) -> None:
+        raise ReaderError(
+            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} whole ones before its end "
+            f"(reading up to item {expected})"
+        )

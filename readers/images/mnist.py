@@ -1,0 +1,81 @@
+"""The MNIST format: a folder of four IDX files, named as MNIST and its likes (Fashion-MNIST, KMNIST) name them."""
+
+from __future__ import annotations
+
+import os
+import re
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import Format, ReaderError, register
+from matex_tf.readers.images.idx import IdxFile
+
+_PREFIXES = {"training": "train", "testing": "t10k"}
+_CONTENTS = {"data": ("images", 3), "labels": ("labels", 1)}
+
+
+@register("MNIST")
+class Mnist(Format):
+    """train-images, train-labels, t10k-images and t10k-labels in one folder, each plain or gzipped."""
+
+    own_testing = True
+
+    def __init__(self, path: str | PathLike):
+        folder = Path(files.text_of(path))
+        names = _list_folder(folder)
+        self._files = {
+            (part, field): IdxFile(_find(folder, names, part, field)) for part in _PREFIXES for field in _CONTENTS
+        }
+        self.files = [file.path for file in self._files.values()]
+        for part in _PREFIXES:
+            images, labels = self._files[part, "data"], self._files[part, "labels"]
+            if images.shape[0] != labels.shape[0]:
+                raise ReaderError(
+                    f"expected as many labels as images, found {images.shape[0]} images in {images.path} and "
+                    f"{labels.shape[0]} labels in {labels.path}"
+                )
+
+    def count(self, part: str) -> int:
+        return self._files[part, "data"].shape[0]
+
+    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
+        return self._files[part, field].read(start, stop)
+
+    def describe(self) -> str:
+        return ", ".join(f"{part} {field} {file.describe()}" for (part, field), file in self._files.items())
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return path.is_dir() and any(_pattern("training", "data").fullmatch(name) for name in os.listdir(path))
+
+
+def _list_folder(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise FileNotFoundError(
+            f"{folder}: expected a folder with the MNIST files, found {found} there (from {os.getcwd()})"
+            f"{'' if folder.exists() else files.near(folder)}"
+        )
+    return sorted(os.listdir(folder))
+
+
+def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
+    """The part's file: a plain one before a gzipped one, because any row of it can be reached at once."""
+    content, dimensions = _CONTENTS[field]
+    prefix = f"{_PREFIXES[part]}-{content}"
+    pattern = _pattern(part, field)
+    found = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
+    if not found:
+        usual = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
+        there = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing"
+        raise FileNotFoundError(
+            f"{folder}: no file of the {part} {content}: looked for {usual}; the folder holds {there}"
+        )
+    return folder / found[0]
+
+
+def _pattern(part: str, field: str) -> re.Pattern:
+    return re.compile(rf"{_PREFIXES[part]}-{_CONTENTS[field][0]}[-.]idx\d+-\w+(\.gz)?")

@@ -1,0 +1,346 @@
+"""The content of a pickle of plain values and NumPy arrays, read without running any of it.
+
+A pickle is a program that may call any function. Here its steps are followed by name: containers, numbers and texts are
+built, the three functions with which NumPy writes an array are recognised, and anything else is an error. Nothing is
+imported and nothing called. Long strings of bytes are not read; they become the place where they lie in the file. What
+is built takes memory in proportion to the file; values may be nested in each other many times, so none is shown whole.
+The format: Python's Lib/pickletools.py.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from matex_tf.readers.base.formats import ReaderError
+
+_LONG = 4096
+_MOST_STEPS = 4_000_000
+_MOST_KEYS = 1000  # keys can be chosen so that a dict takes the square of their number in time
+_MOST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Bytes of the file that were not read."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A long text whose letters stand for bytes (Latin-1), as Python 3 writes bytes for Python 2; bytes of UTF-8."""
+
+    data: bytes
+
+
+class Array:
+    """An array as its pickle describes it: shape, the name of its dtype, its bytes, and their order."""
+
+    shape: Any = None
+    dtype: Any = None
+    fortran: Any = False
+    content: Any = None
+
+
+class _Dtype:
+    name: Any = None
+
+
+@dataclass(frozen=True)
+class _Name:
+    module: str
+    name: str
+
+    @property
+    def what(self) -> str:
+        # The same functions under the names of NumPy 1 and 2.
+        return f"{self.module.replace('numpy._core', 'numpy.core')}.{self.name}"
+
+
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong = 2, 60, 60
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        return repr(value) if value is None or isinstance(value, (bool, float)) else type(value).__name__
+
+
+def shown(value: Any) -> str:
+    """A short text of any value of a pickle, for a message."""
+    return _Shown().repr(value)
+
+
+_MARK = object()
+
+
+class _Reader:
+    def __init__(self, path: Path | str, file: BinaryIO, size: int):
+        self.path, self.file, self.size = path, file, size
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.encoded = 0
+
+    def wrong(self, expected: str, found: object) -> ReaderError:
+        found = (found if isinstance(found, str) else shown(found))[:_MOST_SHOWN]
+        return ReaderError(
+            f"{self.path}: not a pickle of plain values and arrays, or a damaged one: at byte {self.file.tell()} "
+            f"expected {expected}, found {found}"
+        )
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.file.tell() + count > self.size:
+            raise ReaderError(
+                f"{self.path}: truncated: expected {count} bytes from byte {self.file.tell()} on, found the end of the "
+                f"file at {self.size}"
+            )
+        return self.file.read(count)
+
+    def number(self, form: str) -> int:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def line(self) -> bytes:
+        line = self.file.readline(_LONG)
+        if not line.endswith(b"\n"):
+            raise self.wrong("a line", line[:40])
+        return line[:-1]
+
+    def bytes(self, length: int) -> Any:
+        if length <= _LONG:
+            return self.take(length)
+        place = Lying(self.file.tell(), length)
+        if place.offset + length > self.size:
+            self.take(length)  # the error of a truncated file
+        self.file.seek(length, 1)
+        return place
+
+    def text(self, length: int) -> Any:
+        data = self.take(length)
+        if length > _LONG:
+            return Text(data)
+        try:
+            return data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise self.wrong("text in UTF-8", data[:20]) from None
+
+    def pop(self) -> Any:
+        if not self.stack:
+            raise self.wrong("a value", "none")
+        return self.stack.pop()
+
+    def to_mark(self) -> list[Any]:
+        values = []
+        while (value := self.pop()) is not _MARK:
+            values.append(value)
+        return values[::-1]
+
+    def run(self) -> Any:
+        for _ in range(_MOST_STEPS):
+            code = self.take(1)
+            if code == b".":
+                return self.pop()
+            step = _STEPS.get(code)
+            if step is None:
+                raise self.wrong("a step that builds plain values", f"{code!r}")
+            step(self)
+        raise self.wrong(f"at most {_MOST_STEPS} steps", "more")
+
+
+def _push(make: Any) -> Any:
+    return lambda reader: reader.stack.append(make(reader))
+
+
+def _integer_line(reader: _Reader) -> Any:
+    line = reader.line()
+    if line in (b"00", b"01"):
+        return line == b"01"
+    try:
+        return int(line.rstrip(b"L"))
+    except ValueError:
+        raise reader.wrong("a number", line[:20]) from None
+
+
+def _put(key: Any) -> Any:
+    def step(reader: _Reader) -> None:
+        index = key(reader)
+        if not 0 <= index <= _MOST_STEPS:
+            raise reader.wrong(f"the number of a value to keep, at most {_MOST_STEPS}", index)
+        reader.memo[index] = reader.stack[-1] if reader.stack else reader.pop()
+
+    return step
+
+
+def _get(key: Any) -> Any:
+    def step(reader: _Reader) -> None:
+        index = key(reader)
+        if index not in reader.memo:
+            raise reader.wrong("a value that was kept before", index)
+        reader.stack.append(reader.memo[index])
+
+    return step
+
+
+def _append(many: bool) -> Any:
+    def step(reader: _Reader) -> None:
+        values = reader.to_mark() if many else [reader.pop()]
+        target = reader.stack[-1] if reader.stack else None
+        if not isinstance(target, list):
+            raise reader.wrong("a list", type(target).__name__)
+        target.extend(values)
+
+    return step
+
+
+def _set(many: bool) -> Any:
+    def step(reader: _Reader) -> None:
+        values = reader.to_mark() if many else [reader.pop(), reader.pop()][::-1]
+        target = reader.stack[-1] if reader.stack else None
+        if not isinstance(target, dict) or len(values) % 2:
+            raise reader.wrong("a dict", type(target).__name__)
+        for key, value in zip(values[::2], values[1::2]):
+            if not isinstance(key, (str, bytes, int)):
+                raise reader.wrong("a key of text or a number", type(key).__name__)
+            target[key] = value
+        if len(target) > _MOST_KEYS:
+            raise reader.wrong(f"at most {_MOST_KEYS} keys", f"{len(target)} of them")
+
+    return step
+
+
+def _tuple(count: int | None) -> Any:
+    def make(reader: _Reader) -> tuple:
+        return tuple(reader.to_mark() if count is None else [reader.pop() for _ in range(count)][::-1])
+
+    return _push(make)
+
+
+def _global_line(reader: _Reader) -> _Name:
+    return _Name(reader.line().decode("latin-1"), reader.line().decode("latin-1"))
+
+
+def _global_stack(reader: _Reader) -> _Name:
+    name, module = reader.pop(), reader.pop()
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise reader.wrong("the name of a function", f"{type(module).__name__} and {type(name).__name__}")
+    return _Name(module, name)
+
+
+def _reduce(reader: _Reader) -> Any:
+    arguments, function = reader.pop(), reader.pop()
+    what = function.what if isinstance(function, _Name) else type(function).__name__
+    if not isinstance(arguments, tuple):
+        raise reader.wrong("a tuple of arguments", type(arguments).__name__)
+    if what == "numpy.core.multiarray._reconstruct":
+        return Array()
+    if what == "numpy.dtype" and arguments:
+        made = _Dtype()
+        made.name = arguments[0]
+        return made
+    if what == "_codecs.encode" and len(arguments) == 2:
+        return _encoded(reader, *arguments)
+    if what == "numpy.core.numeric._frombuffer" and len(arguments) == 4:
+        array = Array()
+        array.content, array.dtype, array.shape = arguments[:3]
+        array.fortran = arguments[3] == "F"
+        return array
+    raise reader.wrong("plain values and arrays", f"a call of {what}")
+
+
+def _encoded(reader: _Reader, text: Any, encoding: Any) -> bytes:
+    if encoding not in ("latin1", "latin-1", "bytes"):
+        raise reader.wrong("bytes written as Latin-1", encoding)
+    # A text may be kept and encoded again and again; together those that are written once are less than the file.
+    reader.encoded += len(text.data if isinstance(text, Text) else text if isinstance(text, str) else "")
+    if reader.encoded > reader.size:
+        raise reader.wrong(f"letters that stand for at most {reader.size} bytes", "more")
+    try:
+        text = text.data.decode("utf-8", "surrogatepass") if isinstance(text, Text) else text
+        return text.encode("latin-1")
+    except (UnicodeError, AttributeError):
+        raise reader.wrong("letters that stand for bytes", type(text).__name__) from None
+
+
+def _build(reader: _Reader) -> None:
+    state, target = reader.pop(), reader.stack[-1] if reader.stack else None
+    if isinstance(target, _Dtype) and isinstance(state, tuple):
+        return
+    if not isinstance(target, Array) or not isinstance(state, tuple) or len(state) != 5:
+        raise reader.wrong("the state of an array", type(state).__name__)
+    _, target.shape, target.dtype, target.fortran, target.content = state
+
+
+def _mark(reader: _Reader) -> None:
+    reader.stack.append(_MARK)
+
+
+def _nothing(form: str | None) -> Any:
+    return lambda reader: reader.number(form) if form else None
+
+
+_STEPS: dict[bytes, Any] = {
+    b"\x80": _nothing("<B"),
+    b"\x95": _nothing("<Q"),
+    b"(": _mark,
+    b"0": lambda reader: reader.pop(),
+    b"N": _push(lambda reader: None),
+    b"\x88": _push(lambda reader: True),
+    b"\x89": _push(lambda reader: False),
+    b"I": _push(_integer_line),
+    b"L": _push(_integer_line),
+    b"J": _push(lambda reader: reader.number("<i")),
+    b"K": _push(lambda reader: reader.number("<B")),
+    b"M": _push(lambda reader: reader.number("<H")),
+    b"\x8a": _push(lambda reader: int.from_bytes(reader.take(reader.number("<B")), "little", signed=True)),
+    b"G": _push(lambda reader: reader.number(">d")),
+    b"U": _push(lambda reader: reader.bytes(reader.number("<B"))),
+    b"T": _push(lambda reader: reader.bytes(reader.number("<i"))),
+    b"C": _push(lambda reader: reader.bytes(reader.number("<B"))),
+    b"B": _push(lambda reader: reader.bytes(reader.number("<I"))),
+    b"\x8e": _push(lambda reader: reader.bytes(reader.number("<Q"))),
+    b"\x96": _push(lambda reader: reader.bytes(reader.number("<Q"))),
+    b"X": _push(lambda reader: reader.text(reader.number("<I"))),
+    b"\x8c": _push(lambda reader: reader.text(reader.number("<B"))),
+    b"\x8d": _push(lambda reader: reader.text(reader.number("<Q"))),
+    b"]": _push(lambda reader: []),
+    b"l": _push(lambda reader: reader.to_mark()),
+    b"}": _push(lambda reader: {}),
+    b")": _push(lambda reader: ()),
+    b"t": _tuple(None),
+    b"\x85": _tuple(1),
+    b"\x86": _tuple(2),
+    b"\x87": _tuple(3),
+    b"a": _append(False),
+    b"e": _append(True),
+    b"s": _set(False),
+    b"u": _set(True),
+    b"q": _put(lambda reader: reader.number("<B")),
+    b"r": _put(lambda reader: reader.number("<I")),
+    b"\x94": _put(lambda reader: len(reader.memo)),
+    b"p": _put(_integer_line),
+    b"h": _get(lambda reader: reader.number("<B")),
+    b"j": _get(lambda reader: reader.number("<I")),
+    b"g": _get(_integer_line),
+    b"c": _push(_global_line),
+    b"\x93": _push(_global_stack),
+    b"R": _push(_reduce),
+    b"b": _build,
+}
+
+
+def load(file: BinaryIO, named: Path | str) -> Any:
+    """The value in the file, with `Array` for arrays and `Lying` for long bytes; raises ReaderError, naming `named`."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    reader = _Reader(named, file, size)
+    value = reader.run()
+    if file.tell() != size:
+        raise reader.wrong("the end of the file", f"{size - file.tell()} bytes more")
+    return value

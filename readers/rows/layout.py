@@ -1,0 +1,133 @@
+"""Which rows are whose: parts of the file's rows, and each rank's rows of a part. Everything here computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.sharding import row_shares
+
+DISTRIBUTIONS = ("block", "cyclic", "batch")
+SPLITS = ("last", "spread")
+
+
+class Split:
+    """Cuts validation and testing rows out of `total` rows, the same ones whatever the number of ranks.
+
+    "last": training rows come first, then validation, then testing rows. "spread": they are taken at equal distances
+    from the whole file, for rows in the order of their class.
+    """
+
+    def __init__(self, total: int, validation: float, testing: float, how: str):
+        for name, fraction in (("validation_fraction", validation), ("test_fraction", testing)):
+            arguments.fraction("DataSet", name, fraction)
+        if validation + testing >= 1:
+            raise ValueError(
+                "DataSet: validation_fraction and test_fraction leave no training rows; "
+                f"given {validation} and {testing}"
+            )
+        self.total, self.how = total, arguments.choice("DataSet", "split", how, SPLITS)
+        self.testing, self.validation = round(total * testing), round(total * validation)
+
+    def count(self, part: str) -> int:
+        if part == "training":
+            return self.total - self.testing - self.validation
+        return self.testing if part == "testing" else self.validation
+
+    def rows(self, part: str, positions: np.ndarray) -> np.ndarray:
+        """The file's rows at `positions` of the part."""
+        if self.how == "last":
+            before = {"training": 0, "validation": self.count("training"), "testing": self.total - self.testing}
+            return positions + before[part]
+        if part == "testing":
+            return _spread(positions, self.testing, self.total)
+        rest = self.total - self.testing
+        inner = (
+            _spread(positions, self.validation, rest)
+            if part == "validation"
+            else _others(positions, self.validation, rest)
+        )
+        return _others(inner, self.testing, self.total)
+
+    def is_contiguous(self, part: str) -> bool:
+        return self.how == "last" or self.testing + self.validation == 0
+
+
+def _spread(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
+    """The rows at `positions` of `chosen` rows at equal distances among `total`."""
+    return ((2 * positions + 1) * total) // (2 * chosen)
+
+
+def _others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
+    """The rows at `positions` of those that `_spread` does not choose."""
+    if not chosen:
+        return positions
+    rows = positions
+    while True:
+        # Chosen row i is at most r where (2i + 1) * total < 2 * chosen * (r + 1).
+        up_to = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
+        moved = positions + up_to
+        if np.array_equal(moved, rows):
+            return rows
+        rows = moved
+
+
+class Deal:
+    """How `count` rows of a part are dealt to `size` ranks.
+
+    "block": contiguous blocks that differ by one row at most. "cyclic": row i to rank i mod size. "batch": of each
+    `batch_size` rows in turn, the rank's slice of that global batch.
+    """
+
+    def __init__(self, count: int, size: int, distribution: str = "block", batch_size: int | None = None):
+        arguments.choice("DataSet", "distribution", distribution, DISTRIBUTIONS)
+        if distribution == "batch" and batch_size is None:
+            raise ValueError('DataSet: distribution="batch" needs a batch_size; given None')
+        if distribution == "batch":
+            batch_size = arguments.whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
+        if distribution != "batch" and batch_size is not None:
+            raise ValueError(
+                f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
+            )
+        self.count, self.size, self.distribution, self.batch_size = count, size, distribution, batch_size
+
+    def held(self, rank: int) -> int:
+        """How many rows a rank has."""
+        if self.distribution != "batch":
+            start, stop = row_shares.rows_of(self.count, rank, self.size)
+            return stop - start
+        return int(row_shares.batch_rows_taken(self.count, self.batch_size, self.size, self.count)[rank])
+
+    def counts(self) -> list[int]:
+        return [self.held(rank) for rank in range(self.size)]
+
+    def positions(self, rank: int, start: int, stop: int) -> np.ndarray:
+        """The rows `start` to `stop` of those that `rank` holds, as numbers within the part (int64)."""
+        mine = np.arange(start, stop, dtype=np.int64)
+        if self.distribution == "block":
+            return mine + row_shares.rows_of(self.count, rank, self.size)[0]
+        if self.distribution == "cyclic":
+            return rank + mine * self.size
+        first, last = row_shares.rows_of(self.batch_size, rank, self.size)
+        whole = self.count // self.batch_size
+        rest_first = row_shares.rows_of(self.count % self.batch_size, rank, self.size)[0]
+        if last == first:
+            return whole * self.batch_size + rest_first + mine
+        batch = mine // (last - first)
+        return batch * self.batch_size + np.where(batch < whole, first, rest_first) + mine % (last - first)
+
+    def taken(self, rows: int) -> list[int]:
+        """How many rows of each rank are among the first `rows` that the ranks consume together."""
+        if self.distribution == "batch":
+            return row_shares.batch_rows_taken(self.count, self.batch_size, self.size, rows)
+        return row_shares.share_rows_taken(self.counts(), rows)
+
+    def local(self, rank: int) -> Any:
+        """Which rows of the part are the rank's: a slice, or for "batch" an array of their numbers."""
+        if self.distribution == "block":
+            return slice(*row_shares.rows_of(self.count, rank, self.size))
+        if self.distribution == "cyclic":
+            return slice(rank, self.count, self.size)
+        return self.positions(rank, 0, self.held(rank))

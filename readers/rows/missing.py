@@ -1,0 +1,60 @@
+"""What becomes of values that the files lack: an error, NaN, or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.base.formats import ReaderError
+
+_PIECE_BYTES = 4 << 20
+
+
+def check(how: Any) -> None:
+    """Raises ValueError for a `missing=` that is none."""
+    number = isinstance(how, (int, float)) and not isinstance(how, bool)
+    if not number and not (isinstance(how, str) and how in ("error", "nan")):
+        raise ValueError(
+            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.given(how)}'
+        )
+
+
+def settle(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
+    """Replace each NaN in `rows`, in place, by the number `how`, leave it ("nan"), or raise ReaderError ("error").
+
+    `place(row, index)` says where the value `rows[row][index]` stands.
+    """
+    if how == "nan" or rows.dtype.kind != "f" or not rows.size:
+        return
+    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        with np.errstate(invalid="ignore"):
+            # The least of numbers with a NaN among them is NaN; one pass and no array of truth values.
+            if not np.isnan(piece.min()):
+                continue
+        absent = np.isnan(piece)
+        if how == "error":
+            row, *index = (int(number) for number in np.argwhere(absent)[0])
+            raise found(place(start + row, tuple(index)))
+        piece[absent] = how
+
+
+def check_fits(how: float, dtype: np.dtype, place: str) -> None:
+    """Raises ValueError where the number `how` is none of the whole numbers that `dtype` holds."""
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if not (np.isfinite(how) and int(how) == how and least <= how <= most):
+        raise ValueError(
+            f"DataSet: missing={how!r} cannot stand in {place}, which is read as {dtype.name}: whole numbers from "
+            f'{least} to {most}. Give one of these, or missing="nan"'
+        )
+
+
+def found(place: str) -> ReaderError:
+    return ReaderError(
+        f"{place}: expected a number, found a missing value. missing=0 (or another number) fills such values, "
+        'missing="nan" keeps them as NaN'
+    )

@@ -1,0 +1,183 @@
+"""The rows of an opened format as samples: parts cut out, windows made, missing values settled, values scaled.
+
+Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.base import agreement
+from matex_tf.readers.base.formats import Format, ReaderError
+from matex_tf.readers.rows import missing, scaling
+from matex_tf.readers.rows.layout import Split
+from matex_tf.sharding.row_shares import ShareArray
+
+PIECE_BYTES = 8 << 20
+# Rows that lie nearer to each other are read with what is between them: the disk would read that anyway.
+_GAP_BYTES = 64 << 10
+
+# Streams read in threads of their own; a format need not know of them.
+_one_at_a_time = threading.RLock()
+
+Positions = Any  # a range, or an int64 array in ascending order
+
+
+class Source:
+    """Samples of the parts "training", "validation" and "testing".
+
+    Without windows a sample is a row. With `window` and `horizon` sample i is the rows i to i + window, and its label
+    the `horizon` rows that follow.
+    """
+
+    def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
+        self.format = opened
+        self.window, self.horizon = window, horizon
+        self.scale: Any = None
+        validation, testing, how = split
+        if testing and opened.own_testing:
+            raise ValueError("DataSet: test_fraction is given, but this format has testing rows of its own")
+        self.split = Split(self._samples("training"), validation, testing, how)
+
+    @property
+    def labelled(self) -> bool:
+        return self.format.labelled or self.window is not None
+
+    def count(self, part: str) -> int:
+        if part == "testing" and self.format.own_testing:
+            return self._samples("testing")
+        return self.split.count(part)
+
+    def _samples(self, part: str) -> int:
+        rows = self.format.count(part)
+        return rows if self.window is None else max(0, rows - self.window - self.horizon + 1)
+
+    def rows(self, part: str, positions: Positions) -> tuple[str, Positions]:
+        """The format's part, and the numbers in it, of the samples at `positions` of a part."""
+        if part == "testing" and self.format.own_testing:
+            return "testing", positions
+        if isinstance(positions, range) and self.split.is_contiguous(part):
+            first = int(self.split.rows(part, np.int64(0))) if len(positions) else 0
+            return "training", range(positions.start + first, positions.stop + first)
+        return "training", self.split.rows(part, np.asarray(positions, np.int64))
+
+    def read(self, part: str, field: str, positions: Positions) -> np.ndarray:
+        """The "data" or "labels" of the samples at `positions` of a part."""
+        origin, rows = self.rows(part, positions)
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+            return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
+        if not len(rows):
+            raise ValueError("DataSet: asked to read no rows")
+        return self._read_scattered(origin, field, np.asarray(rows))
+
+    def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
+        """Data and labels (None where there are none) of the same samples; where both are the same rows, read once."""
+        if not self.labelled:
+            return self.read(part, "data", positions), None
+        origin, rows = self.rows(part, positions)
+        if self.window is None or self.format.labelled or rows[-1] - rows[0] + 1 != len(rows):
+            return self.read(part, "data", positions), self.read(part, "labels", positions)
+        start, stop = int(rows[0]), int(rows[-1]) + self.window + self.horizon
+        steps = self._read_rows(origin, "data", start, stop)
+        return windows(steps[: -self.horizon], self.window), windows(steps[self.window :], self.horizon)
+
+    def pieces(self, part: str, field: str, count: int, row_bytes: int | None = None) -> Iterator[range]:
+        """Ranges of the positions 0 to `count` of a part that hold about PIECE_BYTES each."""
+        if not count:
+            return
+        if row_bytes is None:
+            row_bytes = self.row_bytes(part, field)
+        rows = max(1, PIECE_BYTES // row_bytes)
+        for start in range(0, count, rows):
+            yield range(start, min(start + rows, count))
+
+    def row_bytes(self, part: str, field: str) -> int:
+        return max(1, self.read(part, field, range(1)).nbytes)
+
+    def training_rows(self) -> int:
+        """The rows over which the mean and the deviation of the data are taken: those that training samples have."""
+        count = self.count("training")
+        return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
+
+    def training_moments(self, start: int, stop: int) -> scaling.Moments | None:
+        """The moments of the data of `start` to `stop` of `training_rows`."""
+        total = None
+        if stop == start:
+            return total
+        contiguous = self.window is not None and self.split.is_contiguous("training")
+        for piece in self.pieces("training", "data", stop - start):
+            agreement.stop_if_others_failed()
+            rows = range(start + piece.start, start + piece.stop)
+            data = (
+                self._read_rows("training", "data", rows.start, rows.stop)
+                if contiguous
+                else self.read("training", "data", rows)
+            )
+            total = scaling.merged(total, scaling.moments(data))
+        return total
+
+    def _read_run(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
+        """Samples that follow each other; windows of them are views of the same rows."""
+        if self.window is None:
+            return self._read_rows(origin, field, start, stop)
+        source = field if field == "data" or self.format.labelled else "data"
+        length, begin = (self.window, start) if field == "data" else (self.horizon, start + self.window)
+        rows = self._read_rows(origin, source, begin, begin + (stop - start) + length - 1)
+        return windows(rows, length)
+
+    def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
+        first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
+        result = ShareArray((len(rows), *first.shape[1:]), first.dtype)
+        chunk = self.format.chunk_rows(origin, field)
+        gap = max(chunk, _GAP_BYTES // max(1, first.nbytes))
+        longest = max(chunk, PIECE_BYTES // max(1, first.nbytes), 1)
+        done = 0
+        while done < len(rows):
+            agreement.stop_if_others_failed()
+            near = rows[done : done + longest]
+            # A run ends where the next row is far, or where the run's chunk-aligned length is reached.
+            end = (int(near[0]) // chunk) * chunk + longest
+            ends = np.flatnonzero((np.diff(near) > gap) | (near[1:] >= end))
+            near = near[: ends[0] + 1] if len(ends) else near
+            run = self._read_run(origin, field, int(near[0]), int(near[-1]) + 1)
+            result[done : done + len(near)] = run[near - near[0]]
+            done += len(near)
+        return result
+
+    def _read_rows(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
+        with _one_at_a_time:
+            rows = self.format.read(origin, field, start, stop)
+        if len(rows) != stop - start:
+            raise ReaderError(
+                f"the format {type(self.format).__name__} was asked for {stop - start} rows of the {origin} {field} "
+                f"({start} to {stop}) and gave {len(rows)}"
+            )
+        self._settle(origin, range(start, stop), field, rows)
+        return self.scaled(field, rows)
+
+    def settle(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
+        """See to what is missing in the rows at `positions` of a part, in place."""
+        self._settle(*self.rows(part, positions), field, rows)
+
+    def _settle(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
+        """`numbers`: of the rows within what the format calls `origin`."""
+        missing.settle(
+            rows,
+            self.format.missing,
+            lambda row, index: self.format.place(origin, field, int(numbers[row]), index),
+        )
+
+    def scaled(self, field: str, rows: np.ndarray) -> np.ndarray:
+        return rows if self.scale is None or field != "data" else self.scale(rows)
+
+
+def windows(rows: np.ndarray, length: int) -> np.ndarray:
+    """Every `length` consecutive rows as one, without a copy: shape (len(rows) - length + 1, length, ...)."""
+    count = len(rows) - length + 1
+    return np.lib.stride_tricks.as_strided(
+        rows, (count, length, *rows.shape[1:]), (rows.strides[0], *rows.strides), subok=True
+    )

@@ -1,0 +1,81 @@
+"""normalize=: data scaled by the largest value of their type, or to mean 0 and deviation 1."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf.sharding.row_shares import ShareArray
+
+_PIECE_BYTES = 8 << 20
+CHOICES = (False, True, "standard")
+
+
+def by_type(rows: np.ndarray) -> np.ndarray:
+    """Integers as float32, divided by the largest value of their type (uint8: 0 to 1); others as they are."""
+    if rows.dtype.kind not in "iu":
+        return rows
+    largest = np.iinfo(rows.dtype).max
+    scaled = rows.astype(np.float32)
+    scaled /= np.float32(largest)
+    return scaled
+
+
+class Standard:
+    """Data less their mean, over their standard deviation; float32, or float64 where they were.
+
+    Of tables (rows of one dimension) each column has its own mean and deviation, of anything else all values have one.
+    """
+
+    def __init__(self, mean: Any, deviation: Any):
+        self.mean, self.deviation = np.asarray(mean), np.asarray(deviation)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        dtype = np.float64 if rows.dtype == np.float64 else np.float32
+        # The readers' own arrays are scaled where they are; those of others' formats may be what they read from.
+        here = isinstance(rows, ShareArray) and rows.dtype == dtype
+        # A ShareArray that owns its memory keeps its mark through np.asarray.
+        scaled = rows if here else ShareArray(rows.shape, dtype)
+        np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
+        scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
+        return scaled
+
+
+Moments = tuple[int, np.ndarray, np.ndarray]
+
+
+def moments(rows: np.ndarray) -> Moments:
+    """(count, mean, sum of squared distances from it) of each column of a table, or of all values; NaN left out."""
+    values = np.asarray(rows, np.float64)
+    values = values if values.ndim == 2 else values.reshape(-1, 1)
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    mean = np.where(there, values, 0).sum(axis=0) / np.maximum(count, 1)
+    return count, mean, (np.where(there, values - mean, 0) ** 2).sum(axis=0)
+
+
+def moments_in_pieces(rows: np.ndarray) -> Moments | None:
+    """The same of many rows, without arrays of their size; None where there are none."""
+    step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
+    pieces = (moments(rows[start : start + step]) for start in range(0, len(rows), step))
+    return functools.reduce(merged, pieces, None)
+
+
+def merged(one: Moments | None, other: Moments | None) -> Moments | None:
+    """Moments of both together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
+    if one is None or other is None:
+        return one if other is None else other
+    count = one[0] + other[0]
+    some = np.maximum(count, 1)
+    apart = other[1] - one[1]
+    mean = one[1] + apart * other[0] / some
+    return count, mean, one[2] + other[2] + apart**2 * one[0] * other[0] / some
+
+
+def standard(of_ranks: Sequence[Moments | None]) -> Standard:
+    """The scaling by the moments of all ranks' rows."""
+    count, mean, squares = functools.reduce(merged, of_ranks)
+    return Standard(mean, np.sqrt(squares / np.maximum(count, 1)))

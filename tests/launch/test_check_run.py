@@ -1,0 +1,109 @@
+"""`matex run --check`: what it calls equal, close and different, and a whole run of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+
+import numpy as np
+import pytest
+
+import launch
+from matex_tf.launch import check_run, cli
+
+SCRIPT = """
+import numpy as np
+import tensorflow as tf
+import matex_tf
+
+tf.random.set_seed(1)
+w = tf.Variable(tf.ones([3, 1]))
+x = np.random.RandomState(0).rand(40, 3).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
+open("notes.txt", "a").write("more")
+open(f"size-{matex_tf.size()}.txt", "w").write("new")
+print("loss 0.5 after 12 ms, size", matex_tf.size())
+for x, y in data.repeat(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((x @ w - 2 * y) ** 2)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+print("never reached")
+"""
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ("loss: 0.5000 - 3ms/step", "loss: 0.5001 - 17ms/step", True),
+        ("loss: 0.5", "loss: 0.6", False),
+        ("epoch 1", "epoch 2", False),
+        ("saved to a.keras", "saved to b.keras", False),
+        ("took 12 s", "took 140 s", True),
+        ("[1e-3, -2]", "[1.0e-3, -2.0]", True),
+    ],
+)
+def test_lines_that_say_the_same(one, other, same):
+    assert check_run.same_line(one, other) is same
+
+
+def test_overwritten_lines_are_read_as_they_end():
+    assert check_run.lines_of("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
+
+
+def outcome(**changes):
+    same = check_run.Outcome(0, 1.0, ["a 1"], {"f": 1}, [[0.5]], [np.ones(3)], True)
+    return dataclasses.replace(same, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes, what, verdict",
+    [
+        ({}, None, None),
+        ({"code": 1}, "exit code", "differs"),
+        ({"figures": [[0.5], [0.4]]}, "training steps", "differs"),
+        ({"figures": [[0.501]]}, "loss and figures", "close"),
+        ({"figures": [[0.6]]}, "loss and figures", "differs"),
+        ({"figures": [[float("nan")]]}, "loss and figures", "differs"),
+        ({"weights": [np.full(3, 1.1)]}, "weights", "differs"),
+        ({"weights": []}, "weights", "differs"),
+        ({"agree": False}, "weights of all ranks", "differs"),
+        ({"printed": []}, "lines printed", "differs"),
+        ({"printed": ["a 1", "b"]}, "lines printed", "differs"),
+        ({"files": {}}, "files written", "differs"),
+    ],
+)
+def test_what_differs_is_named(changes, what, verdict):
+    rows = check_run.compare(outcome(), outcome(**changes))
+    assert {row.what: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
+
+
+def test_what_check_is_asked():
+    asked = cli.parse_run("--check --steps 7 train.py --steps 3".split())
+    assert asked == cli.Run(2, ["train.py", "--steps", "3"], check=True, steps=7)
+    assert cli.parse_run(["--check", "-n", "3", "t.py"]).ranks == 3
+    with pytest.raises(cli.UsageError, match="--steps expects the number of steps"):
+        cli.parse_run(["--check", "--steps", "few", "t.py"])
+
+
+def test_a_script_is_compared_with_itself(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "notes.txt").write_text("mine")
+    words = [sys.executable, "-m", "matex_tf.launch.cli", "run", "--check", "--steps", "4", "train.py"]
+    result = launch.execute(words, launch.environment(), 200, tmp_path)
+    assert result.returncode == 1, result.output
+    verdicts = dict(re.findall(r"^(.{20}\S*) .*   (equal|close|differs)\b", result.stdout, re.MULTILINE))
+    verdicts = {what.strip(): verdict for what, verdict in verdicts.items()}
+    assert verdicts == {
+        "exit code": "equal",
+        "training steps": "equal",
+        "loss and figures": "equal",
+        "weights": "equal",
+        "weights of all ranks": "equal",
+        "lines printed": "differs",
+        "files written": "differs",
+    }, result.output
+    assert "training steps                             4" in result.stdout
+    assert "check: differs: lines printed, files written" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "train.py"]
+    assert (tmp_path / "notes.txt").read_text() == "mine", "the user's own files are left alone"

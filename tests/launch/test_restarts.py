@@ -1,0 +1,315 @@
+"""`matex run --restarts`: what counts as lost, how long it waits, and which hosts and ranks it goes on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import launch as launching
+from matex_tf.launch import cli, hosts, mpirun_command, restarts
+from matex_tf.resilience import run_state
+from matex_tf.world import mpirun_options
+
+
+@pytest.mark.parametrize(
+    "code, words, heard, expected",
+    [
+        (0, ["begun", "ended"], [], restarts.WELL),
+        (3, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (1, ["begun", "failed"], [], restarts.OWN),  # an error of the script's
+        (2, [], [], restarts.OWN),  # it never began: a wrong setting, no compiler
+        (137, [], [], restarts.LOST),
+        (137, ["begun", "failed"], [], restarts.LOST),  # others fail when one is killed
+        (139, ["begun"], [], restarts.LOST),
+        (0, ["begun"], [], restarts.LOST),  # mpirun says 0 of a lost host
+        (0, [], [], restarts.LOST),
+        (0, ["begun", "failed"], [], restarts.LOST),
+        (1, ["begun"], [], restarts.LOST),
+        (70, ["begun"], [], restarts.LOST),
+        (75, ["begun"], [], restarts.ASKED),
+        (1, ["begun", "ask-again"], [], restarts.ASKED),
+        (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
+        (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
+        (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough
+        (1, ["begun", "ask-again"], [signal.SIGINT], restarts.INTERRUPTED),  # mpirun has told the ranks by SIGTERM
+        (75, ["begun"], [signal.SIGTERM, signal.SIGHUP], restarts.INTERRUPTED),
+        (0, ["begun", "ended"], [signal.SIGINT], restarts.WELL),  # too late
+    ],
+)
+def test_what_is_lost(tmp_path, code, words, heard, expected):
+    for word in words:
+        (tmp_path / word).touch()
+    assert restarts.judge(code, tmp_path, set(heard)) == expected
+
+
+def test_pauses_grow_up_to_a_minute():
+    assert [restarts.pause(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
+
+
+def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PBS_", "LSB_", "COBALT_")):
+            monkeypatch.delenv(name)
+    mine = restarts.state_folder(["train.py", "--rate", "1"])
+    assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.state_folder(["train.py", "--rate", "1"])
+    assert mine != restarts.state_folder(["train.py", "--rate", "2"])
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"):
+        monkeypatch.setenv(name, "7")
+        assert mine != restarts.state_folder(["train.py", "--rate", "1"])
+        monkeypatch.delenv(name)
+
+
+HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("--host a:2,b:2,c:4 --mca pml ob1", HOSTS),
+        ("-H a,a,b,b,c:4", HOSTS),
+        ("--host=a:2 -x NAME=b --host b:2,c:4", HOSTS),
+        ("--mca host x -x H", []),
+        ("", []),
+    ],
+)
+def test_hosts_of_a_command_line(options, expected):
+    assert hosts.listed(options.split(), {}) == expected
+
+
+def test_hosts_of_a_file(tmp_path):
+    (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
+    assert hosts.listed(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+
+
+def test_hosts_of_an_allocation(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-4]" ] && printf "n1\\nn2\\nn3\\nn4\\n"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    job = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CPUS_ON_NODE": "64"}
+    taken = [hosts.Host(name, slots) for name, slots in zip(("n1", "n2", "n3", "n4"), (16, 16, 2, 1))]
+    assert hosts.listed([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
+    assert hosts.listed([], job) == [hosts.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
+    assert hosts.listed(["--host", "a"], job) == [hosts.Host("a", 1)]
+
+
+def test_hosts_that_are_left():
+    left = [HOSTS[0], HOSTS[2]]
+    words = "--host a:2,b:2,c:4 --mca pml ob1 --hostfile x --tag-output".split()
+    assert hosts.without(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
+    assert hosts.without(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
+    assert hosts.ranks_on(left, HOSTS, 8) == 6 and hosts.ranks_on(left, HOSTS, 4) == 3
+
+
+def test_a_host_is_asked_in_the_way_that_the_run_takes():
+    words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
+    asked = hosts.question("mpirun", words, HOSTS[1])
+    assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
+
+
+def test_hosts_that_do_not_answer_are_left_out(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\ncase "$*" in *"--host b "*) exit 1;; esac\n')
+    mpirun.chmod(0o755)
+    assert hosts.answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
+
+
+def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=()):
+    """Exit code, messages and starts of a run whose mpirun ends as `ends` says, one time after the other."""
+    monkeypatch.chdir(tmp_path)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        '#!/bin/sh\ncase "$*" in *"-n 1 true"*) case "$*" in *"--host b"*) exit 1;; esac; exit 0;; esac\n'
+        'printf "%s\\n" "$*" >> starts\nn=$(wc -l < starts)\ntouch "$MATEX_PROOF/begun"\ncase $n in\n'
+        + "".join(f"{number}) {end};;\n" for number, end in enumerate(ends, 1))
+        + "esac\n"
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    code = restarts.run(
+        restarts.Attempt(4, list(options)),
+        restart,
+        lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), "train.py"],
+        mpirun_command.Mpirun(str(mpirun), mpirun_options.OPENMPI, "5.0"),
+        None,
+        str(tmp_path / "state"),
+    )
+    return code, capfd.readouterr().err, (tmp_path / "starts").read_text().splitlines()
+
+
+def test_a_lost_run_is_started_again_until_it_ends_well(tmp_path, monkeypatch, capfd):
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "ended").touch()
+    ends = ["exit 137", "kill -SEGV $$", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 0 and starts == ["-n 4 train.py"] * 3
+    assert "a rank was killed by SIGKILL (exit code 137) after 0 s; restart 1 of 3" in said
+    assert "ended well after 2 restarts: a rank was killed by SIGKILL" in said and "SIGSEGV" in said
+    assert not (tmp_path / "state").exists()
+
+
+def test_restarts_come_to_an_end(tmp_path, monkeypatch, capfd):
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 5, restart=2)
+    assert code == 137 and len(starts) == 3
+    assert "given up after 2 restarts: 3 times a rank was killed by SIGKILL" in said and "goes on from" in said
+
+
+GOES_ON = "{0.name} before the restart; the same command goes on from"
+BEGINS_ANEW = "interrupted by {0.name} (exit code {1}); the same command begins anew, as nothing was kept"
+
+
+@pytest.mark.parametrize(
+    "told, ends_with, tells",
+    [
+        (signal.SIGTERM, 75, GOES_ON),
+        (signal.SIGUSR1, 75, GOES_ON),
+        (signal.SIGINT, 128 + signal.SIGINT, BEGINS_ANEW),
+        (signal.SIGHUP, 128 + signal.SIGHUP, BEGINS_ANEW),
+    ],
+)
+def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_interrupted_is_not(
+    tmp_path, monkeypatch, capfd, told, ends_with, tells
+):
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), told))
+    monkeypatch.setattr(restarts, "pause", lambda number: 20.0)
+    before = signal.getsignal(told)
+    timer.start()
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 2)
+    assert code == ends_with and len(starts) == 1 and signal.getsignal(told) == before
+    assert tells.format(told, code) in said
+
+
+def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ['touch "$MATEX_PROOF/failed"; exit 1'])
+    assert code == 1 and len(starts) == 1 and said == ""
+
+
+def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
+    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
+    assert code == 0 and starts == ["--host a:2,b:2 -n 4 train.py", "--host a:2 -n 2 train.py"]
+    assert "no answer from b; going on with 2 ranks on a" in said
+
+
+def test_of_one_place_that_is_left_two_ranks_are_started(tmp_path, monkeypatch, capfd):
+    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a,b"])
+    assert code == 0 and starts[1] == "--host a:1 --map-by :OVERSUBSCRIBE -n 2 train.py"
+    assert "no answer from b; going on with 2 ranks on a" in said
+
+
+def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkeypatch, capfd):
+    """Slurm would have new steps wait for the cores of the one whose host is lost, until it believes that it is."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    ends = ["exit 1", '[ "$SLURM_OVERLAP" = 1 ] && touch "$MATEX_PROOF/ended"']
+    monkeypatch.setenv("SLURM_OVERLAP", "0")
+    code, _, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 0 and len(starts) == 2
+
+
+def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "_SECONDS", 2.0)
+    waited, wait = [], subprocess.Popen.wait
+
+    def noted(child, timeout=None):
+        start = time.monotonic()
+        try:
+            return wait(child, timeout)
+        finally:
+            waited.append(time.monotonic() - start)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", noted)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\ncase "$*" in *good*) exit 0;; esac\nexec sleep 300\n')
+    mpirun.chmod(0o755)
+    asked = [hosts.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
+    assert hosts.answering(asked, str(mpirun), []) == [hosts.Host("good", 1)]
+    assert sum(seconds > 1.0 for seconds in waited) == 1  # the first of them
+
+
+def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "_SECONDS", 0.5)
+    mpirun, note = tmp_path / "mpirun", tmp_path / "child"
+    mpirun.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {note}; echo $OMPI_ALLOW_RUN_AS_ROOT >> {note}; wait\n")
+    mpirun.chmod(0o755)
+    assert hosts.answering([hosts.Host("b", 1)], str(mpirun), []) == []
+    child, root = note.read_text().splitlines()
+    assert root == ("1" if os.geteuid() == 0 else os.environ.get("OMPI_ALLOW_RUN_AS_ROOT", ""))
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{child}") or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {child} is still there")
+
+
+@pytest.mark.parametrize("number, asked, code", [(signal.SIGTERM, "USR1", 75), (signal.SIGINT, "INT", 130)])
+def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrupt_is_not(tmp_path, number, asked, code):
+    mpirun, state = tmp_path / "mpirun", tmp_path / "state"
+    mpirun.write_text(
+        f"#!/bin/sh\ntrap 'touch \"$MATEX_PROOF/ask-again\"; exit 1' {asked}\necho ready\nsleep 20 & wait $!\n"
+    )
+    mpirun.chmod(0o755)
+    state.mkdir(mode=0o700)
+    (state / "state-3").touch()
+    program = (
+        "import sys; from matex_tf.launch import cli; cli.command_line = lambda run: [sys.argv[1]]; "
+        "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(mpirun)],
+        env=launching.environment({"MATEX_STATE": str(state)}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    os.killpg(child.pid, number)
+    assert child.wait(10) == code
+    said = f"matex: interrupted by SIGINT (exit code 130); the same command goes on from {state}\n"
+    assert (said in child.stderr.read()) == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--restarts 0 -n 2 train.py", "--restarts expects the number of restarts, 1 or more; '0'"),
+        ("--restarts -n 2 train.py", "--restarts expects"),
+        ("--restarts 2 --check train.py", "do not go together"),
+        ("--restarts 2 -n 1 train.py", "-n expects 2 or more"),
+    ],
+)
+def test_what_cannot_be_asked(words, message):
+    with pytest.raises(cli.UsageError, match=message):
+        cli.parse_run(words.split())
+
+
+def test_what_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
+    assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
+    assert f"MATEX_STATE={restarts.state_folder(['train.py'])}" in capsys.readouterr().out
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "package/__init__.py", "package/train.py", "package/__main__.py"):
+        (tmp_path / name).write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    start = ["-u", "-m", "matex_tf"]
+    for words, file in (
+        (["train.py", "-m", "package"], "train.py"),
+        (["-m", "package.train"], "package/train.py"),
+        (["-m", "package", "x.py"], "package/__main__.py"),
+        (["package"], "package/__main__.py"),
+    ):
+        assert os.path.samefile(run_state._script_file([*start, *words]), tmp_path / file)
+    assert run_state._script_file([*start, "-m", "nothing"]) is None
+    assert run_state._script_file(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)

@@ -1,0 +1,77 @@
+"""What is said of steps that are mostly communication, or that wait for a pipeline which every rank runs whole."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import launch
+from matex_tf.observe import bottlenecks
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """What is said, where each look at the clock comes a second after the last."""
+    found, clock = [], itertools.count()
+    monkeypatch.setattr(bottlenecks, "_said", set())
+    monkeypatch.setattr(bottlenecks.output, "note", found.append)
+    monkeypatch.setattr(bottlenecks.time, "perf_counter", lambda: float(next(clock)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "waited, steps, said", [(0.9, 50, True), (0.4, 50, False), (0.9, 5, False)], ids=["much", "little", "too few steps"]
+)
+def test_much_communication(notes, monkeypatch, waited, steps, said):
+    for _ in range(2):
+        watch = bottlenecks.Pace()
+        watch.rows = 64
+        for step in range(steps + 1):
+            monkeypatch.setattr(bottlenecks.ops, "seconds", lambda kind, step=step: waited * step / 2)
+            watch.tick()
+        watch.judge()
+    assert len(notes) == said
+    if said:
+        assert "90% of the time" in notes[0] and "some 64 rows" in notes[0]
+
+
+@pytest.mark.parametrize("why, said", [("a reason", True), (None, False)])
+def test_much_waiting_for_a_pipeline(notes, monkeypatch, why, said):
+    monkeypatch.setattr(bottlenecks.ops, "seconds", lambda kind: 0.0)
+    watch = bottlenecks.Pace()
+    watch.whole_pipeline = why
+    for step in range(31):
+        monkeypatch.setattr(bottlenecks, "_waited", 0.75 * step)
+        watch.tick()
+    watch.judge()
+    assert len(notes) == said
+    if said:
+        assert notes[0].startswith("75% of the time") and "every rank runs whole: a reason" in notes[0]
+
+
+SCRIPT = """
+import time
+import keras
+import tensorflow as tf
+
+def slow(x):
+    x = x + tf.random.stateless_uniform([], [1, 2])
+    with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.05), [], [])]):
+        return {"x": tf.identity(x)[None]}, x
+
+model = keras.Sequential([keras.Input((1,), name="x"), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rows = tf.data.Dataset.range(64).map(lambda i: tf.cast(i, tf.float32) / 64)
+model.fit(rows.map(slow, num_parallel_calls=1).batch(2), epochs=3, verbose=0)
+for x, y in rows.map(slow).batch(2):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
+
+
+def test_a_pipeline_that_is_slower_than_the_steps():
+    errors = launch.run(2, SCRIPT).check().stderr
+    lines = [line for line in errors.splitlines() if "waiting for the input pipeline" in line]
+    assert len(lines) == 1 and "its maps draw at random, count or call Python" in lines[0], errors

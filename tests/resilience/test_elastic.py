@@ -1,0 +1,159 @@
+"""Ranks that are left go on without those that are lost, in their processes, and give what the script gives alone."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from resilience.test_run_state import CASE, differences, shown
+
+import launch
+
+KINDS = Path(__file__).with_name("elastic_case.py")
+
+
+def run(ranks, script, argument, state, **env):
+    """A script of which ranks are lost; nothing is saved within a call of fit that could be gone on from."""
+    full = launch.environment({"MATEX_SAVE_SECONDS": "0", "MATEX_STATE": str(state), **env})
+    command = [
+        launch.sys.executable,
+        "-m",
+        "matex_tf.launch.cli",
+        "run",
+        "-n",
+        str(ranks),
+        "--elastic",
+        script,
+        argument,
+    ]
+    return launch.execute([*map(str, command)], full, 400)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "keras, lose",
+    [
+        # Within an epoch and a generator's; the last of three is left, which was not the first.
+        ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGKILL"),
+        # The first of all, in its first step, and then the one after it.
+        ("1", "0:0:0:0:SIGKILL 1:3:1:0:SIGSEGV"),
+    ],
+)
+def test_those_that_are_left_go_on(tmp_path, keras, lose):
+    (tmp_path / "alone").mkdir()
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    found = run(3, CASE, folder, folder / "state", TF_USE_LEGACY_KERAS=keras, LOSE=lose).check()
+    assert "is lost; 2 go on without it, at: " in found.stderr, found.output
+    assert "is lost; 1 rank goes on without it, at: " in found.stderr, found.output
+    assert "restart" not in found.stderr, found.output
+    assert not differences(want, shown(found)), found.output
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*lose.split(), "log.csv"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(version("keras") < "3", reason="what is tried are things of Keras 3")
+@pytest.mark.parametrize("ranks, kills", [(4, "accumulated:9:0 unknown:7:1 own:10:0"), (3, "several:2:1 sparse:8:0")])
+def test_what_a_step_has_besides_weights_is_not_lost(alone, ranks, kills, tmp_path):
+    found = run(ranks, KINDS, tmp_path, tmp_path / "state", KILL=kills).check()
+    assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output
+    assert not differences(alone, shown(found)), found.output
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return shown(launch.run_alone(KINDS, tmp_path_factory.mktemp("alone")).check())
+
+
+LOOP = """
+import os, signal, sys
+import numpy as np, tensorflow as tf
+if "matex_tf" in sys.modules and not os.path.exists(sys.argv[1]):
+    import posix
+    first = sys.modules["matex_tf"].rank() == 0
+else:
+    first = None
+tf.keras.utils.set_random_seed(1)
+w = tf.Variable(tf.zeros([4, 1]))
+x = np.random.default_rng(0).random((64, 4)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
+for epoch in range(3):
+    for step, (a, b) in enumerate(data):
+        if first and epoch == 1 and step == 2:
+            posix.close(posix.open(sys.argv[1], os.O_CREAT | os.O_WRONLY))
+            os.kill(os.getpid(), signal.SIGKILL)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((a @ w - b) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+print("W", w.numpy().ravel().tolist())
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_loop_of_its_own_is_started_again(tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    mark = tmp_path / "lost"
+    alone = launch.run_alone(script, mark).check()
+    found = run(2, script, mark, tmp_path / "state").check()
+    assert "restart 1 of 3" in found.stderr and mark.exists()
+    want, got = (
+        [float(one) for one in text.split("W [")[-1].strip(" ]\n").split(",")] for text in (alone.stdout, found.stdout)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
+    import tensorflow as tf
+
+    from matex_tf.resilience import elastic_step
+    from matex_tf.sharding import sliced_dataset
+
+    ragged = tf.ragged.constant([[1], [2, 3], []], dtype=tf.int64)
+    whole = (tf.ones([3, 2]), {"r": ragged, "t": tf.constant(["a", "b", "c"]), "s": tf.sparse.eye(3)})
+    spec = tf.data.Dataset.from_tensors(whole).element_spec
+    feed = elastic_step.Feed(tf.nest.map_structure(elastic_step.of_some_rows, spec), 2)
+    numbers = tf.constant([0.5, 1, 1, 3], tf.float64)
+    part = tf.nest.map_structure(lambda one: one, sliced_dataset.take_rows(whole, 1, 3))
+    iterator = feed.put([sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 2 * numbers)])
+    assert iterator is feed.put(
+        [sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 3 * numbers)]
+    )  # instead of them
+    first, second = next(iterator), next(iterator)
+    np.testing.assert_array_equal(first.numbers, numbers)
+    np.testing.assert_array_equal(second.numbers, 3 * numbers)
+    assert first.data[0].shape == (2, 2) and first.data[1]["r"].to_list() == [[2, 3], []]
+    assert first.data[1]["t"].numpy().tolist() == [b"b", b"c"]
+    np.testing.assert_array_equal(tf.sparse.to_dense(second.data[1]["s"]), np.eye(3)[1:])
+    short = feed.put([sliced_dataset.Batch(part, numbers)])
+    assert len(list(short)) == 1
+    assert next(feed.put([sliced_dataset.Batch(part, numbers)] * 2)).data[0].shape == (2, 2)
+
+
+def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
+    from matex_tf.io import journal, overlay
+
+    (tmp_path / "own").mkdir()
+    news = journal.Ledger(str(tmp_path / "ledger"))
+    (tmp_path / "ledger").touch()
+    view = overlay.View(str(tmp_path / "own"), news)
+    monkeypatch.setattr(overlay, "_view", view)
+    monkeypatch.setattr(overlay, "_news", news)
+    log, made = tmp_path / "log.csv", tmp_path / "folder" / "made.txt"
+    log.write_text("a\n")  # as far as the first rank has written it
+    (tmp_path / "folder").mkdir()
+    with open(view.writable(str(log), keep=False), "w") as file:
+        file.write("a\nb\n")
+        file.flush()
+        with open(view.writable(str(made), keep=False), "w") as other:
+            other.write("made")
+        overlay.after_loss(False)
+        assert log.read_text() == "a\n" and not made.exists()
+        overlay.after_loss(True)
+        assert log.read_text() == "a\nb\n" and made.read_text() == "made"
+        file.write("c\n")
+    assert log.read_text() == "a\nb\nc\n"
+    assert view.key(str(log)) is None  # left alone from here on
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]

@@ -1,0 +1,111 @@
+"""A run that is lost, or asked to end, goes on when it is started again, and gives what it gives undisturbed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import launch
+
+CASE = Path(__file__).with_name("resuming_case.py")
+
+
+def shown(result):
+    """What the script showed, by name; of two runs of which one went on, what was shown last."""
+    lines = [line.partition("SHOW")[2] for line in result.stdout.splitlines() if "SHOW" in line]
+    return dict(map(json.loads, lines))
+
+
+def differences(want, found, where=""):
+    """Where two structures of figures differ by more than 1e-10 of the larger of their value and 1e-3."""
+    if isinstance(want, dict) and isinstance(found, dict):
+        return [one for key in want for one in differences(want[key], found.get(key), f"{where}/{key}")]
+    if isinstance(want, list) and isinstance(found, list) and len(want) == len(found):
+        return [one for index in range(len(want)) for one in differences(want[index], found[index], f"{where}/{index}")]
+    try:
+        same = np.isclose(float(found), float(want), rtol=1e-10, atol=1e-13)
+    except (TypeError, ValueError):
+        same = want == found
+    return [] if same else [f"{where}: {want} {found}"]
+
+
+def run(ranks, folder, state, keras, lose):
+    folder.mkdir(exist_ok=True)
+    env = {"TF_USE_LEGACY_KERAS": keras, "MATEX_SAVE_SECONDS": "0.01", "MATEX_STATE": str(state), "LOSE": lose}
+    full = launch.environment(env)
+    command = [
+        launch.sys.executable,
+        "-m",
+        "matex_tf.launch.cli",
+        "run",
+        "-n",
+        str(ranks),
+        "--restarts",
+        "2",
+        CASE,
+        folder,
+    ]
+    return launch.execute([*map(str, command)], full, 400)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "keras, lose",
+    [
+        ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM"),
+        ("1", "0:1:2:0:SIGKILL 1:2:3:1:SIGUSR1"),
+    ],
+)
+def test_nothing_is_lost(tmp_path, keras, lose):
+    (tmp_path / "alone").mkdir()
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    state = tmp_path / "state"
+    asked = run(2, tmp_path / "lost", state, keras, lose)
+    how = lose.rpartition(":")[2]
+    assert asked.returncode == 75, asked.output
+    assert "killed by SIGKILL" in asked.stderr and "restart 1 of 2" in asked.stderr
+    assert (
+        f"matex_tf: {how}: saved at epoch" in asked.stderr
+        and "asked to end (exit code 75) after 1 restart" in asked.stderr
+    )
+    # Another number of ranks, of which the newest state was damaged: an older one is there.
+    newest = max(state.glob("state-*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    found = run(3, tmp_path / "lost", state, keras, lose).check()
+    assert "going on from the state kept at epoch" in found.stderr
+    assert "calls of fit that had ended before the run was started again are passed over" in found.stderr
+    assert "a loop of the script's own begins anew" in found.stderr
+    assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
+    assert not differences(want, shown(found))
+    assert not state.exists()
+
+
+@pytest.mark.timeout(600)
+def test_an_epoch_that_comes_again_counts_itself_alone(tmp_path):
+    """The state is that of an epoch's begin, and the model and its metrics are made by the step that comes next."""
+    for name in ("alone", "lost"):
+        (tmp_path / name).mkdir()
+    env = {"TF_USE_LEGACY_KERAS": "1"}
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env=env).check())
+    state, lose = tmp_path / "state", "0:0:6:0:SIGUSR1"
+    asked = run(2, tmp_path / "lost", state, "1", lose)
+    assert asked.returncode == 75 and "SIGUSR1: saved at the end of epoch 1 of call 1" in asked.stderr, asked.output
+    found = run(2, tmp_path / "lost", state, "1", lose).check()
+    assert "going on from the state kept at epoch 2, step 0" in found.stderr
+    assert not differences(want, shown(found))
+
+
+def test_a_batch_that_is_given_again_leaves_open_what_was_open():
+    import tensorflow as tf
+
+    from matex_tf.patches.keras import resume
+    from matex_tf.sharding.sliced_dataset import Batch
+
+    data = tf.data.Dataset.from_tensor_slices((tf.ones([3, 2]), {"a": tf.range(3)})).batch(2)
+    data = data.map(lambda x, more: Batch((x, more), tf.zeros([4])))
+    batch = next(iter(data))
+    again = resume._one_batch(batch, data.element_spec)
+    assert again.element_spec == data.element_spec
+    (found,) = list(again)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, batch)

@@ -1,0 +1,161 @@
+"""What is kept of a run: plain data only, two generations, whole or not at all, for no one else's eyes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from matex_tf.resilience import serialization, state_files
+
+VALUES = [
+    None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {"a": 1, 2: (3.0, None)}, {1, 2}, np.float32(1.5),
+    np.array(["a", "bcd"]), np.array([b"ab"]), np.array([1.5, -2.0], ">f4"), np.array(["2026-11-22"], "datetime64[D]"),
+    np.arange(6, dtype="int8").reshape(2, 3), np.zeros((0, 4)), np.array(7.25), np.arange(6.0)[::2], np.less,
+]  # fmt: skip
+
+
+def same(one, other):
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (np.ndarray, np.generic)):
+        return (
+            type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape and (one == other).all()
+        )
+    return type(one) is type(other) and one == other
+
+
+def store(folder, kind, number, content):
+    arrays: list = []
+    packed = serialization.pack(content, arrays)
+    folder.write(kind, number, packed, arrays)
+
+
+def test_what_is_written_is_read(tmp_path):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    store(folder, "state", 1, VALUES)
+    number, found = folder.newest()
+    assert number == 1 and same(VALUES, found)
+    assert os.stat(folder.path).st_mode & 0o777 == 0o700
+    assert os.stat(folder.place("state-000001")).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        open,
+        np.array([object()]),
+        [lambda: 0],
+        os.system,
+        np.random.default_rng(1),
+        np.zeros(2, [("a", "f4"), ("b", "i8")]),
+    ],  # fmt: skip
+)
+def test_what_is_not_plain_is_not_kept(value):
+    assert not serialization.is_plain(value)
+
+
+@pytest.mark.parametrize("packed", [{"function": ["os", "system"]}, {"function": ["subprocess", "run"]}, {"other": 1}])
+def test_nothing_but_data_comes_out_of_a_file(packed):
+    with pytest.raises(serialization.NotPlain):
+        serialization.unpack(packed, [])
+
+
+def test_what_is_packed_does_not_change_afterwards():
+    array, arrays = np.zeros(3), []
+    packed = serialization.pack([array], arrays)
+    array += 1
+    assert same(serialization.unpack(packed, arrays), [np.zeros(3)])
+
+
+def test_others_who_hold_a_list_see_what_is_put_back():
+    held, table = [1, 2, 3], {"a": 1}
+    assert serialization.put_back(held, [4]) is held and held == [4]
+    assert serialization.put_back(table, {"b": 2}) is table and table == {"b": 2}
+    assert serialization.put_back(1, 5) == 5
+
+
+def test_two_generations_stay(tmp_path):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    for number in range(1, 5):
+        store(folder, "state", number, number)
+        store(folder, "end", number, number)
+    assert folder.numbers("state") == [3, 4] and folder.numbers("end") == [1, 2, 3, 4]
+    assert folder.newest() == (4, 4)
+    folder.close(remove=True)
+    assert not os.path.exists(folder.path)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "the end", "the beginning", "all", "of another kind"])
+def test_of_a_damaged_state_the_one_before_is_taken(tmp_path, damage):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    content = {"weights": np.arange(1000.0)}
+    for number in (1, 2):
+        store(folder, "state", number, {**content, "number": number})
+    path = folder.place("state-000002")
+    data = bytearray(Path(path).read_bytes())
+    if damage == "a bit":
+        data[len(data) // 2] ^= 1
+    with open(path, "wb") as file:
+        file.write(
+            {"the end": data[:-1], "the beginning": data[1:], "all": b"", "of another kind": b"x" * 500}.get(
+                damage, data
+            )
+        )
+    number, found = folder.newest()
+    assert number == 1 and found["number"] == 1 and same(found["weights"], content["weights"])
+    with open(folder.place("state-000001"), "wb"):
+        pass
+    assert folder.newest() == (-1, None)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    store(folder, "state", 1, "old")
+    monkeypatch.setattr(state_files.struct, "pack", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        store(folder, "state", 1, "new")
+    monkeypatch.undo()
+    assert folder.newest() == (1, "old") and os.listdir(folder.path) == ["state-000001"]
+
+
+def test_numbers_that_only_tensorflow_has_a_name_for(tmp_path):
+    import tensorflow as tf
+
+    folder = state_files.Folder(str(tmp_path / "state"))
+    value = np.arange(3).astype(tf.bfloat16.as_numpy_dtype)
+    store(folder, "state", 1, value)
+    assert same(folder.newest()[1], value)
+
+
+def test_one_process_holds_a_folder(tmp_path):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    held = folder.hold()
+    assert held is not None and folder.hold() is None
+    os.close(held)
+    assert folder.hold() is not None
+    folder.close(remove=True)
+    assert not os.path.exists(folder.path)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(state_files.Foreign, match="chmod go-w"):
+        state_files.Folder(str(tmp_path / "open"))
+    (tmp_path / "mine").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(state_files.Foreign, match="belongs to another user"):
+        state_files.Folder(str(tmp_path / "mine"))
+
+
+def test_a_file_of_another_user_is_not_read(tmp_path, monkeypatch):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    store(folder, "state", 1, "theirs")
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    assert folder.newest() == (-1, None)

@@ -1,0 +1,227 @@
+"""The arithmetic of shares: no row lost, none twice, for every count and every number of ranks."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.sharding import row_shares
+
+RANKS = (1, 2, 3, 4, 7)
+COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("n", COUNTS)
+def test_rows_of_deals_every_row_once_and_evenly(n, size):
+    bounds = [row_shares.rows_of(n, rank, size) for rank in range(size)]
+    assert [row for start, stop in bounds for row in range(start, stop)] == list(range(n))
+    lengths = [stop - start for start, stop in bounds]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("n", COUNTS)
+def test_slice_bounds_gives_a_row_to_ranks_without_any(n, size):
+    own = 0
+    for rank in range(size):
+        start, stop, has_rows = row_shares.slice_bounds(n, rank, size)
+        assert has_rows == (rank < n)
+        assert stop - start >= min(1, n)
+        if has_rows:
+            own += stop - start
+        else:
+            assert (start, stop) == (0, min(1, n))
+    assert own == n
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_slice_bounds_of_tensors_are_those_of_ints(dtype):
+    @tf.function
+    def traced(n, size):
+        return [row_shares.slice_bounds(n, rank, size) for rank in range(size)]
+
+    for size in RANKS:
+        for n in COUNTS:
+            expected = [row_shares.slice_bounds(n, rank, size) for rank in range(size)]
+            for found in (
+                traced(tf.constant(n, dtype), size),
+                [row_shares.slice_bounds(tf.constant(n, dtype), r, size) for r in range(size)],
+            ):
+                assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
+                assert all(bounds[0].dtype == dtype and bounds[1].dtype == dtype for bounds in found)
+
+
+def _components():
+    dense = np.arange(24.0).reshape(6, 4)
+    return {
+        "numpy": dense,
+        "tensor": tf.constant(dense),
+        "strings": tf.constant(list("abcdef")),
+        "ragged": tf.RaggedTensor.from_row_lengths(tf.range(9), [2, 0, 3, 1, 3, 0]),
+        "sparse": tf.sparse.from_dense(np.where(dense % 3 == 0, dense, 0)),
+    }
+
+
+def _dense(x):
+    if isinstance(x, tf.SparseTensor):
+        return tf.sparse.to_dense(x).numpy()
+    if isinstance(x, tf.RaggedTensor):
+        return np.array(x.to_list(), dtype=object)
+    return np.asarray(x)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensor", "strings", "ragged", "sparse"])
+@pytest.mark.parametrize("bounds", [(0, 6), (0, 2), (2, 5), (4, 6), (3, 3)])
+def test_slice_rows_of_every_kind_eager_and_traced(kind, bounds):
+    component = _components()[kind]
+    start, stop = bounds
+    expected = _dense(component)[start:stop]
+    traced = tf.function(lambda x, a, b: row_shares.slice_rows(x, a, b))
+    outside = tf.function(lambda a, b: row_shares.slice_rows(component, a, b))
+    for found in (
+        row_shares.slice_rows(component, start, stop),
+        row_shares.slice_rows(component, tf.constant(start), tf.constant(stop)),
+        traced(component, start, stop),
+        traced(component, tf.constant(start, tf.int64), tf.constant(stop, tf.int64)),
+        outside(tf.constant(start), tf.constant(stop)),
+    ):
+        assert found.shape[0] == stop - start
+        assert _dense(found).tolist() == expected.tolist()
+
+
+def test_slice_rows_leaves_what_has_no_rows():
+    scalar = tf.constant(3.0)
+    assert row_shares.slice_rows(scalar, 0, 1) is scalar
+    assert row_shares.slice_rows(None, 0, 1) is None
+    assert row_shares.slice_rows(2.5, 0, 1) == 2.5
+    zero_d = np.array(4)
+    assert row_shares.slice_rows(zero_d, 0, 1) is zero_d
+
+
+@pytest.mark.parametrize("value", [np.float32(2.0), np.arange(6, dtype=np.float32)])
+def test_slice_rows_of_unknown_rank(value):
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def traced(x):
+        return row_shares.slice_rows(x, tf.constant(1), tf.constant(3))
+
+    expected = value[1:3] if np.ndim(value) else value
+    np.testing.assert_array_equal(traced(value), expected)
+
+
+def test_slice_rows_names_the_type_it_cannot_slice():
+    with pytest.raises(TypeError, match="object"):
+        row_shares.slice_rows(object(), 0, 1)
+
+
+def test_share_mark_survives_numpy():
+    share = row_shares.as_share(np.arange(12, dtype=np.uint8).reshape(4, 3)).copy()
+    kept = [
+        share[1:],
+        share[[0, 2]],
+        share[share[:, 0] > 2],
+        share.astype("float32"),
+        share / 255.0,
+        1 - share,
+        share.reshape(-1, 1),
+        share.copy(),
+        share[..., np.newaxis],
+        np.expand_dims(share, -1),
+        np.concatenate([share, share]),
+        np.concatenate([np.zeros((1, 3)), share]),
+        np.where(share > 3, share, 0),
+        np.zeros_like(share),
+        np.take(share, [1, 2], 0),
+        np.stack([share, share], axis=1),
+        np.asarray(share),
+        np.asarray(share)[1:3],
+        np.array_split(share, 2)[0],
+        np.repeat(share, 2, axis=0),
+        np.ascontiguousarray(share),
+    ]
+    assert [i for i, array in enumerate(kept) if not row_shares.is_share(array)] == []
+    assert not row_shares.is_share(np.arange(3))
+    assert not row_shares.is_share([1, 2])
+    assert not row_shares.is_share(None)
+
+
+def test_share_reductions_are_numbers():
+    share = row_shares.as_share(np.arange(12.0).reshape(4, 3))
+    for number in (share.sum(), share.mean(), np.max(share), share.std(), share[0, 1], np.median(share)):
+        assert not isinstance(number, np.ndarray)
+    assert isinstance(share.mean(axis=0), np.ndarray)
+    np.testing.assert_array_equal(tf.constant(share), np.arange(12.0).reshape(4, 3))
+
+
+@pytest.mark.parametrize(
+    "counts", [[10, 10], [11, 10], [4, 4, 3], [1, 1, 1, 0], [0, 5], [7, 1, 30, 2], [61] * 4, [3], [0, 0]]
+)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8, 64])
+def test_share_steps_use_every_row_once_and_evenly(counts, batch_size):
+    total, left = sum(counts), list(counts)
+    steps = -(-total // batch_size)
+    for step in range(steps):
+        rows = row_shares.share_step_rows(counts, step, batch_size)
+        assert sum(rows) == min(batch_size, total - step * batch_size)
+        assert min(rows) >= 0
+        for count, given in zip(counts, rows, strict=True):
+            assert abs(given - min(batch_size, total - step * batch_size) * count / total) < 2
+        left = [a - b for a, b in zip(left, rows, strict=True)]
+    assert left == [0] * len(counts)
+    assert row_shares.share_step_rows(counts, steps, batch_size) == [0] * len(counts)
+
+
+def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
+    counts = [7, 1, 30, 2, 5]
+    places = sorted(((2 * row + 1) / (2 * n), rank) for rank, n in enumerate(counts) for row in range(n))
+    for rows in range(sum(counts) + 1):
+        expected = [sum(1 for _, rank in places[:rows] if rank == r) for r in range(len(counts))]
+        assert row_shares.share_rows_taken(counts, rows) == expected
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
+def test_shard_of_arrays(size):
+    x, y = np.arange(10).reshape(5, 2), np.arange(5)
+    parts = [row_shares.shard({"x": x, "pair": (y, tf.constant(y))}, rank=rank, size=size) for rank in range(size)]
+    assert all(row_shares.is_share(part["x"]) and row_shares.is_share(part["pair"][1]) for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part["x"] for part in parts]), x)
+    np.testing.assert_array_equal(np.concatenate([part["pair"][1] for part in parts]), y)
+    assert row_shares.shard(parts[0]["x"], rank=0, size=size) is parts[0]["x"]
+
+
+def test_shard_of_the_wrong_thing():
+    with pytest.raises(TypeError, match="given a str"):
+        row_shares.shard("rows", rank=0, size=2)
+    with pytest.raises(ValueError, match="at least one dimension"):
+        row_shares.shard(np.array(3), rank=0, size=2)
+    with pytest.raises(ValueError, match="rank=2, size=2"):
+        row_shares.shard(np.arange(3), rank=2, size=2)
+    with pytest.raises(ValueError, match="batch"):
+        row_shares.shard(tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))), rank=0, size=2)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 4))
+def test_shard_of_a_dataset_slices_each_batch(size):
+    x, y = np.arange(18).reshape(9, 2), np.arange(9)
+    whole = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(4)
+    parts = [row_shares.shard(whole, rank=rank, size=size) for rank in range(size)]
+    assert all(row_shares.is_share(part.map(lambda x, y: (x, y)).prefetch(1)) for part in parts)
+    assert not row_shares.is_share(whole)
+    for batch, slices in zip(whole, zip(*parts, strict=True), strict=False):
+        n = len(batch[1])
+        own = [s for rank, s in enumerate(slices) if row_shares.slice_bounds(n, rank, size)[2]]
+        np.testing.assert_array_equal(np.concatenate([s[1] for s in own]), batch[1])
+        np.testing.assert_array_equal(np.concatenate([s[0]["x"] for s in own]), batch[0]["x"])
+        assert all(len(s[1]) >= 1 for s in slices)
+
+
+def test_is_batched():
+    rows = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
+    assert row_shares.is_batched(rows) is False
+    assert row_shares.is_batched(rows.batch(2).prefetch(1)) is True
+    assert row_shares.is_batched(rows.batch(2, num_parallel_calls=2).map(lambda x: x)) is True
+    assert row_shares.is_batched(rows.padded_batch(2)) is True
+    assert row_shares.is_batched(rows.batch(2).unbatch().shuffle(3)) is False
+    assert row_shares.is_batched(rows.ragged_batch(2)) is True
+    assert row_shares.is_batched(tf.data.Dataset.from_tensors(np.zeros(3))) is None
+    assert row_shares.is_batched(tf.compat.v1.data.Dataset.range(9).batch(3)) is True
