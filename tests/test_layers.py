@@ -26,5 +26,7 @@ def test_imports_run_down(tmp_path):
 
 
 def test_an_import_that_runs_up_is_found(tmp_path):
-    checked = check_layers(tmp_path, "\n\ndef late():\n    from matex_tf.runtime import objects\n\n    return objects\n")
+    checked = check_layers(
+        tmp_path, "\n\ndef late():\n    from matex_tf.runtime import objects\n\n    return objects\n"
+    )
     assert checked.returncode == 1 and "matex_tf.world.world -> matex_tf.runtime.objects" in checked.stdout

@@ -6,11 +6,12 @@ import dataclasses
 import re
 import sys
 
+import click
 import numpy as np
 import pytest
 
 import launch
-from matex_tf.launch import check_run, cli
+from matex_tf.launch import check_run, cli, run_options
 
 SCRIPT = """
 import numpy as np
@@ -80,9 +81,9 @@ def test_what_differs_is_named(changes, what, verdict):
 
 def test_what_check_is_asked():
     asked = cli.parse_run("--check --steps 7 train.py --steps 3".split())
-    assert asked == cli.Run(2, ["train.py", "--steps", "3"], check=True, steps=7)
+    assert asked == run_options.Run(2, ["train.py", "--steps", "3"], check=True, steps=7)
     assert cli.parse_run(["--check", "-n", "3", "t.py"]).ranks == 3
-    with pytest.raises(cli.UsageError, match="--steps expects the number of steps"):
+    with pytest.raises(click.UsageError, match="--steps expects the number of steps"):
         cli.parse_run(["--check", "--steps", "few", "t.py"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,14 +12,17 @@ import sys
 import time
 import types
 
+import click
 import pytest
 
 import launch
-from matex_tf.launch import cli, info, probe, process
+from matex_tf import settings
+from matex_tf.launch import cli, info, probe, process, run_options
 from matex_tf.launch import mpirun_command as launcher
 from matex_tf.launch.mpirun_command import Mpirun
 from matex_tf.runtime import shared_memory, temp_folders
 from matex_tf.version import __version__
+from matex_tf.world import mpirun_options
 from matex_tf.world.mpirun_options import MPICH, OPENMPI
 
 PLAIN = {"MATEX_DISABLE": "1"}  # the ranks of these tests are plain Python: what is tested is the launching
@@ -34,14 +38,17 @@ def matex(*words, env=None, timeout=60, cwd=None):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("-n 4 train.py", cli.Run(4, ["train.py"])),
-        ("-np 4 train.py -n 3 --dry-run", cli.Run(4, ["train.py", "-n", "3", "--dry-run"])),
-        ("--profile -n 2 a.py --profile", cli.Run(2, ["a.py", "--profile"], profile=True)),
-        ("-n 2 --explain a.py", cli.Run(2, ["a.py"], explain=True)),
-        ("--elastic -n 3 a.py", cli.Run(3, ["a.py"], restarts=3, elastic=True)),
-        ("--elastic --restarts 1 -n 3 a.py", cli.Run(3, ["a.py"], restarts=1, elastic=True)),
-        ("--np=2 --dry-run -m a.b x", cli.Run(2, ["-m", "a.b", "x"], [], True)),
-        ("--host a:1,b:1 -n 2 --mca pml ob1 t.py", cli.Run(2, ["t.py"], ["--host", "a:1,b:1", "--mca", "pml", "ob1"])),
+        ("-n 4 train.py", run_options.Run(4, ["train.py"])),
+        ("-np 4 train.py -n 3 --dry-run", run_options.Run(4, ["train.py", "-n", "3", "--dry-run"])),
+        ("--profile -n 2 a.py --profile", run_options.Run(2, ["a.py", "--profile"], profile=True)),
+        ("-n 2 --explain a.py", run_options.Run(2, ["a.py"], explain=True)),
+        ("--elastic -n 3 a.py", run_options.Run(3, ["a.py"], restarts=3, elastic=True)),
+        ("--elastic --restarts 1 -n 3 a.py", run_options.Run(3, ["a.py"], restarts=1, elastic=True)),
+        ("--np=2 --dry-run -m a.b x", run_options.Run(2, ["-m", "a.b", "x"], [], True)),
+        (
+            "--host a:1,b:1 -n 2 --mca pml ob1 t.py",
+            run_options.Run(2, ["t.py"], ["--host", "a:1,b:1", "--mca", "pml", "ob1"]),
+        ),
     ],
 )
 def test_what_run_was_asked(words, expected):
@@ -65,20 +72,23 @@ def test_what_run_was_asked(words, expected):
         ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
         ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
         ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
-        ("--elastic=1 -n 2 train.py", "there is no option --elastic=1; --elastic takes no value"),
+        ("--elastic=1 -n 2 train.py", "Option '--elastic' does not take a value"),
     ],
 )
 def test_what_run_cannot_do(words, message):
-    with pytest.raises(cli.UsageError, match=message):
+    with pytest.raises(click.UsageError, match=message):
         cli.parse_run(words.split())
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["rum"], "there is no command 'rum'; the commands are run, info, build"),
+        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, build, settings"),
         (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
-        (["info", "now"], "takes no arguments"),
+        (["info", "now"], "unexpected extra argument (now)"),
+        (["build", "--xl"], "there is no option --xl; did you mean --xla?"),
+        (["inof"], "there is no command 'inof'; did you mean info?"),
+        (["settings", "overlp"], "there is no setting MATEX_OVERLP; did you mean MATEX_OVERLAP?"),
     ],
 )
 def test_a_wrong_command_line_is_answered(words, message, capsys):
@@ -86,22 +96,50 @@ def test_a_wrong_command_line_is_answered(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_options_of_mpirun_are_not_taken_for_misspelt_ones():
-    names = [*launcher.ARITY, "no-such-option", "enable-instant-on-support", "display-comm", "stream-buffering"]
-    for name in names:
-        cli.refuse_misspelt([f"--{name}", *["x"] * launcher.ARITY.get(name, 0)])
-    cli.refuse_misspelt(["-x", "--profil", "--mca", "check", "stepz"])
+def test_options_of_mpirun_are_not_taken_for_misspelt_ones(capsys):
+    known = [f"--{name}" for name in mpirun_options.ARITY if name not in ("n", "np", "c", "h", "help", "dry-run")]
+    for name in known:
+        assert cli.parse_run([name, *["x"] * mpirun_options.ARITY[name[2:]], "-n", "2", "t.py"]).options[0] == name
+    asked = cli.parse_run("-n 2 -x --profil --mca check stepz t.py".split())
+    assert asked.options == ["-x", "--profil", "--mca", "check", "stepz"] and not capsys.readouterr().err
+    cli.parse_run("--enable-instant-on-support -n 2 t.py".split())
+    assert "--enable-instant-on-support is no option of matex run; it goes to mpirun" in capsys.readouterr().err
+    asked = cli.parse_run("-n 2 --explain -- --explan 3 t.py --profile".split())
+    assert asked == run_options.Run(2, ["t.py", "--profile"], ["--explan", "3"], explain=True)
+    assert not capsys.readouterr().err
 
 
 def test_help_and_version(capsys):
-    assert cli.main(["--help"]) == 0 and "matex run -n RANKS" in capsys.readouterr().out
-    for command in cli.COMMANDS:
+    assert cli.main(["--help"]) == 0 and "matex run -n 4 train.py" in capsys.readouterr().out
+    for command, has in {
+        "run": "--restarts TIMES",
+        "info": "compiled ops",
+        "build": "--xla",
+        "settings": "NAME",
+    }.items():
         for word in ("--help", "-h"):
             assert cli.main([command, word]) == 0
             said = capsys.readouterr().out
-            assert {line.split()[1] for line in said.splitlines() if line.startswith("  matex")} == {command}
+            assert (
+                said.startswith(f"Usage: matex {command}") and has in said and said.count("Usage: matex run") in (0, 2)
+            )
     assert cli.main(["--version"]) == 0 and __version__ in capsys.readouterr().out
-    assert cli.main([]) == 2
+    assert cli.main([]) == 2 and "matex run -n 4 train.py" in capsys.readouterr().out
+
+
+def test_settings_are_listed_with_where_they_come_from(capsys, monkeypatch):
+    monkeypatch.setenv("MATEX_OVERLAP", "ON")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main(["settings"]) == 0
+    rows = [re.split(r"[│┃]", line) for line in capsys.readouterr().out.splitlines()]
+    shown = {row[1].strip(): [cell.strip() for cell in row[2:4]] for row in rows if len(row) > 4}
+    assert shown["MATEX_OVERLAP"] == ["on", "environment"] and shown["MATEX_SCALING"] == ["strong", "default"]
+    assert {one.variable for one in settings.TABLE} < set(shown)
+    assert cli.main(["settings", "overlap"]) == 0
+    assert "auto: whichever is faster" in capsys.readouterr().out
+    monkeypatch.setenv("MATEX_OVERLAP", "perhaps")
+    assert cli.main(["settings"]) == 2
+    assert "MATEX_OVERLAP='perhaps': expected one of auto, on, off" in capsys.readouterr().err
 
 
 def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
@@ -468,12 +506,14 @@ def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, ver
 
 
 def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
-    asked = cli.Run(2, ["a.py"], restarts=3, elastic=True)
+    asked = run_options.Run(2, ["a.py"], restarts=3, elastic=True)
     monkeypatch.setattr(cli, "find_mpirun", lambda: Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.3"))
     line = shlex.join(cli.command_line(asked))
     assert "--with-ft ulfm" in line and "-x MATEX_ELASTIC=1" in line and "-x MATEX_STATE=" in line
     for family, version in ((OPENMPI, "4.1.6"), (MPICH, "4.2")):
         other = Mpirun("/opt/bin/mpirun", family, version)
         monkeypatch.setattr(cli, "find_mpirun", lambda other=other: other)
-        with pytest.raises(cli.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"):
+        with pytest.raises(
+            click.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"
+        ):
             cli.command_line(asked)

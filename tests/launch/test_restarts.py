@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 import launch as launching
@@ -285,7 +286,7 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     ],
 )
 def test_what_cannot_be_asked(words, message):
-    with pytest.raises(cli.UsageError, match=message):
+    with pytest.raises(click.UsageError, match=message):
         cli.parse_run(words.split())
 
 

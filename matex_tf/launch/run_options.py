@@ -1,0 +1,135 @@
+"""The options of `matex run`: ours, those of mpirun among them, and the script with its arguments."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from matex_tf.launch import check_run, hosts
+from matex_tf.world import mpirun_options
+
+RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
+RESTARTS = 3  # where ranks that are left cannot go on by themselves
+MOST = 2**31 - 1  # of what MPI counts
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `matex run` was asked: the number of ranks, the script or module with its arguments, mpirun's options."""
+
+    ranks: int
+    target: list[str]
+    options: list[str] = field(default_factory=list)
+    dry_run: bool = False
+    check: bool = False
+    steps: int = check_run.STEPS
+    profile: bool = False
+    restarts: int = 0
+    elastic: bool = False
+    explain: bool = False
+
+
+class Count(click.ParamType):
+    """A whole number, 1 or more."""
+
+    name = "number"
+
+    def __init__(self, of: str):
+        self.of = of
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
+            option = param.opts[-1] if param else ""
+            raise click.UsageError(f"{option} expects the number of {self.of}, 1 or more; {text!r} was given")
+        return int(text)
+
+
+class RunCommand(click.Command):
+    """A command among whose options may stand any of mpirun's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own_names = {name for option in self.params for name in option.opts}
+        words, target = mpirun_options.split_options(args)
+        own: list[str] = []
+        others: list[str] = []
+        for group in hosts.groups(words):
+            name, equals, value = group[0].partition("=")
+            if name in RANKS_OPTIONS:
+                group, name = ["-n", *([value] if equals else []), *group[1:]], "-n"
+            (own if name in own_names or name in ("-h", "--help") else others).extend(group)
+        refuse_misspelt(others, own_names)
+        after = [word for word in args[len(words) :] if word == "--"][:1] and mpirun_options.split_options(target)
+        if after and after[0]:
+            others, target = others + after[0], after[1]
+        ctx.meta["matex.run"] = others, target
+        return super().parse_args(ctx, own)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "-n RANKS [OPTIONS] [MPIRUN OPTIONS] SCRIPT.py [ARGUMENTS]")
+        formatter.write_usage(ctx.command_path, "-n RANKS [OPTIONS] [MPIRUN OPTIONS] -m MODULE [ARGUMENTS]")
+
+
+def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
+    """Refuse an option that is close to one of ours; name one that is neither ours nor, as far as we know, mpirun's.
+
+    Raises:
+        click.UsageError: with the option that was meant.
+    """
+    for word, *_ in hosts.groups(options):
+        name = mpirun_options.option_name(word)
+        if not word.startswith("-") or name in mpirun_options.ARITY:
+            continue
+        meant = difflib.get_close_matches(f"--{name.lower()}", own_names, n=1, cutoff=0.8)
+        if meant:
+            raise click.UsageError(f"there is no option {word}; did you mean {meant[0]}?")
+        print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
+
+
+def read_run(ctx: click.Context) -> Run:
+    """What was asked, once click has read the options.
+
+    Raises:
+        click.UsageError: there is no script or no number of ranks, or options do not go together.
+    """
+    options, target = ctx.meta["matex.run"]
+    given = ctx.params
+    ranks, check, again = given["ranks"], given["check"], given["restarts"] or 0
+    if not target or target == ["-m"]:
+        raise click.UsageError(
+            "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
+        )
+    if ranks is None and not check:
+        raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
+    ranks = ranks or 2
+    if given["steps"] is not None and not check:
+        raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
+    of_several = {
+        "profile": "tells what ranks do together",
+        "explain": "tells what ranks share",
+        "restarts": "keeps the state of ranks that train together",
+        "elastic": "goes on without a rank that is lost",
+    }
+    for name, does in of_several.items():
+        if given[name] and check:
+            raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
+        if given[name] and ranks == 1:
+            raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
+    return Run(
+        ranks,
+        target,
+        options,
+        dry_run=given["dry_run"],
+        check=check,
+        steps=given["steps"] or check_run.STEPS,
+        profile=given["profile"],
+        restarts=again or (RESTARTS if given["elastic"] else 0),
+        elastic=given["elastic"],
+        explain=given["explain"],
+    )
