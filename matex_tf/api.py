@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
 
@@ -77,4 +77,4 @@ def shard(x: Any, *, own: bool = False) -> Any:
     What comes back is known as a share: `fit` and training loops do not slice it again. With `own` nothing is cut: `x`
     has this rank's rows already, and the other ranks have others.
     """
-    return row_shares.shard(x, rank=0, size=1) if own else row_shares.shard(x)
+    return share_arrays.shard(x, rank=0, size=1) if own else share_arrays.shard(x)

@@ -16,10 +16,10 @@ from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
-Batch = tuple[row_shares.ShareArray, "row_shares.ShareArray | None"]
+Batch = tuple[share_arrays.ShareArray, "share_arrays.ShareArray | None"]
 
 
 class DataSet:
@@ -179,32 +179,32 @@ class DataSet:
         return result
 
     @property
-    def training_data(self) -> row_shares.ShareArray:
+    def training_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the training data."""
         return self._share("training", "data")
 
     @property
-    def training_labels(self) -> row_shares.ShareArray:
+    def training_labels(self) -> share_arrays.ShareArray:
         """The labels of `training_data`."""
         return self._share("training", "labels")
 
     @property
-    def validation_data(self) -> row_shares.ShareArray:
+    def validation_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the validation data."""
         return self._share("validation", "data")
 
     @property
-    def validation_labels(self) -> row_shares.ShareArray:
+    def validation_labels(self) -> share_arrays.ShareArray:
         """The labels of `validation_data`."""
         return self._share("validation", "labels")
 
     @property
-    def testing_data(self) -> row_shares.ShareArray:
+    def testing_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the testing data."""
         return self._share("testing", "data")
 
     @property
-    def testing_labels(self) -> row_shares.ShareArray:
+    def testing_labels(self) -> share_arrays.ShareArray:
         """The labels of `testing_data`."""
         return self._share("testing", "labels")
 
@@ -313,7 +313,7 @@ class DataSet:
         first, last = self._taken[part], min(self._taken[part] + n, deal.count)
         start, stop = (deal.taken(rows)[self.rank] for rows in (first, last))
         rows = slice(start, stop) if stop > start else slice(0, 1)
-        batch = [row_shares.as_share(array[rows]) for array in held]
+        batch = [share_arrays.as_share(array[rows]) for array in held]
         self._taken[part] = last % deal.count
         if not self._alone and world.is_active():
             from matex_tf.sharding import step_weight
@@ -355,13 +355,13 @@ class DataSet:
         if field == "labels" and not self._source.labelled:
             raise ValueError(f"{self._name} has no labels; labels= names them")
 
-    def _share(self, part: str, field: str) -> row_shares.ShareArray:
+    def _share(self, part: str, field: str) -> share_arrays.ShareArray:
         self._require(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
         mine = self._hold(part, field)[: deal.held(self.rank)].view()
         if part == "training":
-            mine.dealt = row_shares.Dealt(deal.batch_size, self._reshuffle)
+            mine.dealt = share_arrays.Dealt(deal.batch_size, self._reshuffle)
         return mine  # type: ignore[return-value]
 
     def _hold(self, part: str, field: str) -> np.ndarray:
@@ -374,14 +374,14 @@ class DataSet:
             doing = f"reading {part}_{field} of {self._name}"
             if self._kept:
                 rows = self._together(lambda: self._source.scaled(field, self._finish(part, field)), doing)
-                self._held[part, field] = row_shares.as_share(rows)
+                self._held[part, field] = share_arrays.as_share(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
-                self._held.update({(part, name): row_shares.as_share(rows) for name, rows in zip(FIELDS, both)})
+                self._held.update({(part, name): share_arrays.as_share(rows) for name, rows in zip(FIELDS, both)})
             else:
                 rows = self._read_together(lambda: self._source.read(part, field, positions), doing)
-                self._held[part, field] = row_shares.as_share(rows)
+                self._held[part, field] = share_arrays.as_share(rows)
         return self._held[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.runtime import notes
-from matex_tf.sharding import fingerprint, pushdown, row_shares, sliced_dataset
+from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, share_arrays
 from matex_tf.world import world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
@@ -48,7 +48,7 @@ class Answer:
         if self.whole:
             return
         if arrays is None:
-            self.whole = hasattr(source, "element_spec") and row_shares.is_share(source)
+            self.whole = hasattr(source, "element_spec") and share_arrays.is_share(source)
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.current().size for leaf in leaves)
@@ -59,7 +59,7 @@ class Answer:
         import tensorflow as tf
 
         if self.whole or not _are_rows(self.model, dataset.element_spec):
-            return sliced_dataset.exempt(dataset)
+            return iteration.exempt(dataset)
         # The answer is put together of all ranks' rows, so that their order must be the same.
         options = tf.data.Options()
         options.deterministic = True

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.keras import fit_call
+from matex_tf.keras import fit_call, step_check
 from matex_tf.loops import dataset_loop, explain
 from matex_tf.resilience import elastic_step, run_state
 from matex_tf.runtime import objects
-from matex_tf.sharding import row_shares, sliced_dataset, step_weight
+from matex_tf.sharding import share_arrays, sliced_dataset, step_weight
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
 _feeds: weakref.WeakKeyDictionary[Any, dict[Any, tuple[elastic_step.Feed, str]]] = weakref.WeakKeyDictionary()
@@ -45,7 +45,7 @@ def _numbers(batch: dict[str, Any]) -> list[float]:
     import tensorflow as tf
 
     arrays = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, (np.ndarray, tf.Tensor)) and len(leaf.shape)]
-    mine = (any(row_shares.is_share(array) for array in arrays), len(arrays[0]) if arrays else 0)
+    mine = (any(share_arrays.is_share(array) for array in arrays), len(arrays[0]) if arrays else 0)
     everyone = objects.allgather(mine, "comparing the arrays given to train_on_batch")
     if all(share for share, _ in everyone):
         return step_weight.slice_values(mine[1], sum(rows for _, rows in everyone))
@@ -66,7 +66,7 @@ def feed(iterator: Any) -> Any:
     key = repr(spec), id(function)
     if key not in known:
         of_step = sliced_dataset.Batch(spec, tf.TensorSpec([4], tf.float64))
-        mine = fit_call.why_whole(model, "train", getattr(function, "plain", function), of_step, is_fixed=True)
+        mine = step_check.why_whole(model, "train", getattr(function, "plain", function), of_step, is_fixed=True)
         reasons = [why for why in objects.allgather(mine, "whether ranks can share a training step") if why]
         known[key] = elastic_step.Feed(spec, 1), reasons[0] if reasons else ""
         if reasons:

@@ -17,7 +17,7 @@ import numpy as np
 from matex_tf.gradients import reduce
 from matex_tf.metrics import metrics
 from matex_tf.resilience import elastic, model_state, random_state
-from matex_tf.sharding import sliced_dataset, step_weight
+from matex_tf.sharding import iteration, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
 
@@ -52,7 +52,7 @@ class Feed:
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
         dataset = tf.data.Dataset.range(1).repeat().map(take).take_while(lambda is_there, *_: is_there).map(batch)
-        self._dataset = sliced_dataset.exempt(dataset.with_options(options))
+        self._dataset = iteration.exempt(dataset.with_options(options))
         self._iterator = iter(self._dataset)
 
     def put(self, batches: Sequence[sliced_dataset.Batch]) -> Any:

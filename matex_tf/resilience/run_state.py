@@ -11,20 +11,19 @@ Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.resilience import async_writer, elastic, random_state, serialization, state_files
+from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
 from matex_tf.runtime import exit_marks, notes, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.world import membership, terminal, world
@@ -98,7 +97,7 @@ class Run:
 
     def __init__(self, path: str):
         self.path = path
-        self.script = _script()
+        self.script = script_file.digest()
         self.fits = 0
         self.within: Any = None  # the `fit_state.Fit` of the call that is under way
         self.asked: str | None = None
@@ -290,39 +289,3 @@ class Run:
         if shutdown.exit_code() == 0:
             with real_files.plainly():
                 self.writer.folder.close(remove=not settings.current().proof)
-
-
-def _script() -> str:
-    """What tells this script and its arguments from others."""
-    words = sys.orig_argv[1:]
-    path, content = _script_file(words), b""
-    if path is not None and os.path.isfile(path):
-        with real_files.plainly(), open(path, "rb") as file:
-            content = file.read()
-    return state_files.digest("\0".join(words).encode() + b"\0" + content)
-
-
-def _script_file(words: Sequence[str]) -> str | None:
-    """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
-    for at, word in enumerate(words[1:], 1):
-        if word == "matex_tf" and words[at - 1] == "-m":
-            words = words[at + 1 :]
-            break
-    else:
-        return getattr(sys.modules["__main__"], "__file__", None)
-    if words[:1] == ["-m"]:
-        return _module_file(words[1]) if len(words) > 1 else None
-    path = words[0] if words else ""
-    return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
-
-
-def _module_file(name: str) -> str | None:
-    places: Any = None
-    for end in range(1, name.count(".") + 2):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-    if places is not None:
-        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
-    return None if spec is None else spec.origin

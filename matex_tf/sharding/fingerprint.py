@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
 
@@ -109,7 +109,7 @@ def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
 
 def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list]]:
     """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
-    marked = any(row_shares.is_share(array) for array in arrays)
+    marked = any(share_arrays.is_share(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")
 

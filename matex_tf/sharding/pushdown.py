@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.sharding import fingerprint, py_functions, row_shares, sliced_dataset, step_weight
+from matex_tf.sharding import fingerprint, iteration, py_functions, row_shares, sliced_dataset, step_weight
 from matex_tf.world import world
 
 _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
@@ -57,7 +57,7 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
 
     chosen = sliced_dataset.sliced(indices, on_first)
     result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
-    return sliced_dataset.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
 def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) -> Any:
@@ -100,7 +100,7 @@ def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) ->
     for step in reversed(above):
         if _kind(step) == "RepeatDataset":
             result = result.repeat(step._count)
-    return sliced_dataset.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
 def why_whole(dataset: Any) -> str | None:

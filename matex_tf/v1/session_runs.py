@@ -18,7 +18,7 @@ from matex_tf.gradients import recombine, variables
 from matex_tf.loops import explain
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import fingerprint, row_shares, step_weight
+from matex_tf.sharding import fingerprint, row_shares, share_arrays, step_weight
 from matex_tf.v1 import cond_turns, summaries
 from matex_tf.world import world
 
@@ -176,7 +176,7 @@ def _batches(graph: Any, needed: list[Any]) -> list[Any]:
     if not found:
         return []
     datasets = getattr(graph, _DATASETS, {}).get(found[0].inputs[0].op.name, [])
-    known = datasets and all(row_shares.is_batched(one) and not row_shares.is_share(one) for one in datasets)
+    known = datasets and all(row_shares.is_batched(one) and not share_arrays.is_share(one) for one in datasets)
     shapes = [tensor.shape for tensor in found[0].outputs]
     plain = all(shape.rank and shape.as_list()[0] is None for shape in shapes) and all(
         tensor.dtype.name not in ("variant", "resource") for tensor in found[0].outputs
@@ -301,7 +301,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         else:
             fixed = fixed or value.shape[0] > 1 and key.shape.rank != 1
     lengths = {len(value) for value in open_rows.values()}
-    if any(row_shares.is_share(value) for value in open_rows.values()):
+    if any(share_arrays.is_share(value) for value in open_rows.values()):
         announced = step_weight.announced()
         if announced is None:
             rows = max(lengths)

@@ -14,7 +14,7 @@ from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.arrays.stack import Stack, Variable, numeric
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.readers.rows.missing import check_fits, found
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 # The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)

@@ -15,7 +15,7 @@ from matex_tf import arguments
 from matex_tf.readers.arrays import collective, library
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, ReaderError
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
 
 Names = str | Sequence[str]

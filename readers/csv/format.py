@@ -20,7 +20,7 @@ from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, line_of, o
 from matex_tf.readers.csv.table import Column, Table
 from matex_tf.readers.rows import memory
 from matex_tf.sharding import row_shares
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 _HEAD_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 12

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from matex_tf.io import overlay as shared_files
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -39,7 +39,7 @@ def head(path: Path, length: int) -> bytes:
 
 def unpack(path: Path) -> Path:
     """The text of a gzipped file, in a temporary file that all ranks of this host see."""
-    with shared_files.plainly():
+    with real_files.plainly():
         target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
     try:
         with os.fdopen(target, "wb") as file, gzip.open(path) as source:
@@ -54,7 +54,7 @@ def unpack(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Remove a file that `unpack` made, if it is still there."""
-    with shared_files.plainly():
+    with real_files.plainly():
         path.unlink(missing_ok=True)
 
 
@@ -162,5 +162,5 @@ class Text:
 
 
 def _opened(piece: Piece) -> BinaryIO:
-    with shared_files.plainly() if piece.is_unpacked else contextlib.nullcontext():
+    with real_files.plainly() if piece.is_unpacked else contextlib.nullcontext():
         return open(piece.path, "rb", buffering=0)

@@ -15,7 +15,7 @@ from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import records
 from matex_tf.readers.csv.joined_text import Text
 from matex_tf.readers.csv.table import Table
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 MOST_CATEGORIES = 1 << 16
 # Room for more rows than the first ones let expect.

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from matex_tf.io import overlay as shared_files
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.runtime import real_files
 
 # No file of a data set that comes in one archive is larger; what else is packed may be anything.
 _MOST_BYTES = 4 << 30
@@ -51,7 +51,7 @@ def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Pa
         raise ReaderError(
             f"{archive}: {member.name}: expected at most {_MOST_BYTES} bytes in a file, found {member.size}"
         )
-    with shared_files.plainly():
+    with real_files.plainly():
         handle, name = tempfile.mkstemp(prefix="matex_tf-")
     try:
         source = tar.extractfile(member)
@@ -68,7 +68,7 @@ def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Pa
 
 def remove(paths: Iterable[Path]) -> None:
     """Remove what `unpack` made, if it is still there."""
-    with shared_files.plainly():
+    with real_files.plainly():
         for path in paths:
             path.unlink(missing_ok=True)
 
@@ -92,7 +92,7 @@ class Stored:
         self.name = path.name if named is None else named.rpartition(" ")[2]
         self._handle: BinaryIO | None = None
         if named is not None:
-            with shared_files.plainly():
+            with real_files.plainly():
                 self._handle = open(path, "rb")  # noqa: SIM115  (as long as the data set)
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
 from matex_tf.readers.images import archives, pickle_parser
 from matex_tf.readers.images.archives import Stored
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 _PIXELS = 3 * 32 * 32
 _PIECE_ROWS = 1024

@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PIECE = 1 << 20

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import apportion, row_shares
 
 DISTRIBUTIONS = ("block", "cyclic", "batch")
 SPLITS = ("last", "spread")
@@ -98,7 +98,7 @@ class Deal:
         if self.distribution != "batch":
             start, stop = row_shares.rows_of(self.count, rank, self.size)
             return stop - start
-        return int(row_shares.batch_rows_taken(self.count, self.batch_size, self.size, self.count)[rank])
+        return int(apportion.batch_rows_taken(self.count, self.batch_size, self.size, self.count)[rank])
 
     def counts(self) -> list[int]:
         return [self.held(rank) for rank in range(self.size)]
@@ -121,8 +121,8 @@ class Deal:
     def taken(self, rows: int) -> list[int]:
         """How many rows of each rank are among the first `rows` that the ranks consume together."""
         if self.distribution == "batch":
-            return row_shares.batch_rows_taken(self.count, self.batch_size, self.size, rows)
-        return row_shares.share_rows_taken(self.counts(), rows)
+            return apportion.batch_rows_taken(self.count, self.batch_size, self.size, rows)
+        return apportion.share_rows_taken(self.counts(), rows)
 
     def local(self, rank: int) -> Any:
         """Which rows of the part are the rank's: a slice, or for "batch" an array of their numbers."""

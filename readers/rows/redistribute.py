@@ -11,7 +11,7 @@ import numpy as np
 from matex_tf.readers.base.formats import PARTS, Held
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 # What a rank sends in a round: the larger of so many bytes and this part of what it has.
 _ROUND_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Format, ReaderError
 from matex_tf.readers.rows import missing, scaling
 from matex_tf.readers.rows.layout import Split
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 PIECE_BYTES = 8 << 20
 # Rows that lie nearer to each other are read with what is between them: the disk would read that anyway.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 _PIECE_BYTES = 8 << 20
 CHOICES = (False, True, "standard")

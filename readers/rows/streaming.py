@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import row_shares, share_arrays
 
 # How many pieces rows are mixed among, when shuffled.
 _MIXED = 4
@@ -179,7 +179,7 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
     if alone:
         return public
 
-    from matex_tf.sharding import sliced_dataset, step_weight
+    from matex_tf.sharding import iteration, sliced_dataset, step_weight
 
     def with_numbers(rows: Any, own: Any, total: Any) -> Any:
         return sliced_dataset.Batch(
@@ -187,8 +187,8 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
         )
 
     known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
-    public._matex_numbered = sliced_dataset.exempt(known)
-    return row_shares.mark_share(public)
+    public._matex_numbered = iteration.exempt(known)
+    return share_arrays.mark_share(public)
 
 
 def _own_steps(order: Order, batch_size: int) -> Iterator[int]:

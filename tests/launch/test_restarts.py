@@ -15,7 +15,7 @@ import pytest
 
 import launch as launching
 from matex_tf.launch import cli, hosts, mpirun_command, restarts
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_file
 from matex_tf.world import mpirun_options
 
 
@@ -311,6 +311,6 @@ def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypat
         (["-m", "package", "x.py"], "package/__main__.py"),
         (["package"], "package/__main__.py"),
     ):
-        assert os.path.samefile(run_state._script_file([*start, *words]), tmp_path / file)
-    assert run_state._script_file([*start, "-m", "nothing"]) is None
-    assert run_state._script_file(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)
+        assert os.path.samefile(script_file.find([*start, *words]), tmp_path / file)
+    assert script_file.find([*start, "-m", "nothing"]) is None
+    assert script_file.find(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from matex_tf.readers import DataSet, ReaderError
-from matex_tf.sharding.row_shares import is_share
+from matex_tf.sharding.share_arrays import is_share
 
 KINDS = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4_CLASSIC", "NETCDF4")
 X = np.random.default_rng(0).standard_normal((23, 4, 3)).astype("f4")

@@ -11,7 +11,8 @@ import pytest
 
 import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
-from matex_tf.sharding.row_shares import is_share, share_step_rows
+from matex_tf.sharding.apportion import share_step_rows
+from matex_tf.sharding.share_arrays import is_share
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
 FIELDS = {

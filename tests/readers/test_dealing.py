@@ -12,7 +12,7 @@ from matex_tf.readers.base.formats import PARTS, Held
 from matex_tf.readers.rows import redistribute
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding.row_shares import ShareArray
+from matex_tf.sharding.share_arrays import ShareArray
 
 
 class Numbers(Format):

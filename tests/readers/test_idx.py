@@ -10,7 +10,7 @@ import pytest
 
 from matex_tf.readers import ReaderError
 from matex_tf.readers.images.idx import IdxFile
-from matex_tf.sharding.row_shares import is_share
+from matex_tf.sharding.share_arrays import is_share
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matex_tf.readers.rows.layout import Deal, Split
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import apportion, row_shares
 
 counts = st.integers(0, 200)
 sizes = st.integers(1, 9)
@@ -47,7 +47,7 @@ def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_siz
     deal = Deal(count, size, "batch", batch_size)
     held = deal.counts()
     for first in (*range(0, count, batch_size), count):
-        assert row_shares.share_rows_taken(held, first) == deal.taken(first)
+        assert apportion.share_rows_taken(held, first) == deal.taken(first)
 
 
 @settings(max_examples=300, deadline=None)

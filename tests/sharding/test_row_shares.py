@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import apportion, row_shares, share_arrays
 
 RANKS = (1, 2, 3, 4, 7)
 COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
@@ -115,7 +115,7 @@ def test_slice_rows_names_the_type_it_cannot_slice():
 
 
 def test_share_mark_survives_numpy():
-    share = row_shares.as_share(np.arange(12, dtype=np.uint8).reshape(4, 3)).copy()
+    share = share_arrays.as_share(np.arange(12, dtype=np.uint8).reshape(4, 3)).copy()
     kept = [
         share[1:],
         share[[0, 2]],
@@ -139,14 +139,14 @@ def test_share_mark_survives_numpy():
         np.repeat(share, 2, axis=0),
         np.ascontiguousarray(share),
     ]
-    assert [i for i, array in enumerate(kept) if not row_shares.is_share(array)] == []
-    assert not row_shares.is_share(np.arange(3))
-    assert not row_shares.is_share([1, 2])
-    assert not row_shares.is_share(None)
+    assert [i for i, array in enumerate(kept) if not share_arrays.is_share(array)] == []
+    assert not share_arrays.is_share(np.arange(3))
+    assert not share_arrays.is_share([1, 2])
+    assert not share_arrays.is_share(None)
 
 
 def test_share_reductions_are_numbers():
-    share = row_shares.as_share(np.arange(12.0).reshape(4, 3))
+    share = share_arrays.as_share(np.arange(12.0).reshape(4, 3))
     for number in (share.sum(), share.mean(), np.max(share), share.std(), share[0, 1], np.median(share)):
         assert not isinstance(number, np.ndarray)
     assert isinstance(share.mean(axis=0), np.ndarray)
@@ -161,14 +161,14 @@ def test_share_steps_use_every_row_once_and_evenly(counts, batch_size):
     total, left = sum(counts), list(counts)
     steps = -(-total // batch_size)
     for step in range(steps):
-        rows = row_shares.share_step_rows(counts, step, batch_size)
+        rows = apportion.share_step_rows(counts, step, batch_size)
         assert sum(rows) == min(batch_size, total - step * batch_size)
         assert min(rows) >= 0
         for count, given in zip(counts, rows, strict=True):
             assert abs(given - min(batch_size, total - step * batch_size) * count / total) < 2
         left = [a - b for a, b in zip(left, rows, strict=True)]
     assert left == [0] * len(counts)
-    assert row_shares.share_step_rows(counts, steps, batch_size) == [0] * len(counts)
+    assert apportion.share_step_rows(counts, steps, batch_size) == [0] * len(counts)
 
 
 def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
@@ -176,37 +176,37 @@ def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
     places = sorted(((2 * row + 1) / (2 * n), rank) for rank, n in enumerate(counts) for row in range(n))
     for rows in range(sum(counts) + 1):
         expected = [sum(1 for _, rank in places[:rows] if rank == r) for r in range(len(counts))]
-        assert row_shares.share_rows_taken(counts, rows) == expected
+        assert apportion.share_rows_taken(counts, rows) == expected
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
 def test_shard_of_arrays(size):
     x, y = np.arange(10).reshape(5, 2), np.arange(5)
-    parts = [row_shares.shard({"x": x, "pair": (y, tf.constant(y))}, rank=rank, size=size) for rank in range(size)]
-    assert all(row_shares.is_share(part["x"]) and row_shares.is_share(part["pair"][1]) for part in parts)
+    parts = [share_arrays.shard({"x": x, "pair": (y, tf.constant(y))}, rank=rank, size=size) for rank in range(size)]
+    assert all(share_arrays.is_share(part["x"]) and share_arrays.is_share(part["pair"][1]) for part in parts)
     np.testing.assert_array_equal(np.concatenate([part["x"] for part in parts]), x)
     np.testing.assert_array_equal(np.concatenate([part["pair"][1] for part in parts]), y)
-    assert row_shares.shard(parts[0]["x"], rank=0, size=size) is parts[0]["x"]
+    assert share_arrays.shard(parts[0]["x"], rank=0, size=size) is parts[0]["x"]
 
 
 def test_shard_of_the_wrong_thing():
     with pytest.raises(TypeError, match="given a str"):
-        row_shares.shard("rows", rank=0, size=2)
+        share_arrays.shard("rows", rank=0, size=2)
     with pytest.raises(ValueError, match="at least one dimension"):
-        row_shares.shard(np.array(3), rank=0, size=2)
+        share_arrays.shard(np.array(3), rank=0, size=2)
     with pytest.raises(ValueError, match="rank=2, size=2"):
-        row_shares.shard(np.arange(3), rank=2, size=2)
+        share_arrays.shard(np.arange(3), rank=2, size=2)
     with pytest.raises(ValueError, match="batch"):
-        row_shares.shard(tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))), rank=0, size=2)
+        share_arrays.shard(tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))), rank=0, size=2)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4))
 def test_shard_of_a_dataset_slices_each_batch(size):
     x, y = np.arange(18).reshape(9, 2), np.arange(9)
     whole = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(4)
-    parts = [row_shares.shard(whole, rank=rank, size=size) for rank in range(size)]
-    assert all(row_shares.is_share(part.map(lambda x, y: (x, y)).prefetch(1)) for part in parts)
-    assert not row_shares.is_share(whole)
+    parts = [share_arrays.shard(whole, rank=rank, size=size) for rank in range(size)]
+    assert all(share_arrays.is_share(part.map(lambda x, y: (x, y)).prefetch(1)) for part in parts)
+    assert not share_arrays.is_share(whole)
     for batch, slices in zip(whole, zip(*parts, strict=True), strict=False):
         n = len(batch[1])
         own = [s for rank, s in enumerate(slices) if row_shares.slice_bounds(n, rank, size)[2]]

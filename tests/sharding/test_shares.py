@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import keras
 import matex_tf
+from matex_tf.sharding import apportion
 from matex_tf.sharding import row_shares
 
 keras.backend.set_floatx("float64")
@@ -40,7 +41,7 @@ said["evaluate"] = [model.evaluate(x, y, verbose=0), model.evaluate(X, Y, verbos
 blocks = [range(*row_shares.rows_of(53, rank, size)) for rank in range(size)]
 order, taken = [], [0] * size
 for step in range(7):
-    for owner, rows in enumerate(row_shares.share_step_rows([len(block) for block in blocks], step, 8)):
+    for owner, rows in enumerate(apportion.share_step_rows([len(block) for block in blocks], step, 8)):
         order += blocks[owner][taken[owner]:taken[owner] + rows]
         taken[owner] += rows
 model = make()

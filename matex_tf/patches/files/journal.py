@@ -8,7 +8,7 @@ import os
 import shutil
 from typing import Any
 
-from matex_tf.io import overlay
+from matex_tf.io import layers, overlay
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace
 
@@ -42,7 +42,7 @@ def _note(path: Any, removed: bool = False) -> None:
         except (TypeError, ValueError):
             return  # the original says what is wrong
         key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        if overlay.is_system(key):
+        if layers.is_system(key):
             return
         is_there = os.path.lexists(key)
         if removed and is_there:

@@ -1,4 +1,4 @@
-"""Python's files on the ranks that are not the first: reading and writing go through `overlay.View`.
+"""Python's files on the ranks that are not the first: reading and writing go through `layers.View`.
 
 What `tempfile` makes has a name of each rank's own and is left alone, and so are system folders, pipes and sockets.
 """
@@ -18,7 +18,7 @@ import tempfile
 from typing import Any
 
 from matex_tf.io import overlay
-from matex_tf.patches.files import journal
+from matex_tf.patches.files import folders, journal, questions
 from matex_tf.resilience import elastic
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace
@@ -63,10 +63,10 @@ def _install_view() -> None:
         (os, "rename", _rename),
         (os, "link", _link),
         (os, "symlink", _symlink),
-        (os, "listdir", _listdir),
-        (os, "scandir", _scandir),
-        (os, "chdir", _chdir),
-        (os, "getcwd", _getcwd),
+        (os, "listdir", folders.listdir),
+        (os, "scandir", folders.scandir),
+        (os, "chdir", folders.chdir),
+        (os, "getcwd", folders.getcwd),
         (shutil, "rmtree", _rmtree),
     ):
         if hasattr(owner, name):
@@ -109,32 +109,12 @@ def _also(original: Any, new: Any) -> Any:
 # Reading and writing on the ranks that are not the first
 
 
-def _key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
-    """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
-    if real_files.inside_plain() or isinstance(path, int) or path is None:
-        return None
-    if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
-        return None
-    with real_files.plainly():
-        view = overlay.view()
-        if question and view.is_untouched():
-            return None
-        try:
-            return view.key(path, follow)
-        except (TypeError, ValueError):
-            return None  # the original says what is wrong
-
-
-def _steadily(ask: Any, drop: Any = None) -> Any:
-    return ask() if real_files.inside_plain() else overlay.view().steadily(ask, drop)
-
-
 def _open(original: Any) -> Any:
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
 
         def opened():
-            key = None if opener is not None else _key(file, question=not writes)
+            key = None if opener is not None else questions.key_of(file, question=not writes)
             if key is None:
                 return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
@@ -144,7 +124,7 @@ def _open(original: Any) -> Any:
             return original(file, mode, buffering, encoding, errors, newline, closefd, place)
 
         once = writes or isinstance(file, int) or opener is not None
-        return opened() if once else _steadily(opened, _close)
+        return opened() if once else questions.steadily(opened, _close)
 
     return open
 
@@ -180,12 +160,12 @@ def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 def _os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         def opened():
-            key = _key(path, {"dir_fd": dir_fd}, question=not flags & journal.WRITING)
+            key = questions.key_of(path, {"dir_fd": dir_fd}, question=not flags & journal.WRITING)
             if key is None:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _descriptor(key, path, flags, mode)
 
-        return opened() if flags & journal.WRITING else _steadily(opened, _close)
+        return opened() if flags & journal.WRITING else questions.steadily(opened, _close)
 
     return open
 
@@ -195,10 +175,10 @@ def _question(original: Any, of_link: bool = False) -> Any:
         follow = not of_link and kwargs.get("follow_symlinks", True)
 
         def answer():
-            key = _key(path, kwargs, follow=follow, question=True)
+            key = questions.key_of(path, kwargs, follow=follow, question=True)
             return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
 
-        return _steadily(answer)
+        return questions.steadily(answer)
 
     return ask
 
@@ -213,7 +193,7 @@ def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _change(original: Any) -> Any:
     def change(path, *args, **kwargs):
-        key = _key(path, kwargs)
+        key = questions.key_of(path, kwargs)
         if key is None:
             return original(path, *args, **kwargs)
         with real_files.plainly():
@@ -226,7 +206,7 @@ def _change(original: Any) -> Any:
 
 def _mkdir(original: Any) -> Any:
     def mkdir(path, mode=0o777, *, dir_fd=None):
-        key = _key(path, {"dir_fd": dir_fd})
+        key = questions.key_of(path, {"dir_fd": dir_fd})
         if key is None:
             return original(path, mode, dir_fd=dir_fd)
         with real_files.plainly():
@@ -238,7 +218,7 @@ def _mkdir(original: Any) -> Any:
 def _removal(folder: bool) -> Any:
     def make(original: Any) -> Any:
         def remove(path, *, dir_fd=None):
-            key = _key(path, {"dir_fd": dir_fd}, follow=False)
+            key = questions.key_of(path, {"dir_fd": dir_fd}, follow=False)
             if key is None:
                 return original(path, dir_fd=dir_fd)
             with real_files.plainly():
@@ -251,7 +231,7 @@ def _removal(folder: bool) -> Any:
 
 def _rmtree(original: Any) -> Any:
     def rmtree(path, ignore_errors=False, onerror=None, **kwargs):
-        key = _key(path, kwargs, follow=False)
+        key = questions.key_of(path, kwargs, follow=False)
         if key is None:
             return original(path, ignore_errors, onerror, **kwargs)
         with real_files.plainly():
@@ -272,7 +252,10 @@ def _rmtree(original: Any) -> Any:
 def _rename(original: Any) -> Any:
     def rename(src, dst, *, src_dir_fd=None, dst_dir_fd=None):
         keywords = {"src_dir_fd": src_dir_fd, "dst_dir_fd": dst_dir_fd}
-        if _key(src, keywords, follow=False) is None and _key(dst, keywords, follow=False) is None:
+        if (
+            questions.key_of(src, keywords, follow=False) is None
+            and questions.key_of(dst, keywords, follow=False) is None
+        ):
             return original(src, dst, **keywords)
         with real_files.plainly():
             return overlay.view().move(src, dst)
@@ -282,7 +265,7 @@ def _rename(original: Any) -> Any:
 
 def _link(original: Any) -> Any:
     def link(src, dst, **kwargs):
-        source, target = _key(src, kwargs), _key(dst, kwargs, follow=False)
+        source, target = questions.key_of(src, kwargs), questions.key_of(dst, kwargs, follow=False)
         if target is None and source is None:
             return original(src, dst, **kwargs)
         with real_files.plainly():
@@ -295,7 +278,7 @@ def _link(original: Any) -> Any:
 
 def _symlink(original: Any) -> Any:
     def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
-        key = _key(dst, {"dir_fd": dir_fd}, follow=False)
+        key = questions.key_of(dst, {"dir_fd": dir_fd}, follow=False)
         if key is None:
             return original(src, dst, target_is_directory, dir_fd=dir_fd)
         with real_files.plainly():
@@ -307,117 +290,6 @@ def _symlink(original: Any) -> Any:
             return original(src if target is None else view.real(target), view.upper(key), target_is_directory)
 
     return symlink
-
-
-def _listdir(original: Any) -> Any:
-    def listdir(path="."):
-        def listed():
-            key = _key(path, question=True)
-            if key is None:
-                return original(path)
-            with real_files.plainly():
-                found = overlay.view().names(key)
-            return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
-
-        return _steadily(listed)
-
-    return listdir
-
-
-class _Entry:
-    """What `os.scandir` yields for one name of a folder of two layers."""
-
-    def __init__(self, folder: Any, name: str):
-        self.name = os.fsencode(name) if isinstance(folder, bytes) else name
-        self.path = os.path.join(folder, self.name)
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
-
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self.path)
-
-    def is_junction(self) -> bool:
-        return False
-
-
-class _Entries:
-    """The iterator and context that `os.scandir` returns."""
-
-    def __init__(self, entries: list[_Entry] | list[os.DirEntry]):
-        self._entries = iter(entries)
-
-    def __iter__(self) -> _Entries:
-        return self
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._entries = iter(())
-
-
-def _scandir(original: Any) -> Any:
-    def scandir(path="."):
-        path = "." if path is None else path
-
-        def entries():
-            key = _key(path, question=True)
-            if key is None:
-                if real_files.inside_plain() or isinstance(path, int):
-                    return original(path)
-                with original(path) as found:
-                    return _Entries(list(found))
-            with real_files.plainly():
-                found = overlay.view().names(key)
-            return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
-
-        return _steadily(entries)
-
-    return scandir
-
-
-def _chdir(original: Any) -> Any:
-    def chdir(path):
-        key = _key(path)
-        if key is None:
-            return original(path)
-        with real_files.plainly():
-            view = overlay.view()
-            # The folder on disk where there is one, for what is not Python.
-            return original(view.real(key) if view.is_own(key) and not os.path.isdir(key) else key)
-
-    return chdir
-
-
-def _getcwd(original: Any) -> Any:
-    def getcwd():
-        folder, root = original(), overlay.view().root
-        inside = not real_files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
-        return (folder[len(root) :] or os.sep) if inside else folder
-
-    return getcwd
 
 
 def _leave_temporary_files_alone() -> None:
@@ -439,7 +311,7 @@ def real_path(path: Any, mode: str | None) -> Any:
 
     A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there.
     """
-    key = _key(path) if overlay.view() is not None else None
+    key = questions.key_of(path) if overlay.view() is not None else None
     if key is None:
         return path
     with real_files.plainly():

@@ -10,16 +10,13 @@ from __future__ import annotations
 import csv
 import inspect
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf.io import atomic
-from matex_tf.keras import fit_call
+from matex_tf.patches.keras import fast_forward
 from matex_tf.resilience import fit_state
 from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.sharding import row_shares, sliced_dataset
-
-_CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+from matex_tf.sharding import iteration
 
 
 def install() -> None:
@@ -31,14 +28,14 @@ def install() -> None:
 
 
 def _keras3(module: Any) -> None:
-    replace(module.EpochIterator, "__init__", _source)
-    replace(module.EpochIterator, "_enumerate_iterator", _steps_of_epoch)
+    replace(module.EpochIterator, "__init__", fast_forward.source)
+    replace(module.EpochIterator, "_enumerate_iterator", fast_forward.steps_of_epoch)
 
 
 def _keras2(module: Any) -> None:
-    replace(module.DataHandler, "__init__", _source)
-    replace(module.DataHandler, "enumerate_epochs", _epochs_of_handler)
-    replace(module.DataHandler, "steps", _steps_of_handler)
+    replace(module.DataHandler, "__init__", fast_forward.source)
+    replace(module.DataHandler, "enumerate_epochs", fast_forward.epochs_of_handler)
+    replace(module.DataHandler, "steps", fast_forward.steps_of_handler)
 
 
 def _keras2_lists(module: Any) -> None:
@@ -94,7 +91,7 @@ def _pass_over(original: Any, kept: fit_state.Fit, given: dict[str, Any]) -> Any
     if hasattr(model, "_initial_epoch"):
         model._initial_epoch = before
     if kept.takes_data():
-        _pass_epochs(kept, kept.epoch - kept.first_epoch)
+        fast_forward.pass_epochs(kept, kept.epoch - kept.first_epoch)
     return kept.leave_ended(_flat(callbacks), history)
 
 
@@ -111,13 +108,13 @@ def first_step(kept: fit_state.Fit, function: Any, iterator: Any) -> Any:
 
     Variables that are made in a step are there after one, whose other effects are undone.
     """
-    batches = take(iterator, steps_per_execution(kept.model))
+    batches = fast_forward.take(iterator, fast_forward.steps_per_execution(kept.model))
 
     def again() -> Any:
         dataset = _one_batch(batches[0], iterator.element_spec)
         for batch in batches[1:]:
             dataset = dataset.concatenate(_one_batch(batch, iterator.element_spec))
-        return iter(sliced_dataset.exempt(dataset))
+        return iter(iteration.exempt(dataset))
 
     kept.put_back_rest(lambda: function(again()))
     return again()
@@ -137,21 +134,12 @@ def _one_batch(batch: Any, spec: Any) -> Any:
     return tf.data.Dataset.from_tensors(batch).map(as_open_as_before)
 
 
-def steps_per_execution(model: Any) -> int:
-    return int(getattr(model, "_steps_per_execution", None) or getattr(model, "steps_per_execution", None) or 1)
-
-
 # Callbacks
-
-
-def _kept() -> fit_state.Fit | None:
-    run = fit_call.current_fit()
-    return None if run is None else run.kept
 
 
 def _train_begin(original: Any) -> Any:
     def on_train_begin(self, logs=None):
-        kept = _kept()
+        kept = fast_forward.current_state()
         if kept is not None and kept.saved is not None:
             for callback in self.callbacks:
                 if type(callback).__name__ == "CSVLogger":
@@ -180,7 +168,7 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
 def _epoch_begin(original: Any) -> Any:
     def on_epoch_begin(self, epoch, logs=None):
         result = original(self, epoch, logs)
-        kept = _kept()
+        kept = fast_forward.current_state()
         if kept is not None:
             kept.epoch_begins(epoch)
         return result
@@ -191,7 +179,7 @@ def _epoch_begin(original: Any) -> Any:
 def _batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
-        kept = _kept()
+        kept = fast_forward.current_state()
         if kept is not None:
             kept.batch_ended(batch + 1)
         return result
@@ -202,7 +190,7 @@ def _batch_end(original: Any) -> Any:
 def _epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         result = original(self, epoch, logs)
-        kept = _kept()
+        kept = fast_forward.current_state()
         if kept is not None:
             kept.epoch_ended(epoch)
         return result
@@ -211,141 +199,3 @@ def _epoch_end(original: Any) -> Any:
 
 
 # Data
-
-
-def _source(original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def __init__(self, *args, **kwargs):
-        kept = _kept()
-        if kept is not None and kept.source is None:
-            # The first that a call of fit makes is of what it trains on.
-            kept.source = self
-            self._matex_calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
-        original(self, *args, **kwargs)
-
-    return __init__
-
-
-def _calls_python(x: Any) -> bool:
-    """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
-    if not hasattr(x, "element_spec"):
-        return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
-    for step in row_shares.pipeline_of(x):
-        for part in vars(step).values():
-            graph = getattr(getattr(part, "function", None), "graph", None)
-            if graph is not None and _has_python(graph.as_graph_def()):
-                return True
-    return False
-
-
-def _has_python(graph: Any) -> bool:
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return any(node.op in _CALLS_PYTHON for node in nodes)
-
-
-def take(iterator: Any, count: int) -> list[Any]:
-    """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
-    import tensorflow as tf
-
-    batches = [iterator.get_next()]
-    try:
-        while len(batches) < count:
-            batches.append(iterator.get_next())
-    except tf.errors.OutOfRangeError:
-        return batches
-    return batches
-
-
-def _goes_on(source: Any) -> bool:
-    """Whether where the data are hangs on how many batches were taken, not only on how many epochs were begun."""
-    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
-    if source._matex_calls_python or not (known or getattr(source, "steps_per_epoch", None)):
-        return True
-    if hasattr(source, "enumerate_epochs"):
-        return not source._adapter.should_recreate_iterator()
-    return source.steps_per_epoch is not None
-
-
-def _pass_epoch(source: Any, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
-    """Go through the steps of an epoch as training did, without training."""
-    takes = _goes_on(source)
-    with source.catch_stop_iteration():
-        for step in steps:
-            if takes:
-                take(*iterator_of(step))
-
-
-def _steps_of_epoch(original: Any) -> Any:
-    def _enumerate_iterator(self):
-        kept = _kept()
-        if kept is None or kept.source is not self or not kept.takes_data():
-            yield from original(self)
-            return
-        _pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
-        for begin, end, iterator in original(self):
-            if not kept.is_over and begin < kept.step:
-                take(iterator, self.steps_per_execution)
-                continue
-            _data_are_back(kept)
-            yield begin, end, iterator
-
-    return _enumerate_iterator
-
-
-def _pass_epochs(kept: fit_state.Fit, number: int) -> None:
-    """Go through the first epochs of Keras 3's source of data."""
-    source = kept.source
-    kept.data_taken = True
-    for _ in range(number):
-        steps = type(source)._enumerate_iterator.__wrapped__(source)
-        _pass_epoch(source, steps, lambda step: (step[2], source.steps_per_execution))
-
-
-def _data_are_back(kept: fit_state.Fit) -> None:
-    # What Python code has drawn on the way here it has drawn as it did before.
-    stage = fit_call.current().training
-    if stage is not None and stage.is_dealt:
-        kept.say_rows()
-    if not kept.data_are_back and not kept.source._matex_calls_python:
-        kept.put_back_random()
-    kept.data_are_back = True
-
-
-def _epochs_of_handler(original: Any) -> Any:
-    """Keras 2's epochs."""
-
-    def enumerate_epochs(self):
-        kept = _kept()
-        if kept is None or kept.source is not self or not kept.takes_data():
-            yield from original(self)
-            return
-        kept.data_taken = True
-        # `BackupAndRestore` may have put them elsewhere.
-        self._initial_epoch, self._initial_step = kept.first_epoch, 0
-        for epoch, iterator in original(self):
-            if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
-                _pass_epoch(self, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
-                continue
-            if kept.is_over and epoch >= kept.epoch:
-                return
-            if epoch == kept.epoch:
-                self._matex_passed = (iterator, kept.step)
-            yield epoch, iterator
-
-    return enumerate_epochs
-
-
-def _steps_of_handler(original: Any) -> Any:
-    def steps(self):
-        iterator, passed = vars(self).pop("_matex_passed", (None, None))
-        for step in original(self):
-            if passed is not None and step < passed:
-                take(iterator, self.step_increment + 1)
-                continue
-            if passed is not None:
-                _data_are_back(_kept())
-                passed = None
-            yield step
-
-    return steps

@@ -10,13 +10,13 @@ import inspect
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.keras import fit_call, single_batch
+from matex_tf.keras import data_stage, fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
-from matex_tf.patches.keras import predict, resume
+from matex_tf.patches.keras import fast_forward, predict, resume
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
+from matex_tf.sharding import fingerprint, iteration, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
 
@@ -138,7 +138,7 @@ def _epoch_iterator(original: Any) -> Any:
         if are_arrays and hasattr(adapter, "_inputs"):
             stage.look_at(adapter._inputs, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
         stage.look_at_source(given.get("x"))
-        self.data_adapter = _Distributed(adapter, stage, are_arrays)
+        self.data_adapter = _Distributed(adapter, call, stage, are_arrays)
         self._num_batches = self.data_adapter.num_batches
 
     return __init__
@@ -166,14 +166,14 @@ class _Whole:
 
 
 def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
-    return call.answer.distribute(dataset) if call.kind == "predict" else sliced_dataset.exempt(dataset)
+    return call.answer.distribute(dataset) if call.kind == "predict" else iteration.exempt(dataset)
 
 
 class _Distributed(_Whole):
     """A data adapter of Keras whose dataset is shared out."""
 
-    def __init__(self, adapter: Any, stage: fit_call.Stage, are_arrays: bool):
-        super().__init__(adapter, stage.call)
+    def __init__(self, adapter: Any, call: fit_call.Run, stage: data_stage.Stage, are_arrays: bool):
+        super().__init__(adapter, call)
         self._stage = stage
         self._are_arrays = are_arrays
 
@@ -295,7 +295,7 @@ def _made_anew(model: Any, which: str, make: Any) -> None:
     setattr(model, f"{which}_function", None)
     make(model)
     made = getattr(model, f"{which}_function")
-    fit_call.note_made_for_whole(made)
+    step_check.note_made_for_whole(made)
     if which == "train":
         model.train_function = _train_step(model, made)
 
@@ -315,7 +315,7 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
                 return step(data.data)
         traces.declare_rows(data.data)
         logs = traces.exits(step(data.data))
-        fit_call.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
+        step_check.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
         return logs
 
     return with_numbers
@@ -346,9 +346,9 @@ def _step_of_fewer(run: fit_call.Run, iterator: Any) -> Any:
     """A step that fewer ranks can make again."""
     import tensorflow as tf
 
-    most = resume.steps_per_execution(run.model)
+    most = fast_forward.steps_per_execution(run.model)
     try:
-        batches = resume.take(iterator, most)
+        batches = fast_forward.take(iterator, most)
     except tf.errors.OutOfRangeError:
         if run.elastic is None:
             raise

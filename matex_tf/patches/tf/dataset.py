@@ -17,7 +17,7 @@ from matex_tf.loops import dataset_loop
 from matex_tf.observe import bottlenecks
 from matex_tf.patches.tf import function_loop
 from matex_tf.runtime.replace import replace
-from matex_tf.sharding import row_shares, sliced_dataset
+from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches, sliced_dataset
 from matex_tf.world import world
 
 
@@ -37,13 +37,13 @@ def _iterate(original: Any) -> Any:
         import tensorflow as tf
 
         if tf.executing_eagerly() and world.is_active():
-            self = sliced_dataset.in_place_of(self)
-            sliced_dataset.before_epoch(self)
+            self = iteration.in_place_of(self)
+            share_batches.before_epoch(self)
         iterator = original(self)
         if tf.executing_eagerly() and sliced_dataset.yields_batches_to_slice(self):
             own = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
-            loop = dataset_loop.Loop(row_shares.is_share(self), lambda: own()._next_internal(), fixed)
+            loop = dataset_loop.Loop(share_arrays.is_share(self), lambda: own()._next_internal(), fixed)
             iterator._matex_loop = loop
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator
@@ -107,8 +107,8 @@ def _from_tensor_slices(original: Any) -> Any:
         import tensorflow as tf
 
         dataset = original(tensors, *args, **kwargs)
-        if any(row_shares.is_share(part) for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)):
-            row_shares.mark_share(dataset)
+        if any(share_arrays.is_share(part) for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)):
+            share_arrays.mark_share(dataset)
         return dataset
 
     return from_tensor_slices
@@ -117,7 +117,7 @@ def _from_tensor_slices(original: Any) -> Any:
 def _batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.
-        if world.is_active() and settings.current().scaling == "strong" and row_shares.is_share(self):
+        if world.is_active() and settings.current().scaling == "strong" and share_arrays.is_share(self):
             me = world.current()
             start, stop = row_shares.rows_of(int(batch_size), me.rank, me.size)
             batch_size = max(stop - start, 1)

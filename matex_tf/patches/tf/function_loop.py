@@ -16,7 +16,7 @@ from matex_tf.loops import dataset_loop, explain, traces
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes
 from matex_tf.runtime.replace import replace
-from matex_tf.sharding import fingerprint, row_shares, sliced_dataset, step_weight
+from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_dataset, step_weight
 from matex_tf.world import world
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
@@ -125,7 +125,7 @@ def _over_dataset(original: Any) -> Any:
         known = sliced_dataset.argument_behind(ds)
         if not sliced_dataset.yields_batches_to_slice(known):
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
-        if row_shares.is_share(known):
+        if share_arrays.is_share(known):
             _refuse_share()
         if sliced_dataset.has_fixed_rows(known):
             dataset_loop.say_fixed()

@@ -1,0 +1,229 @@
+"""One source of data within a call of fit, evaluate or predict, and how ranks share its batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf import settings
+from matex_tf.keras import step_check
+from matex_tf.loops import explain, traces
+from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import (
+    fingerprint,
+    iteration,
+    pushdown,
+    share_arrays,
+    share_batches,
+    sliced_dataset,
+    weak_batches,
+)
+from matex_tf.world import world
+
+
+def _leaves(inputs: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
+
+
+class Stage:
+    """One source of data within a call: the one that trains, or one that validates."""
+
+    def __init__(self, model: Any, trains: bool):
+        self.model = model
+        self.trains = trains
+        self.weak = trains and settings.current().scaling == "weak"
+        self.counts: list[int] | None = None
+        self.inputs: Any = None
+        self.batch_size = 0
+        self.own_batches: list[int] | None = None
+        self.shuffle = False
+        self.epochs = 1  # that one iteration of arrays goes through: all of them under Keras 2
+        self.first: tuple[int, int] | None = None
+        self.dealt = share_arrays.Dealt()
+        self.numbered: Any = None
+        self.whole = False
+        self.why_whole = ""
+        self.gives_whole_batches = False  # of which the step takes its slice
+        self.rows_of_batch: int | None = None  # of arrays
+        self.pending: tuple[Any, Any] | None = None  # the whole batches, and what is iterated, until it is decided
+        self.element_spec: Any = None  # of what the step is given, where that is not what is iterated
+        self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
+
+    @property
+    def name(self) -> str:
+        return "the training data of fit" if self.trains else "the data of evaluate"
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether which rows meet in a step depends on the number of ranks."""
+        shares = (self.counts, self.own_batches, self.numbered)
+        return self.weak or any(part is not None for part in shares)
+
+    @property
+    def compares(self) -> bool:
+        """Whether ranks are to see the same batches."""
+        shared = self.counts is None and self.own_batches is None and self.numbered is None
+        return shared and not self.weak and not self.whole
+
+    def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
+        """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
+        arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _leaves(inputs)]
+        if not arrays or not fingerprint.are_shares(arrays, self.name):
+            return
+        elastic.refuse(f"{self.name}, each rank's own share,")
+        rows = {len(array) for array in arrays}
+        if len(rows) != 1:
+            raise world.RankError(f"{self.name}: this rank's arrays have different numbers of rows: {sorted(rows)}")
+        self.counts = objects.allgather(rows.pop(), f"counting the rows of {self.name}")
+        total = sum(self.counts)
+        if not batch_size:
+            batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
+        self.batch_size = batch_size * world.current().size if self.weak else batch_size
+        self.inputs, self.shuffle = inputs, bool(shuffle)
+        if self.trains:
+            self._learn_dealt(arrays)
+
+    def _learn_dealt(self, arrays: list[np.ndarray]) -> None:
+        """Learn how a reader dealt the rows, and that this call of fit takes them so."""
+        for dealt in map(share_arrays.dealt, arrays):
+            self.dealt = share_arrays.Dealt(
+                *(mine if mine is not None else its for mine, its in zip(self.dealt, dealt))
+            )
+        mine = (self.dealt, self.batch_size)
+        everyone = objects.allgather(mine, f"how the rows of {self.name} were dealt")
+        dealt = everyone[0][0]
+        if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, self.batch_size):
+            raise world.RankError(
+                f'{self.name}: its rows were dealt for batches of {dealt.batch_size} (distribution="batch"), the batch '
+                f"size of this call is {self.batch_size}; give both the same, on all ranks"
+            )
+        if dealt.batch_size is not None and self.shuffle:
+            notes.note(
+                'the rows were dealt in batches (distribution="batch") for the loss curve of the sequential run, but '
+                "fit shuffles them (its default); with shuffle=False each step has the sequential run's rows"
+            )
+
+    def look_at_source(self, source: Any) -> None:
+        """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
+        if not hasattr(source, "element_spec") or not share_arrays.is_share(source) or hasattr(source, "_matex_whole"):
+            return
+        elastic.refuse(f"{self.name}, each rank's own share,")
+        self.numbered = getattr(source, "_matex_numbered", None)
+        if self.numbered is not None:
+            return
+        number = int(source.cardinality())
+        self.own_batches = objects.allgather(number, f"counting the batches of {self.name}")
+        if -2 in self.own_batches:
+            raise world.RankError(
+                f"{self.name} is a tf.data.Dataset over each rank's share whose number of batches is not known (a step "
+                "such as filter hides it), so that ranks could end at different steps. Tell it with "
+                "`dataset.apply(tf.data.experimental.assert_cardinality(n))`, or pass the share's arrays to fit."
+            )
+
+    def batch_of_arrays(self, batch_size: int | None) -> int | None:
+        """The batch size with which Keras is to batch arrays."""
+        self.rows_of_batch = batch_size or 32
+        return (batch_size or 32) * world.current().size if self.weak else batch_size
+
+    def distribute(self, dataset: Any, are_arrays: bool) -> Any:
+        """The dataset that Keras is to iterate in place of `dataset`: elements are `sliced_dataset.Batch`."""
+        mine = self._own(dataset, are_arrays)
+        if mine is not None:
+            self.pending = None, mine
+            return mine
+        dataset = getattr(dataset, "_matex_whole", dataset)
+        if self.trains and elastic.is_on():
+            import tensorflow as tf
+
+            self.gives_whole_batches = True
+            mine = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
+        else:
+            mine, self.whole_pipeline = pushdown.slices(dataset, are_arrays, self._keep_first)
+        self.pending = dataset, mine
+        return mine
+
+    def _own(self, dataset: Any, are_arrays: bool) -> Any:
+        """The dataset of this rank's own rows, where each rank has its share of the data; else None."""
+        if self.counts is not None:
+            if self.dealt.reshuffle is not None and self.epochs > 1:
+                notes.note(
+                    'reshuffle="epoch" exchanges no rows between the epochs of fit on arrays under Keras 2, which '
+                    "iterates them once for all epochs; as_dataset deals the rows anew in each"
+                )
+            return share_batches.shares(
+                self.inputs, self.counts, self.batch_size, self.shuffle, self.dealt, epochs=self.epochs
+            )
+        if self.numbered is not None:
+            return self.numbered
+        if self.weak and not are_arrays and self.own_batches is None:
+            return weak_batches.grouped(dataset)
+        if self.own_batches is not None:
+            return share_batches.own_batches(dataset, self._most_batches())
+        return None
+
+    def decide(self, function: Any) -> bool:
+        """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
+
+        Collective. It is traced for the batches that it will be given, if it is not yet; nobody has iterated them.
+
+        Returns:
+            Whether it can be called; else it is to be made anew: its trace has failed, or was for slices.
+        """
+        import tensorflow as tf
+
+        if self.pending is None:
+            return True
+        (whole, mine), self.pending = self.pending, None
+        spec = self.element_spec or mine.element_spec
+        if self.gives_whole_batches:
+            spec = sliced_dataset.Batch(
+                tf.nest.map_structure(elastic_step.of_some_rows, mine.element_spec), tf.TensorSpec([4], tf.float64)
+            )
+        kind = "train" if self.trains else "test"
+        is_fixed = whole is not None and step_check.has_fixed_rows(whole.element_spec)
+        why = step_check.why_whole(self.model, kind, function, spec, is_fixed)
+        reasons = [one for one in objects.allgather(why, f"whether ranks can share {self.name}") if one]
+        if not reasons:
+            if self.trains:
+                explain.say_shared(f"the step of fit on '{self.model.name}'")
+            return True
+        if whole is None:
+            explain.say_inexact(reasons[0])
+            return why != traces.NAMED
+        self.whole = True
+        if self.calls_shared_model() and not self.gives_whole_batches:
+            # Said once the step was traced, and so what of it is shared; in eager code that shows later.
+            self.why_whole = "" if reasons[0] == step_check.EAGER else reasons[0]
+        else:
+            explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
+        if not self.gives_whole_batches:
+            iteration.iterate_instead(mine, sliced_dataset.whole(whole))
+        return step_check.is_made_for_whole(function) or why != traces.NAMED and not self.trains
+
+    def calls_shared_model(self) -> bool:
+        """Whether every rank computes the step whole, but for the calls of the model in it."""
+        return self.trains and self.whole
+
+    def _most_batches(self) -> int | None:
+        """The number of batches of the rank that has most; None where they do not end."""
+        assert self.own_batches is not None
+        return None if min(self.own_batches) < 0 else max(self.own_batches)
+
+    def _keep_first(self, digest: tuple[int, int] | None) -> None:
+        self.first = digest
+
+    def batches(self, number: int | None, are_arrays: bool) -> int | None:
+        """How many steps an epoch has where Keras counted `number` batches on this rank."""
+        if self.counts is not None:
+            return -(-sum(self.counts) // self.batch_size)
+        if self.numbered is not None:
+            return int(self.numbered.cardinality())
+        if self.own_batches is not None:
+            return self._most_batches()
+        if self.weak and not are_arrays and number is not None:
+            return -(-number // world.current().size)
+        return number

@@ -1,0 +1,121 @@
+"""What a folder holds, and the folder in which a script is, as the files of this rank have it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from matex_tf.io import overlay
+from matex_tf.patches.files import questions
+from matex_tf.runtime import real_files
+
+
+def listdir(original: Any) -> Any:
+    def listdir(path="."):
+        def listed():
+            key = questions.key_of(path, question=True)
+            if key is None:
+                return original(path)
+            with real_files.plainly():
+                found = overlay.view().names(key)
+            return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+
+        return questions.steadily(listed)
+
+    return listdir
+
+
+class _Entry:
+    """What `os.scandir` yields for one name of a folder of two layers."""
+
+    def __init__(self, folder: Any, name: str):
+        self.name = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path = os.path.join(folder, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+
+class _Entries:
+    """The iterator and context that `os.scandir` returns."""
+
+    def __init__(self, entries: list[_Entry] | list[os.DirEntry]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def scandir(original: Any) -> Any:
+    def scandir(path="."):
+        path = "." if path is None else path
+
+        def entries():
+            key = questions.key_of(path, question=True)
+            if key is None:
+                if real_files.inside_plain() or isinstance(path, int):
+                    return original(path)
+                with original(path) as found:
+                    return _Entries(list(found))
+            with real_files.plainly():
+                found = overlay.view().names(key)
+            return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
+
+        return questions.steadily(entries)
+
+    return scandir
+
+
+def chdir(original: Any) -> Any:
+    def chdir(path):
+        key = questions.key_of(path)
+        if key is None:
+            return original(path)
+        with real_files.plainly():
+            view = overlay.view()
+            # The folder on disk where there is one, for what is not Python.
+            return original(view.real(key) if view.is_own(key) and not os.path.isdir(key) else key)
+
+    return chdir
+
+
+def getcwd(original: Any) -> Any:
+    def getcwd():
+        folder, root = original(), overlay.view().root
+        inside = not real_files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
+        return (folder[len(root) :] or os.sep) if inside else folder
+
+    return getcwd

@@ -1,0 +1,160 @@
+"""Data of a restarted run, wound forward to where it was."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from matex_tf.keras import fit_call
+from matex_tf.resilience import fit_state
+from matex_tf.sharding import row_shares
+
+_CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+
+
+def steps_per_execution(model: Any) -> int:
+    return int(getattr(model, "_steps_per_execution", None) or getattr(model, "steps_per_execution", None) or 1)
+
+
+def current_state() -> fit_state.Fit | None:
+    run = fit_call.current_fit()
+    return None if run is None else run.kept
+
+
+def source(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        kept = current_state()
+        if kept is not None and kept.source is None:
+            # The first that a call of fit makes is of what it trains on.
+            kept.source = self
+            self._matex_calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _calls_python(x: Any) -> bool:
+    """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
+    if not hasattr(x, "element_spec"):
+        return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
+    for step in row_shares.pipeline_of(x):
+        for part in vars(step).values():
+            graph = getattr(getattr(part, "function", None), "graph", None)
+            if graph is not None and _has_python(graph.as_graph_def()):
+                return True
+    return False
+
+
+def _has_python(graph: Any) -> bool:
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return any(node.op in _CALLS_PYTHON for node in nodes)
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
+    import tensorflow as tf
+
+    batches = [iterator.get_next()]
+    try:
+        while len(batches) < count:
+            batches.append(iterator.get_next())
+    except tf.errors.OutOfRangeError:
+        return batches
+    return batches
+
+
+def _goes_on(source: Any) -> bool:
+    """Whether where the data are hangs on how many batches were taken, not only on how many epochs were begun."""
+    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
+    if source._matex_calls_python or not (known or getattr(source, "steps_per_epoch", None)):
+        return True
+    if hasattr(source, "enumerate_epochs"):
+        return not source._adapter.should_recreate_iterator()
+    return source.steps_per_epoch is not None
+
+
+def _pass_epoch(source: Any, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
+    """Go through the steps of an epoch as training did, without training."""
+    takes = _goes_on(source)
+    with source.catch_stop_iteration():
+        for step in steps:
+            if takes:
+                take(*iterator_of(step))
+
+
+def steps_of_epoch(original: Any) -> Any:
+    def _enumerate_iterator(self):
+        kept = current_state()
+        if kept is None or kept.source is not self or not kept.takes_data():
+            yield from original(self)
+            return
+        pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
+        for begin, end, iterator in original(self):
+            if not kept.is_over and begin < kept.step:
+                take(iterator, self.steps_per_execution)
+                continue
+            _data_are_back(kept)
+            yield begin, end, iterator
+
+    return _enumerate_iterator
+
+
+def pass_epochs(kept: fit_state.Fit, number: int) -> None:
+    """Go through the first epochs of Keras 3's source of data."""
+    source = kept.source
+    kept.data_taken = True
+    for _ in range(number):
+        steps = type(source)._enumerate_iterator.__wrapped__(source)
+        _pass_epoch(source, steps, lambda step: (step[2], source.steps_per_execution))
+
+
+def _data_are_back(kept: fit_state.Fit) -> None:
+    # What Python code has drawn on the way here it has drawn as it did before.
+    stage = fit_call.current().training
+    if stage is not None and stage.is_dealt:
+        kept.say_rows()
+    if not kept.data_are_back and not kept.source._matex_calls_python:
+        kept.put_back_random()
+    kept.data_are_back = True
+
+
+def epochs_of_handler(original: Any) -> Any:
+    """Keras 2's epochs."""
+
+    def enumerate_epochs(self):
+        kept = current_state()
+        if kept is None or kept.source is not self or not kept.takes_data():
+            yield from original(self)
+            return
+        kept.data_taken = True
+        # `BackupAndRestore` may have put them elsewhere.
+        self._initial_epoch, self._initial_step = kept.first_epoch, 0
+        for epoch, iterator in original(self):
+            if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
+                _pass_epoch(self, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
+                continue
+            if kept.is_over and epoch >= kept.epoch:
+                return
+            if epoch == kept.epoch:
+                self._matex_passed = (iterator, kept.step)
+            yield epoch, iterator
+
+    return enumerate_epochs
+
+
+def steps_of_handler(original: Any) -> Any:
+    def steps(self):
+        iterator, passed = vars(self).pop("_matex_passed", (None, None))
+        for step in original(self):
+            if passed is not None and step < passed:
+                take(iterator, self.step_increment + 1)
+                continue
+            if passed is not None:
+                _data_are_back(current_state())
+                passed = None
+            yield step
+
+    return steps

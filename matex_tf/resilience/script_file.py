@@ -1,0 +1,48 @@
+"""The script of this run: its file, and what tells it from another one."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf.resilience import state_files
+from matex_tf.runtime import real_files
+
+
+def digest() -> str:
+    """What tells this script and its arguments from others."""
+    words = sys.orig_argv[1:]
+    path, content = find(words), b""
+    if path is not None and os.path.isfile(path):
+        with real_files.plainly(), open(path, "rb") as file:
+            content = file.read()
+    return state_files.digest("\0".join(words).encode() + b"\0" + content)
+
+
+def find(words: Sequence[str]) -> str | None:
+    """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
+    for at, word in enumerate(words[1:], 1):
+        if word == "matex_tf" and words[at - 1] == "-m":
+            words = words[at + 1 :]
+            break
+    else:
+        return getattr(sys.modules["__main__"], "__file__", None)
+    if words[:1] == ["-m"]:
+        return _module_file(words[1]) if len(words) > 1 else None
+    path = words[0] if words else ""
+    return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
+
+
+def _module_file(name: str) -> str | None:
+    places: Any = None
+    for end in range(1, name.count(".") + 2):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    if places is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
+    return None if spec is None else spec.origin

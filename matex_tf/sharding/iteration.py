@@ -1,0 +1,50 @@
+"""What is iterated in place of a dataset, and what is done before its first element."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.sharding import row_shares
+
+_instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def iterate_instead(dataset: Any, other: Any) -> None:
+    """Whoever iterates `dataset`, or a map of it, from now on gets the elements of `other`."""
+    _instead[dataset] = other
+
+
+def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
+    """Whoever first iterates `dataset`, or a map of it, has `work` done before.
+
+    The dataset holds `work`, which may hold the dataset: both go where nobody iterates it.
+    """
+    dataset._matex_before = work
+
+
+def in_place_of(dataset: Any) -> Any:
+    """What is to be iterated in place of a dataset."""
+    for one in (dataset, getattr(dataset, "_input_dataset", None)):
+        work = getattr(one, "_matex_before", None)
+        if work is not None:
+            del one._matex_before
+            work()
+    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
+    source = getattr(dataset, "_input_dataset", None)
+    if function is not None and source is not None and source in _instead:
+        return exempt(_instead[source].map(function))
+    return _instead.get(dataset, dataset)
+
+
+def exempt(dataset: Any) -> Any:
+    """Mark a dataset as one whose batches are not to be sliced (again) where it is iterated."""
+    dataset._matex_exempt = True
+    return dataset
+
+
+def is_exempt(dataset: Any) -> bool:
+    return getattr(dataset, "_matex_exempt", False) or any(
+        getattr(source, "_matex_exempt", False) for source in row_shares.pipeline_of(dataset)
+    )

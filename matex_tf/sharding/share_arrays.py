@@ -1,0 +1,172 @@
+"""Shares: arrays and datasets that hold the rows of this rank alone."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from matex_tf.sharding import row_shares
+
+
+class Dealt(NamedTuple):
+    """How a share came to its rank, where a training step has to know.
+
+    batch_size: its rows are this rank's slices of global batches of so many rows, one after the other.
+    reshuffle: the seed with which the ranks exchange rows between epochs; None where they do not.
+    """
+
+    batch_size: int | None = None
+    reshuffle: int | None = None
+
+
+class ShareArray(np.ndarray):
+    """Rows that belong to this rank alone: the other ranks hold the others, so nobody slices them again.
+
+    The mark stays with whatever NumPy makes of the array (slices, `astype`, arithmetic, `np.concatenate`, `np.where`,
+    ...). `dealt` stays where the rows do.
+    """
+
+    dealt: Dealt | None = None
+
+    # Above ndarray's 0, so that the result of joining a share and a plain array is a share.
+    __array_priority__ = 1.0
+
+    def __array_finalize__(self, made_from: Any) -> None:
+        if isinstance(made_from, ShareArray) and made_from.shape[:1] == self.shape[:1]:
+            self.dealt = made_from.dealt
+
+    def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
+        # Without this the sum of a share is a share of no dimensions instead of a number.
+        return array[()] if array.ndim == 0 else array.view(ShareArray)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _marked(super().__array_function__(function, types, args, kwargs))
+
+
+def _marked(result: Any) -> Any:
+    if type(result) is np.ndarray and result.ndim:
+        return result.view(ShareArray)
+    if type(result) in (list, tuple):
+        return type(result)(_marked(item) for item in result)
+    return result
+
+
+def as_share(array: Any) -> ShareArray:
+    """`array` as a ShareArray, without a copy if it is an array already."""
+    return np.asarray(array).view(ShareArray)
+
+
+def is_share(x: Any) -> bool:
+    """Whether `x` is an array of this rank's rows, a view of one, or a dataset that came from `mark_share`.
+
+    A dataset made from a share by further steps (`map`, `prefetch`, ...) is one too.
+    """
+    if isinstance(x, np.ndarray):
+        return _share_behind(x) is not None
+    return any(getattr(dataset, "_matex_share", False) for dataset in row_shares.pipeline_of(x))
+
+
+def dealt(x: Any) -> Dealt:
+    """How the rows of an array came to this rank; empty where that makes no difference."""
+    share = _share_behind(x) if isinstance(x, np.ndarray) else None
+    same_rows = share is not None and share.shape[:1] == x.shape[:1]
+    return share.dealt if same_rows and share.dealt is not None else Dealt()
+
+
+def _share_behind(x: Any) -> ShareArray | None:
+    while x is not None:
+        if isinstance(x, ShareArray):
+            return x
+        # np.asarray(share) is a plain view; its base is the share, if that owns its memory.
+        x = getattr(x, "base", None)
+    return None
+
+
+def mark_share(dataset: Any) -> Any:
+    """Mark a tf.data.Dataset as yielding this rank's own rows; returns it."""
+    dataset._matex_share = True
+    return dataset
+
+
+def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
+    """This rank's part of `x`, known to the library as a share, so that it is not sliced again.
+
+    An array or eager tensor gives this rank's contiguous rows as a ShareArray (`rows_of`); tuples and dicts of arrays
+    give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
+    (`slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
+    which a training step weighs 0). What is a share already comes back as it is. `rank` and `size` default to this
+    process's place in the world. Raises TypeError for anything else, ValueError for an array without rows, arrays of
+    different numbers of rows, or a dataset that isn't batched.
+    """
+    if rank is None or size is None:
+        from matex_tf.world import world
+
+        here = world.current()
+        rank, size = (here.rank if rank is None else rank), (here.size if size is None else size)
+    if not 0 <= rank < size:
+        raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
+    if is_share(x):
+        return x
+    if isinstance(x, dict):
+        _check_rows(x)
+        parts = copy.copy(x)
+        parts.update({key: shard(value, rank=rank, size=size) for key, value in x.items()})
+        return parts
+    if isinstance(x, tuple):
+        _check_rows(dict(enumerate(x)))
+        parts = [shard(value, rank=rank, size=size) for value in x]
+        return tuple(parts) if type(x) is tuple else type(x)(*parts)
+    if hasattr(x, "element_spec") and hasattr(x, "map"):
+        return _shard_dataset(x, rank, size)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("shard: expected an array without a mask, which would be lost; fill it: shard(x.filled(...))")
+    if isinstance(x, np.ndarray) or _is_eager(x):
+        array = np.asarray(x)
+        if array.ndim == 0:
+            raise ValueError("shard: an array of at least one dimension was expected; this one has none, so no rows")
+        start, stop = row_shares.rows_of(len(array), rank, size)
+        return as_share(array[start:stop])
+    raise TypeError(
+        "shard: expected a NumPy array, an eager tensor, a tuple or dict of them, or a tf.data.Dataset; "
+        f"given a {type(x).__name__}"
+    )
+
+
+def _check_rows(arrays: dict) -> None:
+    """Row i of one array belongs to row i of the other, so their numbers of rows are one; shares have been dealt."""
+    rows = {
+        key: value.shape[0]
+        for key, value in arrays.items()
+        if not is_share(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
+    }
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
+
+
+def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
+    import tensorflow as tf
+
+    if row_shares.is_batched(dataset) is False:
+        raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
+
+    def mine(*batch: Any) -> Any:
+        start, stop, _ = row_shares.slice_bounds(row_shares.batch_rows(batch), rank, size)
+        sliced = tf.nest.map_structure(lambda component: row_shares.slice_rows(component, start, stop), batch)
+        return sliced if len(sliced) > 1 else sliced[0]
+
+    sliced = mark_share(dataset.map(mine))
+    if size > 1:
+        # A training loop takes the slices from here, because it needs the weight of each beside it.
+        sliced._matex_whole = dataset
+    return sliced
+
+
+def _is_eager(x: Any) -> bool:
+    """Whether `x` is a dense tensor, or a variable, that has a value now."""
+    tf = sys.modules.get("tensorflow")
+    return (
+        tf is not None and isinstance(x, (tf.Tensor, tf.Variable)) and hasattr(x, "numpy") and x.shape.rank is not None
+    )
