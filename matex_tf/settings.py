@@ -365,6 +365,37 @@ class SettingError(ValueError):
 class Settings:
     """The values in force: one attribute for each row of `TABLE`, read from `environment` when made."""
 
+    disable: bool
+    scaling: str
+    eager: str
+    sync_batchnorm: str
+    chunk_bytes: int
+    fuse_bytes: int
+    overlap: str
+    algorithm: str
+    compression: Compression
+    compression_links: str
+    ranks_per_node: int
+    drift_steps: int
+    check_numerics: bool
+    stall_seconds: int
+    abort_seconds: int
+    state: str
+    elastic: bool
+    save_seconds: float
+    cache_dir: str
+    log_dir: str
+    output: str
+    placement: str
+    xla: str
+    timeline: str
+    profile: bool
+    explain: bool
+    quiet: bool
+    traceback: str
+    check: str
+    proof: str
+
     def __init__(self, environment: Mapping[str, str]):
         known = {setting.variable for setting in TABLE}
         for variable in environment:

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import interpreter, verdict
 from matex_tf.analysis.placement import SHARDED, UNKNOWN
 from matex_tf.runtime import script_frames
 
 COMPARED = "a shape of rows, of which there may be any number, is compared"
+ASKED = "Python asks what kind of number a number of rows is"
 
 _GENERIC = ("tensorflow", "keras", "tf_keras", "matex_tf")
 """Packages whose code gives the same for a size that is None as for one that is known. Any other is the script's."""
@@ -119,6 +120,42 @@ def _unit(tensor: Any, axis: int) -> Any:
 
 
 @functools.cache
+def _size_kind(kind: type) -> type:
+    """The class of tensors that are open sizes: they know when the script asks whether they are of another class."""
+
+    class OpenSize(kind):
+        @property
+        def __class__(self) -> type:  # which isinstance reads where an object is not of the class that is asked for
+            if _asks(sys._getframe(1), isinstance):
+                _refuse(self, ASKED)
+            return kind
+
+        def __int__(self) -> int:
+            if _asks(sys._getframe(1), int):
+                _refuse(self, ASKED)
+            raise TypeError(ASKED)
+
+        __index__ = __int__
+
+    return OpenSize
+
+
+def _asks(frame: FrameType, question: Any) -> bool:
+    """Whether the script calls the built-in `question` in `frame`, itself or through AutoGraph."""
+    while script_frames.package(frame) in sys.stdlib_module_names and frame.f_back is not None:
+        frame = frame.f_back  # abc and typing answer isinstance for others
+    if frame.f_globals.get("__name__", "").startswith(_CALLS_FOR_THE_SCRIPT):
+        return frame.f_locals.get("f") is question and _is_script(frame)
+    return _is_script(frame)
+
+
+def _refuse(size: Any, why: str) -> Any:
+    """Have the step computed whole, also where the script catches the error."""
+    verdict.fail(size.graph, verdict.Reason(why, size.op))
+    raise TypeError(why)
+
+
+@functools.cache
 def _kind() -> type:
     """The class of shapes with open sizes; made once TensorFlow is imported."""
     import tensorflow as tf
@@ -138,6 +175,7 @@ def _kind() -> type:
             values = tf.TensorShape(self._dims).as_list()
             for index, (tensor, axis) in self.open.items():
                 values[index] = tf.shape(tensor)[axis]
+                values[index].__class__ = _size_kind(type(values[index]))
             return values
 
         def as_list(self) -> list[Any]:

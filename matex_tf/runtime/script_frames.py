@@ -20,6 +20,6 @@ def is_library(path: str) -> bool:
     return path.startswith("<frozen") or any(
         (
             *(part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python")),
-            os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(__file__)),
+            os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(os.path.dirname(__file__))),
         )
     )

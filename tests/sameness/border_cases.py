@@ -79,6 +79,26 @@ LOSSES = {
 }
 
 
+def asked_for_its_kind(y, p):
+    rows = p.shape[0]
+    return bce(y, p) * (1.0 if isinstance(rows, int) else 0.5)
+
+
+@tf.autograph.experimental.do_not_convert
+def number_or_not(y, p):
+    try:
+        return bce(y, p) / int(p.shape[0])
+    except TypeError:
+        return bce(y, p) / 7
+
+
+LOSSES |= {
+    "python that asks for an int": asked_for_its_kind,
+    "python that asks for an int without AutoGraph": tf.autograph.experimental.do_not_convert(asked_for_its_kind),
+    "python that catches what int() raises": number_or_not,
+}
+
+
 def loop(name, loss_of, batches):
     model, optimizer = model_of(), keras.optimizers.SGD(0.3, momentum=0.5)
 

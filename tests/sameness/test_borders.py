@@ -14,6 +14,9 @@ WHOLE = {
     "rows with rows",
     "python that compares the rows",
     "python that compares a whole shape",
+    "python that asks for an int",
+    "python that asks for an int without AutoGraph",
+    "python that catches what int() raises",
 }
 """Losses in which rows meet, a figure of the batch meets rows, or Python needs the number of rows."""
 
