@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import derivatives, records
+from . import records
 from .build import BuildError
 from .collectives import (
     DTYPES,
@@ -12,10 +12,9 @@ from .collectives import (
     allreduce,
     barrier,
     broadcast,
-    let_go,
-    pass_turn,
     reduce_gradients,
 )
+from .handles import let_go, pass_turn
 from .library import (
     MismatchError,
     Waiting,
@@ -44,7 +43,6 @@ __all__ = [
     "broadcast",
     "content_hash",
     "count",
-    "derivatives",
     "exchanging",
     "expect",
     "let_go",

@@ -8,8 +8,9 @@ import signal
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Programs are started as from a terminal. What runs in the background ignores Ctrl-C, and all that it starts does.
+# Programs are started as from a terminal. What runs in the background ignores signals of it, and all that it starts does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

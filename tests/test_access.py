@@ -88,8 +88,7 @@ model.compile("sgd", "mse")
 model.fit(np.ones((16, 4)), np.ones((16, 2)), epochs=2, verbose=0)
 open("mine", "w").write("text")
 from matex_tf.runtime import real_files
-from matex_tf.io import overlay
-from matex_tf.runtime import excepthook
+from matex_tf.world import terminal
 new = len(listening() - before)
 with real_files.plainly():
     left = glob.glob(os.path.join(tempfile.gettempdir(), "matex_tf-*"))

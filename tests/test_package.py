@@ -58,7 +58,7 @@ def test_an_ordinary_install_finds_every_room(wheel, tmp_path):
 
 def test_the_install_under_test_is_this_checkout(tmp_path):
     result = launch.execute([sys.executable, "-c", WHERE], launch.environment(), 120, cwd=tmp_path).check()
-    expected = [ROOT / "ops" / "__init__.py", ROOT / "readers" / "__init__.py", ROOT / "matex_tf" / "cli.py"]
+    expected = [ROOT / "ops" / "__init__.py", ROOT / "readers" / "__init__.py", ROOT / "matex_tf" / "launch" / "cli.py"]
     assert [Path(path).resolve() for path in result.stdout.split()] == [path.resolve() for path in expected]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.gradients import reduce
+from matex_tf.gradients import reduction
 from matex_tf.runtime import notes, objects
 from matex_tf.world import world
 
@@ -21,7 +21,7 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
     seen: set[int] = set()
     found = []
     for variable in variables:
-        inner = reduce.underlying(variable)
+        inner = reduction.underlying(variable)
         if id(inner) not in seen and hasattr(inner, "assign") and hasattr(inner, "dtype"):
             seen.add(id(inner))
             found.append(variable)
@@ -29,7 +29,7 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
 
 
 def _value(variable: Any) -> np.ndarray:
-    return np.asarray(reduce.underlying(variable).numpy())
+    return np.asarray(reduction.underlying(variable).numpy())
 
 
 def _digests(values: Sequence[np.ndarray]) -> list[tuple]:
@@ -74,27 +74,27 @@ def synchronize(variables: Iterable[Any], what: str = "comparing the variables a
     Returns the names of those that differed.
     """
     chosen = _readable(variables)
-    names = [reduce.name_of(variable) for variable in chosen]
+    names = [reduction.name_of(variable) for variable in chosen]
     changed = differing(names, [_value(variable) for variable in chosen], what)
     for index in changed:
         value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduce.underlying(chosen[index]).assign(value)
+        reduction.underlying(chosen[index]).assign(value)
     _remember(chosen)
     return [names[index] for index in changed]
 
 
 def _remember(variables: Iterable[Any]) -> None:
     for variable in variables:
-        inner = reduce.underlying(variable)
+        inner = reduction.underlying(variable)
         key = id(inner)
         _agreed[key] = weakref.ref(inner, lambda _, key=key: _agreed.pop(key, None))
 
 
 def expect(variables: Sequence[Any]) -> None:
     """Note that a reduction over `variables` was made; those not yet agreed are, once it has run (see `settle`)."""
-    new = [variable for variable in _readable(variables) if id(reduce.underlying(variable)) not in _agreed]
+    new = [variable for variable in _readable(variables) if id(reduction.underlying(variable)) not in _agreed]
     if new:
-        _waiting.append([weakref.ref(reduce.underlying(variable)) for variable in new])
+        _waiting.append([weakref.ref(reduction.underlying(variable)) for variable in new])
 
 
 def settle() -> None:
@@ -125,11 +125,11 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
     A trainable one that differs is an error on every rank that names it. Another is named once and rank 0's value kept.
     """
     chosen = _readable(variables)
-    names = [reduce.name_of(variable) for variable in chosen]
+    names = [reduction.name_of(variable) for variable in chosen]
     changed = differing(names, [_value(variable) for variable in chosen], what)
-    trained = {id(reduce.underlying(variable)) for variable in trainable}
+    trained = {id(reduction.underlying(variable)) for variable in trainable}
     for index in changed:
-        if id(reduce.underlying(chosen[index])) in trained:
+        if id(reduction.underlying(chosen[index])) in trained:
             raise world.RankError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as an update outside of the optimizer "
@@ -137,4 +137,4 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
             )
         notes.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
         value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduce.underlying(chosen[index]).assign(value)
+        reduction.underlying(chosen[index]).assign(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.gradients import reduce, variables
+from matex_tf.gradients import reduction, variables
 from matex_tf.keras import data_stage, predict_call
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
@@ -177,7 +177,7 @@ class Run:
     def finish(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
         if self.kind != "predict":
-            metrics.leave_whole(list(map(reduce.underlying, self._split_weights()[1])))
+            metrics.leave_whole(list(map(reduction.underlying, self._split_weights()[1])))
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
@@ -195,10 +195,10 @@ class Run:
 
     def _split_weights(self) -> tuple[list[Any], list[Any]]:
         """The model's weights, and the variables of metrics that Keras 2 counts among them."""
-        counted = {id(reduce.underlying(variable)) for variable in metrics.variables_of(self.model)}
+        counted = {id(reduction.underlying(variable)) for variable in metrics.variables_of(self.model)}
         parts: tuple[list[Any], list[Any]] = ([], [])
         for weight in self.model.weights:
-            parts[id(reduce.underlying(weight)) in counted].append(weight)
+            parts[id(reduction.underlying(weight)) in counted].append(weight)
         return parts
 
     def _variables(self) -> list[Any]:

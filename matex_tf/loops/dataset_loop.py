@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.gradients import reduce, variables
+from matex_tf.gradients import reduction, variables
 from matex_tf.observe import bottlenecks
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
@@ -53,7 +53,7 @@ class Loop:
         """Whether there was an update since the loop gave its last batch, in this turn or one before."""
         if self in _own:
             return True
-        updates, self.updates = self.updates, reduce.updates()
+        updates, self.updates = self.updates, reduction.updates()
         if updates is None or updates == self.updates:
             return False
         run_state.say_loop()
@@ -130,7 +130,7 @@ def watch_drift() -> None:
     """Every so many updates, compare the weights of all ranks."""
     global _checked
     every = settings.current().drift_steps
-    done = reduce.updates()
+    done = reduction.updates()
     if every and done - _checked >= every:
         _checked = done
         agreed = variables.agreed()

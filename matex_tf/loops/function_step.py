@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
-from matex_tf.gradients import overlap_trial, reduce
+from matex_tf.gradients import overlap_trial, reduction
 from matex_tf.loops import dataset_loop, explain, model_calls, open_shapes, step_arguments, traces
 from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares, step_weight
@@ -57,12 +57,12 @@ def call(run: Callable[[Any, tuple, dict], Any], function: Any, args: tuple, kwa
     is_own = step_weight.is_sliced() or settings.current().scaling == "weak"
     if key not in plans and not is_own:
         # As the script alone makes it: variables come to be, and whether it trains shows.
-        updates, states = reduce.updates(), dry_trace.random_states()
+        updates, states = reduction.updates(), dry_trace.random_states()
         model_calls.noticed()
         with traces.frame(function, [], is_border=False):
             result = run(function, args, kwargs)
         calls_model = model_calls.noticed()
-        if reduce.updates() == updates:
+        if reduction.updates() == updates:
             plans[key] = _Plan(WHOLE, None, arguments)
         elif function._created_variables:
             # Alone, its next call traces it again, without the variables that came to be.

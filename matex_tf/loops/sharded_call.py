@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf.analysis import interpreter
 from matex_tf.analysis.placement import ROWS, partial
-from matex_tf.gradients import recombine, reduce, variables
+from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import open_shapes, step_arguments, tape_stack
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
@@ -200,11 +200,11 @@ class Call:
                 self._declare(one)
         weight = tf.stack([tf.cast(self._numbers[1], tf.float64), tf.cast(self._of_rows, tf.float64)])
         place = "the gradients of a model"
-        reduced, _ = reduce.reduce(dense, self._variables, weight=weight, place=place)
+        reduced, _ = reduction.reduce(dense, self._variables, weight=weight, place=place)
         for index, one in enumerate(found):
             if dense[index] is not one:
                 reduced[index] = tf.IndexedSlices(reduced[index], one.indices, one.dense_shape)
-        reduce.note_same(reduced)
+        reduction.note_same(reduced)
         if self._is_eager:
             variables.expect(self._variables)
             variables.settle()

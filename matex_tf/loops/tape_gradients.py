@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.analysis import interpreter, verdict
 from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
-from matex_tf.gradients import recombine, reduce, variables
+from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
 from matex_tf.runtime import notes
 from matex_tf.sharding import step_weight
@@ -24,7 +24,7 @@ OWN_ROWS = (
 
 
 def _is_trained_variable(source: Any) -> bool:
-    return hasattr(reduce.underlying(source), "assign")
+    return hasattr(reduction.underlying(source), "assign")
 
 
 def not_of_slices(sources: Any, why: str) -> None:
@@ -37,7 +37,7 @@ def not_of_slices(sources: Any, why: str) -> None:
     trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
     if not trained:
         return
-    reduce.mark(trained, born=False)
+    reduction.mark(trained, born=False)
     if not tf.executing_eagerly():
         verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
 
@@ -76,18 +76,18 @@ def in_graph(
     trained = [
         index
         for index, source in enumerate(flat_sources)
-        if _is_trained_variable(source) and (found[index] is None or not reduce.are_same([found[index]]))
+        if _is_trained_variable(source) and (found[index] is None or not reduction.are_same([found[index]]))
     ]
     if not trained or not reduces:
         return result
     of = [flat_sources[index] for index in trained]
     if owed:
-        reduce.mark(of, born=False)
+        reduction.mark(of, born=False)
         return result
-    reduce.mark(of, born=True)
+    reduction.mark(of, born=True)
     scalars = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None] if why is None else []
     scalars = [part for part in scalars if interpreter.placement_of(part).kind == PARTIAL]
-    reduced, totals = reduce.reduce(
+    reduced, totals = reduction.reduce(
         [found[index] for index in trained],
         of,
         [_weighed(part) for part in scalars],
@@ -121,7 +121,7 @@ def _declare(gradient: Any, source: Any, why: Placement | None) -> None:
 
     if gradient is None or hasattr(gradient, "numpy"):
         return
-    if reduce.are_same([gradient]):
+    if reduction.are_same([gradient]):
         placement = replicated()
     elif why is not None:
         placement = why if why.kind == UNKNOWN else unknown(None, "a gradient is taken of a vector of sizes")
@@ -166,15 +166,15 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     if reduces:
         model_calls.say_verdict(tape)
         dataset_loop.watch_drift()
-    are_same = reduce.are_same(mine)
+    are_same = reduction.are_same(mine)
     if are_same or not reduces or owed:
-        reduce.mark(of, born=are_same)
+        reduction.mark(of, born=are_same)
         return result
-    reduce.mark(of, born=True)
+    reduction.mark(of, born=True)
     if step_weight.is_sliced() and settings.current().scaling == "strong":
         notes.note(OWN_ROWS)
-    reduced, _ = reduce.reduce(mine, of, place="tape.gradient")
-    reduce.note_same(reduced)
+    reduced, _ = reduction.reduce(mine, of, place="tape.gradient")
+    reduction.note_same(reduced)
     variables.expect(of)
     variables.settle()
     for index, value in zip(chosen, reduced):

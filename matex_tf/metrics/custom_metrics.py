@@ -17,7 +17,7 @@ import numpy as np
 from matex_tf import ops
 from matex_tf.analysis import dry_trace, interpreter
 from matex_tf.analysis.placement import ROWS, as_partial, partial
-from matex_tf.gradients import reduce
+from matex_tf.gradients import reduction
 from matex_tf.sharding import step_weight
 
 _MEAN, _SUM, _OTHER = "mean", "sum", "other"
@@ -82,7 +82,7 @@ def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:
 
     def compute(args: tuple, kwargs: dict) -> None:
         graph = tf.compat.v1.get_default_graph()
-        interpreter.account(graph, [variable.handle for variable in map(reduce.underlying, metric.variables)])
+        interpreter.account(graph, [variable.handle for variable in map(reduction.underlying, metric.variables)])
         _declare_rows((args, kwargs))
         update(metric, *args, **kwargs)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.gradients import reduce
+from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
 from matex_tf.resilience import elastic, model_state, random_state
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
@@ -213,8 +213,8 @@ class Training:
 
     def _count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """What is not the same on all ranks but a sum over them: the variables, with this rank's part and the sum."""
-        counted = [*metrics.variables_of(self._model), *reduce.accumulators(getattr(self._model, "optimizer", None))]
-        counted = list(map(reduce.underlying, counted))
+        counted = [*metrics.variables_of(self._model), *reduction.accumulators(getattr(self._model, "optimizer", None))]
+        counted = list(map(reduction.underlying, counted))
         own = [variable.read_value() for variable in counted]
         return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sums(own))]
 
@@ -227,10 +227,10 @@ class Training:
 
     def _variables(self) -> list[Any]:
         groups = model_state.groups(self._model).values()
-        known = [reduce.underlying(variable) for group in groups for variable in group]
+        known = [reduction.underlying(variable) for group in groups for variable in group]
         # Others that the step may change: of layers, of other optimizers, of the script's own.
         seen = {*map(id, known), *map(id, step_weight.own_variables())}
-        others = [variable for variable in map(reduce.underlying, self._changed) if id(variable) not in seen]
+        others = [variable for variable in map(reduction.underlying, self._changed) if id(variable) not in seen]
         return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 
     def _look_at_variables(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.gradients import reduce
+from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
 from matex_tf.world import world
 
@@ -27,7 +27,7 @@ def groups(model: Any) -> dict[str, list[Any]]:
     seen: set[int] = set()
     counted = _new(metrics.variables_of(model), seen)
     optimizers = _optimizers([model, *layers])
-    accumulated = _new([one for optimizer in optimizers for one in reduce.accumulators(optimizer)], seen)
+    accumulated = _new([one for optimizer in optimizers for one in reduction.accumulators(optimizer)], seen)
     found = {
         "weights": _new(_weights(model), seen),
         "random": _new(_random_variables([model, *layers]), seen),
@@ -55,7 +55,7 @@ def _weights(model: Any) -> list[Any]:
 def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
-        inner = reduce.underlying(variable)
+        inner = reduction.underlying(variable)
         # Variables of text are no state of training, and no plain data.
         is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
         if is_kept and id(inner) not in seen:
@@ -133,12 +133,14 @@ def set_values(model: Any, before: Kept) -> None:
     """Give variables the values that `values` found."""
     for group, variables in groups(model).items():
         for variable, (_, value) in zip(variables, before.get(group, [])):
-            reduce.underlying(variable).assign(value)
+            reduction.underlying(variable).assign(value)
 
 
 def _read(chosen: dict[str, list[Any]]) -> Kept:
     return {
-        group: [(reduce.name_of(variable), np.asarray(reduce.underlying(variable).numpy())) for variable in variables]
+        group: [
+            (reduction.name_of(variable), np.asarray(reduction.underlying(variable).numpy())) for variable in variables
+        ]
         for group, variables in chosen.items()
     }
 
@@ -159,9 +161,9 @@ def put_back(model: Any, kept: Kept, skip: dict[str, int] | None = None) -> dict
         present[group] = len(variables)
         begin = (skip or {}).get(group, 0)
         for variable, (name, value) in list(zip(variables, values))[begin:]:
-            inner = reduce.underlying(variable)
+            inner = reduction.underlying(variable)
             if tuple(inner.shape) != value.shape or inner.dtype.as_numpy_dtype != value.dtype:
-                here = f"'{reduce.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
+                here = f"'{reduction.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
                 raise other_model(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
             inner.assign(np.zeros_like(value) if group in _SUMS and world.current().rank > 0 else value)
     return present

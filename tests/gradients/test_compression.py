@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 import tensorflow as tf
 import matex_tf
-from matex_tf.gradients import reduce
+from matex_tf.gradients import reduction
 from matex_tf import ops, settings
 
 
@@ -24,7 +24,7 @@ SHARE = 0.1
 
 
 def reduce(x, of=variable):
-    (reduced,), (loss,) = reduce.reduce([x], [of], [tf.constant(1 + SMALL)], one, "a test")
+    (reduced,), (loss,) = reduction.reduce([x], [of], [tf.constant(1 + SMALL)], one, "a test")
     return reduced, loss
 
 

@@ -12,14 +12,14 @@ from matex_tf.gradients import overlap_trial
 from matex_tf.world import world
 
 size, rank = matex_tf.size(), matex_tf.rank()
-calls = sum(overlapping.IGNORED.values()) + 2 * overlapping.TIMED
+calls = sum(overlap_trial.IGNORED.values()) + 2 * overlap_trial.TIMED
 shape = [600, 500]
 several_hosts = world.current().has_several_nodes
 
 
 def steps(share, gain, shape=shape):
     # How a function is run, and how often it was traced, that has made so many steps.
-    overlapping.LEAST_SHARE, overlapping.GAIN = share, gain
+    overlap_trial.LEAST_SHARE, overlap_trial.GAIN = share, gain
     traces = []
     variable = tf.Variable(tf.zeros(shape))
 
@@ -73,7 +73,7 @@ class Untraceable:
         self.variable.assign_sub(tape.gradient(loss, self.variable))
 
 
-overlapping.LEAST_SHARE, overlapping.GAIN = 0.0, 1e9
+overlap_trial.LEAST_SHARE, overlap_trial.GAIN = 0.0, 1e9
 untraceable = Untraceable()
 for number in range(calls):
     untraceable.step(tf.constant(1.0))

@@ -84,8 +84,7 @@ def test_a_rank_that_stops_while_gradients_travel_is_named():
 
 EACH_FOR_THE_OTHER = """
 import matex_tf
-from matex_tf import ops
-from matex_tf.world import world
+from matex_tf import ops; from matex_tf.world import world
 
 with ops.exchanging("what the other has to say"):
     world.communicator("control").recv(source=1 - matex_tf.rank())

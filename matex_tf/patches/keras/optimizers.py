@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.analysis import graph_ops
-from matex_tf.gradients import reduce, variables
+from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import replace, when_imported
 
 
@@ -40,7 +40,7 @@ def _keras2_loss_scale(module: Any) -> None:
 def _skips_infinities(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        reduce.leave_infinities_to(self)
+        reduction.leave_infinities_to(self)
 
     return __init__
 
@@ -56,24 +56,24 @@ def _keras2_legacy(module: Any) -> None:
 
 def _apply(original: Any) -> Any:
     def apply(self, grads, trainable_variables=None):
-        if reduce.inside_reduced():
+        if reduction.inside_reduced():
             return original(self, grads, trainable_variables)
         grads = list(grads)
         targets = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not grads or len(grads) != len(targets) or reduce.are_reduced(grads, targets):
-            with reduce.reduced():
+        if not grads or len(grads) != len(targets) or reduction.are_reduced(grads, targets):
+            with reduction.reduced():
                 return original(self, grads, trainable_variables)
         if _accumulates(self):
             self._matex_accumulated = targets
             graph_ops.note_accounts(self.variables)
             try:
-                with reduce.reduced():
-                    return original(self, reduce.weigh(grads), trainable_variables)
+                with reduction.reduced():
+                    return original(self, reduction.weigh(grads), trainable_variables)
             finally:
                 self._matex_accumulated = None
-        grads, _ = reduce.reduce(grads, targets, place="optimizer.apply")
+        grads, _ = reduction.reduce(grads, targets, place="optimizer.apply")
         variables.expect(targets)
-        with reduce.reduced():
+        with reduction.reduced():
             return original(self, grads, trainable_variables)
 
     return apply
@@ -91,7 +91,7 @@ def _clip_accumulated(original: Any) -> Any:
             import tensorflow as tf
 
             one = tf.constant(1.0, tf.float64)
-            grads, _ = reduce.reduce(list(grads), targets[: len(grads)], weight=one, place="optimizer.apply")
+            grads, _ = reduction.reduce(list(grads), targets[: len(grads)], weight=one, place="optimizer.apply")
         return original(self, grads)
 
     return _clip_gradients
@@ -102,12 +102,12 @@ def _apply_gradients(original: Any) -> Any:
         pairs = list(grads_and_vars)
         targets = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]
-        if not pairs or reduce.inside_reduced() or reduce.are_reduced(found, targets):
-            with reduce.reduced():
+        if not pairs or reduction.inside_reduced() or reduction.are_reduced(found, targets):
+            with reduction.reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = reduce.reduce(found, targets, place="optimizer.apply_gradients")
+        reduced, _ = reduction.reduce(found, targets, place="optimizer.apply_gradients")
         variables.expect(targets)
-        with reduce.reduced():
+        with reduction.reduced():
             return original(self, list(zip(reduced, targets)), *args, **kwargs)
 
     return apply_gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from matex_tf.gradients import overlap_trial, reduce, variables
+from matex_tf.gradients import overlap_trial, reduction, variables
 from matex_tf.keras import fit_call
 from matex_tf.loops import explain, function_step, tape_stack, traces
 from matex_tf.metrics import metrics
@@ -72,9 +72,9 @@ def _call(original: Any) -> Any:
 def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
     """A call in eager code that may train."""
     metrics.count_apart()
-    updates = reduce.updates()
+    updates = reduction.updates()
     result, why = function_step.call(run, function, args, kwargs)
-    if why and reduce.updates() > updates:
+    if why and reduction.updates() > updates:
         if step_weight.is_sliced():
             explain.say_inexact(why)
         else:

@@ -11,7 +11,7 @@ import inspect
 import sys
 from typing import Any
 
-from matex_tf.gradients import reduce, variables
+from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
 from matex_tf.runtime.replace import replace
 from matex_tf.sharding import step_weight
@@ -52,7 +52,7 @@ def _compute_gradients(original: Any) -> Any:
     def compute_gradients(self, loss, *args, **kwargs):
         import tensorflow as tf
 
-        if reduce.inside_reduced():
+        if reduction.inside_reduced():
             return original(self, loss, *args, **kwargs)
         given = signature.bind(self, loss, *args, **kwargs).arguments
         if callable(loss):
@@ -80,8 +80,8 @@ def _compute_gradients(original: Any) -> Any:
 def _reduced_later(pairs: list) -> list:
     """Gradients of eager code that the optimizer takes itself, reduced."""
     of = [variable for _, variable in pairs]
-    reduced, _ = reduce.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
-    reduce.mark(of, born=True)
+    reduced, _ = reduction.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
+    reduction.mark(of, born=True)
     _expect(of)
     return list(zip(reduced, of))
 
@@ -99,12 +99,12 @@ def _apply_gradients(original: Any) -> Any:
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]
-        if not pairs or reduce.inside_reduced() or reduce.are_reduced(found, of):
-            with reduce.reduced():
+        if not pairs or reduction.inside_reduced() or reduction.are_reduced(found, of):
+            with reduction.reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = reduce.reduce(found, of, place="apply_gradients")
+        reduced, _ = reduction.reduce(found, of, place="apply_gradients")
         _expect(of)
-        with reduce.reduced():
+        with reduction.reduced():
             return original(self, list(zip(reduced, of)), *args, **kwargs)
 
     return apply_gradients

@@ -21,14 +21,14 @@
 #include <vector>
 
 #include "engine/collectives.h"
-#include "engine/half.h"
-#include "engine/inline.h"
-#include "engine/overlapped.h"
-#include "engine/record.h"
-#include "engine/rendezvous.h"
-#include "engine/turnstile.h"
-#include "engine/waits.h"
-#include "engine/world.h"
+#include "engine/base/half.h"
+#include "engine/update/inline.h"
+#include "engine/update/async_reduction.h"
+#include "engine/sequence/trace.h"
+#include "engine/sequence/rendezvous.h"
+#include "engine/sequence/v1_order.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/world.h"
 
 extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what);
 extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);

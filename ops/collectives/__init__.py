@@ -1,0 +1,26 @@
+"""The collectives as functions on tensors, eager and in graphs.
+
+Each file has the same parts in the same order: arguments, op, gradient, registration with TensorFlow.
+"""
+
+from .allgather import allgather, allgather_rows
+from .allreduce import allreduce
+from .barrier import barrier
+from .broadcast import broadcast
+from .common import DTYPES
+from .reduce_gradients import reduce_gradients, reduce_inline
+
+__all__ = [
+    "DTYPES",
+    "OP_TYPES",
+    "allgather",
+    "allgather_rows",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "reduce_gradients",
+    "reduce_inline",
+]
+
+OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
+"""The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""

@@ -1,0 +1,51 @@
+"""All ranks' rows one below the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.world import world
+
+from ..library import library, on_load
+from ..order import in_order
+from . import common
+from .allreduce import allreduce
+
+
+def allgather(tensor: Any, name: str | None = None) -> Any:
+    """All ranks' rows one below the other, in rank order, on every rank.
+
+    The first dimension may differ between ranks and may be 0; the others and the dtype must be the same. Scalars give a
+    vector of one element for each rank. The gradient of a rank's rows is the sum of all ranks' gradients of them.
+    """
+    tensor = common.dense_tensor("allgather", tensor)
+    if not world.is_active():
+        import tensorflow as tf
+
+        return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
+    return allgather_rows(tensor, name)[0]
+
+
+def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
+    """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
+    gathered = in_order(library().ops.matex_allgather, x=tensor, place=name or "", turn=common.next_turn())
+    return gathered.y, gathered.rows
+
+
+def _gradient(op: Any, gradient: Any, _rows: Any) -> Any:
+    import tensorflow as tf
+
+    summed = allreduce(gradient, "sum", common.gradient_name(op))
+    rank = world.current().rank
+    rows = op.outputs[1]
+    start = tf.reduce_sum(rows[:rank])
+    return common.with_order(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
+
+
+def _register() -> None:
+    import tensorflow as tf
+
+    tf.RegisterGradient("MatexAllgather")(_gradient)
+
+
+on_load.append(_register)

@@ -1,0 +1,20 @@
+"""A place that every rank comes to before any goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.world import world
+
+from ..library import library
+from ..order import in_order
+from . import common
+
+
+def barrier(name: str | None = None) -> Any:
+    """Returns when every rank has called it; in a graph, the operation that does so when it runs."""
+    if not world.is_active():
+        import tensorflow as tf
+
+        return None if tf.executing_eagerly() else tf.no_op()
+    return in_order(library().ops.matex_barrier, place=name or "", turn=common.next_turn())

@@ -1,0 +1,120 @@
+"""All gradients of one update, summed over the ranks: inline, or overlapped with the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf import arguments
+from matex_tf.world import world
+
+from .. import overlap
+from ..library import library, on_load
+from ..order import in_order
+from . import common
+
+
+def reduce_gradients(
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    weight: Any,
+    place: str = "",
+    checked: bool = False,
+    variables: Sequence[int] = (),
+) -> list[Any]:
+    """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
+
+    Args:
+        tensors: float16, bfloat16, float32 or float64, mixed at will, of any shapes; the same on all ranks.
+        names: what each is the gradient of; part of what ranks agree on, and shown where they differ.
+        weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold. Or a
+            vector of that and the rows of the global batch, on which the ranks must then agree.
+        place: where in the program the update is, for messages.
+        checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
+        variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
+            `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
+
+    Returns:
+        Tensors of the same shapes and dtypes, bit for bit the same on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: when run, on every rank, if ranks differ in number, order, names, shapes or
+            dtypes (the text names the first that differs) or are at different collectives.
+    """
+    import tensorflow as tf
+
+    if not isinstance(tensors, (list, tuple)) or not isinstance(names, (list, tuple)):
+        raise TypeError(
+            "reduce_gradients: expected a list of tensors and one of names; "
+            f"given {arguments.given(tensors)} and {arguments.given(names)}"
+        )
+    tensors = [common.converted("reduce_gradients", tensor) for tensor in tensors]
+    if len(names) != len(tensors):
+        raise ValueError(f"reduce_gradients: expected {len(tensors)} names, one for each tensor, not {len(names)}")
+    for tensor, name in zip(tensors, names):
+        if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+            raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
+    weight = common.converted("reduce_gradients", weight, tf.float64)
+    if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
+        raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
+    if overlap.is_chosen(tensors):
+        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables)
+    if not world.is_active():
+        factor = weight if weight.shape.rank == 0 else weight[0]
+        return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    return reduce_inline(tensors, names, weight, place, checked, variables)
+
+
+def reduce_inline(
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    weight: Any,
+    place: str,
+    checked: bool = False,
+    variables: Sequence[int] = (),
+) -> list[Any]:
+    """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
+    return list(
+        in_order(
+            library().ops.matex_reduce_gradients,
+            gradients=tensors,
+            weight=weight,
+            names=list(names),
+            variables=list(variables),
+            place=place,
+            checked=checked,
+            turn=common.next_turn(),
+        )
+    )
+
+
+def _gradient(op: Any, *gradients: Any) -> list[Any]:
+    import tensorflow as tf
+
+    names = [name.decode() for name in op.get_attr("names")]
+    weight = op.inputs[len(names)]
+    weight = weight if weight.shape.rank == 0 else weight[0]
+    summed = reduce_gradients(gradients, names, 1.0, common.gradient_name(op))
+    weighed = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
+    return [*weighed, *[None] * (len(op.inputs) - len(names))]
+
+
+def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
+    import tensorflow as tf
+
+    announced = op.inputs[1].op
+    name = announced.get_attr("names")[op.get_attr("entry")].decode()
+    weight = announced.inputs[0]
+    weight = weight if weight.shape.rank == 0 else weight[0]
+    (summed,) = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.gradient_name(announced))
+    return [tf.where(weight == 0, tf.zeros_like(summed), summed * tf.cast(weight, summed.dtype)), None]
+
+
+def _register() -> None:
+    import tensorflow as tf
+
+    tf.RegisterGradient("MatexReduceGradients")(_gradient)
+    tf.RegisterGradient("MatexHandOverGradient")(_hand_over_gradient)
+
+
+on_load.append(_register)
