@@ -8,7 +8,7 @@ import signal
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Programs are started as from a terminal. What runs in the background ignores signals of it, and all that it starts does.
+# Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
