@@ -14,7 +14,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
+    parser.addoption("--quick", action="store_true", help="only what starts no program: some three minutes")
     parser.addoption(
         "--every-way",
         action="store_true",
