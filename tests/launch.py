@@ -1,13 +1,14 @@
 """Starts scripts under mpirun as `matex run` does, for tests: `launch.run(2, "script.py", "--flag")`.
 
-An import of TensorFlow takes every rank seconds. So a program may run in a fresh child of a process that has imported
-it (`warm_server.py`), where the test says `warm=True`: not one of how a rank starts, ends or fails.
+An import of TensorFlow takes every rank seconds. So a program runs in a fresh child of a process that has imported it
+(`warm_server.py`), unless the test says `cold=True`: one of how a rank starts, ends or fails.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     if "MATEX_CACHE_DIR" in os.environ:
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
     mine.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    mine.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile all of matex_tf anew
     mine["TMPDIR"] = _folder().name
     for name, value in (extra or {}).items():
         if value is None:
@@ -144,14 +146,18 @@ def warmed(words: list[str], full: Mapping[str, str]) -> list[str]:
         del own["TF_USE_LEGACY_KERAS"]
     if own not in ({}, legacy):
         return words
-    kind = "legacy" if own else "plain"
     ranks = words[words.index("-n") + 1] if "-n" in words[: words.index(sys.executable)] else "1"
-    folder = Path(_folder().name)
-    for index in range(min(int(ranks), SERVERS)):
-        _serve(folder / f"{kind}-{index}", {**plain, **(legacy if own else {}), **HASHES})
     at = words.index(sys.executable) + 1
-    client = ["-I", "-S", str(HERE / "warm_client.py"), str(folder / f"{kind}-INDEX"), str(SERVERS)]
-    return [*words[:at], *client, *words[at:]]
+    return [*words[:at], *_client("legacy" if own else "plain", int(ranks)), *words[at:]]
+
+
+def _client(kind: str, ranks: int) -> list[str]:
+    """What follows `python` in the command of a program of `ranks` that servers of this `kind` fork."""
+    folder = Path(_folder().name)
+    own = {"TF_USE_LEGACY_KERAS": "1"} if kind == "legacy" else {}
+    for index in range(min(ranks, SERVERS)):
+        _serve(folder / f"{kind}-{index}", {**environment(), **own, **HASHES})
+    return ["-I", "-S", str(HERE / "warm_client.py"), str(folder / f"{kind}-INDEX"), str(SERVERS)]
 
 
 def _serve(socket: Path, full: Mapping[str, str]) -> None:
@@ -176,16 +182,16 @@ def run(
     timeout: float = 120,
     module: bool = True,
     cwd: str | os.PathLike | None = None,
-    warm: bool = False,
+    cold: bool = False,
 ) -> Result:
     """Runs `script` (a path, or a text of several lines) on `n` ranks: `mpirun -n N python -m matex_tf script args`.
 
     `module=False` leaves `-m matex_tf` out. `env` is added to the environment; None as a value removes. A launch that
-    takes more than `timeout` seconds is ended and is an AssertionError. `warm`: as children of servers.
+    takes more than `timeout` seconds is ended and is an AssertionError. `cold`: in Pythons of their own.
     """
     full = environment(env)
     words = command(n, script, *args, env=full, module=module)
-    return execute(warmed(words, full) if warm else words, full, timeout, cwd)
+    return execute(words if cold else warmed(words, full), full, timeout, cwd)
 
 
 def run_alone(
@@ -195,9 +201,26 @@ def run_alone(
     timeout: float = 120,
     module: bool = False,
     cwd: str | os.PathLike | None = None,
-    warm: bool = False,
+    cold: bool = False,
 ) -> Result:
     """Runs `python script args` without mpirun (`module=True`: `python -m matex_tf script args`)."""
     full = environment(env)
     words = [sys.executable, *(["-m", "matex_tf"] if module else []), script_file(script), *map(str, args)]
-    return execute(warmed(words, full) if warm else words, full, timeout, cwd)
+    return execute(words if cold else warmed(words, full), full, timeout, cwd)
+
+
+def matex_run(
+    n: int, *words: object, env: Mapping[str, str | None] | None = None, timeout: float = 400, cold: bool = False
+) -> Result:
+    """Runs `matex run -n N words`, in whose ranks Python is a child of servers unless it is to be `cold`."""
+    full = environment(env)
+    program = "import sys; from matex_tf.launch.cli import main; sys.exit(main())"
+    if not cold:
+        kind = "legacy" if full.get("TF_USE_LEGACY_KERAS") == "1" else "plain"
+        python = Path(_folder().name, f"python-{kind}")
+        if not python.exists():
+            client = shlex.join([sys.executable, *_client(kind, SERVERS)])
+            python.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+            python.chmod(0o755)
+        program = f"import sys; sys.executable = {str(python)!r}; " + program.removeprefix("import sys; ")
+    return execute([sys.executable, "-c", program, "run", "-n", str(n), *map(str, words)], full, timeout)

@@ -46,22 +46,22 @@ def shown(result):
 def test_a_program_sees_what_it_sees_in_a_python_of_its_own(tmp_path):
     script = tmp_path / "shows.py"
     script.write_text(SHOWS)
-    launch.run_alone(LEAVES, warm=True).check()
-    found = [shown(launch.run_alone(script, "a", env={"X": "1"}, cwd=tmp_path, warm=warm)) for warm in (True, False)]
+    launch.run_alone(LEAVES).check()
+    found = [shown(launch.run_alone(script, "a", env={"X": "1"}, cwd=tmp_path, cold=cold)) for cold in (False, True)]
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("end, code", [("sys.exit(3)", 3), ("1 / 0", 1), ("os._exit(5)", 5), ("pass", 0),
                                        ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6)])  # fmt: skip
 def test_it_ends_as_it_ends_alone(end, code):
-    result = launch.run_alone(f"import os, sys\nprint('begun', flush=True)\n{end}\n", warm=True)
+    result = launch.run_alone(f"import os, sys\nprint('begun', flush=True)\n{end}\n")
     assert result.returncode == code and result.stdout == "begun\n"
     assert ("ZeroDivisionError" in result.stderr) == ("/ 0" in end)
 
 
 def test_ranks_have_seeds_and_addresses_of_their_own():
     program = "import numpy as np, random\nprint(np.random.rand(), random.random(), id(np.ndarray.__doc__))\n"
-    lines = [line.split() for line in launch.run(2, program, module=False, warm=True).check().stdout.splitlines()]
+    lines = [line.split() for line in launch.run(2, program, module=False).check().stdout.splitlines()]
     assert all(first != second for first, second in zip(*lines)), lines
 
 

@@ -112,7 +112,6 @@ def prepare(job: dict, added: dict[str, str]) -> None:
     import numpy as np
 
     np.random.seed()
-    gc.unfreeze()
 
 
 if __name__ == "__main__":

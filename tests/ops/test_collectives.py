@@ -16,4 +16,4 @@ def test_collectives(ranks, tmp_path, monkeypatch):
     # They meet over MPI by themselves, and then read what rank 0 wrote.
     monkeypatch.chdir(FOLDER.parent.parent.parent)
     words = [tmp_path / "report.xml", "--with-mpi", "--timeout=120", "-q", FOLDER]
-    launch.run(ranks, ONE_VOICE, *words, module=False, env=launch.ALL_FILES, timeout=1100, warm=True).check()
+    launch.run(ranks, ONE_VOICE, *words, module=False, env=launch.ALL_FILES, timeout=1100).check()

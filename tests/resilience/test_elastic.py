@@ -15,19 +15,8 @@ KINDS = Path(__file__).with_name("elastic_case.py")
 
 def run(ranks, script, argument, state, **env):
     """A script of which ranks are lost; nothing is saved within a call of fit that could be gone on from."""
-    full = launch.environment({"MATEX_SAVE_SECONDS": "0", "MATEX_STATE": str(state), **env})
-    command = [
-        launch.sys.executable,
-        "-m",
-        "matex_tf.launch.cli",
-        "run",
-        "-n",
-        str(ranks),
-        "--elastic",
-        script,
-        argument,
-    ]
-    return launch.execute([*map(str, command)], full, 400)
+    env = {"MATEX_SAVE_SECONDS": "0", "MATEX_STATE": str(state), **env}
+    return launch.matex_run(ranks, "--elastic", script, argument, env=env)
 
 
 @pytest.mark.timeout(900)

@@ -33,20 +33,7 @@ def differences(want, found, where=""):
 def run(ranks, folder, state, keras, lose):
     folder.mkdir(exist_ok=True)
     env = {"TF_USE_LEGACY_KERAS": keras, "MATEX_SAVE_SECONDS": "0.01", "MATEX_STATE": str(state), "LOSE": lose}
-    full = launch.environment(env)
-    command = [
-        launch.sys.executable,
-        "-m",
-        "matex_tf.launch.cli",
-        "run",
-        "-n",
-        str(ranks),
-        "--restarts",
-        "2",
-        CASE,
-        folder,
-    ]
-    return launch.execute([*map(str, command)], full, 400)
+    return launch.matex_run(ranks, "--restarts", 2, CASE, folder, env=env)
 
 
 @pytest.mark.timeout(900)

@@ -12,14 +12,14 @@ print("went on")
 
 
 def test_settings_that_differ_are_both_named():
-    result = launch.run(2, SCRIPT, "ring", env={"MATEX_ALGORITHM": "mpi"}, module=False)
+    result = launch.run(2, SCRIPT, "ring", env={"MATEX_ALGORITHM": "mpi"}, module=False, cold=True)
     assert result.returncode == 1 and "went on" not in result.stdout
     assert "MATEX_ALGORITHM is 'mpi' on rank 0 (" in result.stderr, result.stderr
     assert "but 'ring' on rank 1 (" in result.stderr and "Export it on every host" in result.stderr
 
 
 def test_a_setting_that_is_wrong_on_one_rank_is_said():
-    result = launch.run(2, SCRIPT, "tree", module=False)
+    result = launch.run(2, SCRIPT, "tree", module=False, cold=True)
     assert result.returncode == 1 and "went on" not in result.stdout
     wanted = "matex_tf: rank 1: MATEX_ALGORITHM='tree': expected one of auto, mpi, ring, two_level."
     assert wanted in result.stderr, result.stderr

@@ -67,7 +67,7 @@ if "caught" in sys.argv:
 
 def failed(ranks, script, *arguments, code=1, **options):
     started = time.monotonic()
-    result = launch.run(ranks, script, *arguments, timeout=280, **options)
+    result = launch.run(ranks, script, *arguments, timeout=280, **options, cold=True)
     assert result.returncode == code, result.output[-4000:]
     return result, time.monotonic() - started
 
@@ -337,7 +337,7 @@ def test_an_import_that_comes_too_late_says_which_line_to_move():
     ],
 )
 def test_a_launcher_of_another_mpi_is_an_error(variables, names):
-    result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables)
+    result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables, cold=True)
     assert result.returncode == 1 and "trained" not in result.stdout
     assert names in result.stderr and "sees only this one" in result.stderr and "matex run" in result.stderr
     assert "Traceback" not in result.stderr
@@ -346,7 +346,7 @@ def test_a_launcher_of_another_mpi_is_an_error(variables, names):
 def test_an_allocation_is_no_launcher():
     variables = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}
     result = launch.run_alone(
-        "import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n", env=variables
+        "import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n", env=variables, cold=True
     )
     assert result.check().stdout == "1 False\n"
 

@@ -64,8 +64,8 @@ def losses(result):
 
 @pytest.mark.parametrize("script, word", [(KERAS_2, "line"), (KERAS_FIRST, "module"), (IN_A_THREAD, "line")])
 def test_a_script_imports_tensorflow_its_own_way(script, word):
-    together = launch.run(2, script, word, module=word != "line")
-    assert losses(together) == pytest.approx(losses(launch.run_alone(script, "alone")), rel=1e-5)
+    together = launch.run(2, script, word, module=word != "line", cold=True)
+    assert losses(together) == pytest.approx(losses(launch.run_alone(script, "alone", cold=True)), rel=1e-5)
 
 
 WITHOUT = (
@@ -93,11 +93,11 @@ print("all is well")
 
 @pytest.mark.parametrize("words", ["none", "one"])
 def test_a_script_may_do_without(words, tmp_path):
-    result = launch.run(2, WITHOUT, words, cwd=tmp_path).check()
+    result = launch.run(2, WITHOUT, words, cwd=tmp_path, cold=True).check()
     assert result.stdout.count("all is well") == 1 and (tmp_path / "made").read_text() == "by all"
 
 
 def test_an_error_without_tensorflow_is_told_once(tmp_path):
-    result = launch.run(2, WITHOUT, "raise", cwd=tmp_path)
+    result = launch.run(2, WITHOUT, "raise", cwd=tmp_path, cold=True)
     assert result.returncode == 1 and result.stderr.count("ValueError: of my own") == 1
     assert "rank 1 of 2 on " in result.stderr

@@ -25,7 +25,7 @@ print("went on")
     "how, code", [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(3)", 3), ("ctypes.CDLL(None)._exit(0)", 1)]
 )
 def test_a_rank_that_ends_is_named_and_the_others_end(how, code):
-    result = launch.run(2, ENDS, how, timeout=200)
+    result = launch.run(2, ENDS, how, timeout=200, cold=True)
     assert result.returncode == code and "went on" not in result.stdout, result.output
     # mpirun breaks its lines.
     host = re.escape(socket.gethostname().split(".")[0])
@@ -33,7 +33,7 @@ def test_a_rank_that_ends_is_named_and_the_others_end(how, code):
 
 
 def test_a_script_may_end_all_ranks_by_exit_at_once():
-    launch.run(2, ENDS, "os._exit(0)", "all", timeout=200).check()
+    launch.run(2, ENDS, "os._exit(0)", "all", timeout=200, cold=True).check()
 
 
 SAVES = """
@@ -60,6 +60,6 @@ print(sorted(name for name in os.listdir() if name[0] != "."))
 
 
 def test_rank_0_killed_while_it_overwrites_a_model_leaves_the_old_one(tmp_path):
-    assert launch.run(2, SAVES, timeout=200, cwd=tmp_path).returncode == 137
-    found = launch.run_alone(LOADS, cwd=tmp_path).check()
+    assert launch.run(2, SAVES, timeout=200, cwd=tmp_path, cold=True).returncode == 137
+    found = launch.run_alone(LOADS, cwd=tmp_path, cold=True).check()
     assert found.stdout == "['model.keras', 'model.weights.h5']\n"

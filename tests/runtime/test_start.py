@@ -61,7 +61,7 @@ print("SAID" + json.dumps(said))
 @pytest.fixture(scope="module", params=[1, 3])
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
-    result = launch.run(request.param, SCRIPT, env={"MATEX_LOG_DIR": str(folder)}).check()
+    result = launch.run(request.param, SCRIPT, env={"MATEX_LOG_DIR": str(folder)}, cold=True).check()
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]
     return request.param, json.loads(line[4:]), result, folder
 
@@ -124,6 +124,6 @@ else:
 
 @pytest.mark.parametrize("style", ["fit", "loop"])
 def test_weights_that_drift_apart_are_named(style):
-    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"})
+    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"}, cold=True)
     assert result.returncode == 1
     assert "drifted apart" in result.stderr and "kernel" in result.stderr

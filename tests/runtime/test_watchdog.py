@@ -33,7 +33,7 @@ SETTINGS = {"MATEX_STALL_SECONDS": "2"}
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
-    result = launch.run(3, LATE, 9, late, env=SETTINGS).check()
+    result = launch.run(3, LATE, 9, late, env=SETTINGS, cold=True).check()
     assert "[3. 3. 3.]" in result.stdout
     waiting = " ".join(rf"rank {rank} \(\S+\)," for rank in range(3) if rank != late)[:-1]
     first = re.search(rf"for \d s {waiting} have waited at allreduce \(sum\) of float32 \[3\]", result.stderr)
@@ -47,7 +47,9 @@ def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
 @pytest.mark.parametrize("late, stopped", [(1, False), (0, True), (1, True)])
 def test_the_job_ends(late, stopped):
     words = ["training", *(["stopped"] if stopped else [])]
-    result = launch.run(3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "9"}, timeout=280)
+    result = launch.run(
+        3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "9"}, timeout=280, cold=True
+    )
     assert result.returncode == 70, result.output
     assert "ending the job (exit code 70) after MATEX_ABORT_SECONDS=9" in result.stderr
     told = [int(seconds) for seconds in re.findall(r"for (\d+) s rank", result.stderr)]
@@ -76,7 +78,7 @@ while True:
 
 def test_a_rank_that_stops_while_gradients_travel_is_named():
     settings = {**SETTINGS, "MATEX_ABORT_SECONDS": "5", "MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "mpi"}
-    result = launch.run(2, STOPPED_IN_A_SUM, env=settings, timeout=100)
+    result = launch.run(2, STOPPED_IN_A_SUM, env=settings, timeout=100, cold=True)
     assert result.returncode == 70, result.output
     assert re.search(r"rank 1 \(\S+\) does not answer", result.stderr), result.stderr
     assert "has waited at an overlapped update, with the gradients of kernel" in result.stderr, result.stderr
@@ -92,7 +94,7 @@ with ops.exchanging("what the other has to say"):
 
 
 def test_ranks_that_wait_for_each_other_are_told_so_and_ended():
-    result = launch.run(2, EACH_FOR_THE_OTHER, env={**SETTINGS, "MATEX_ABORT_SECONDS": "5"}, timeout=100)
+    result = launch.run(2, EACH_FOR_THE_OTHER, env={**SETTINGS, "MATEX_ABORT_SECONDS": "5"}, timeout=100, cold=True)
     assert result.returncode == 70, result.output
     assert "all ranks have waited" in result.stderr, result.stderr
     for rank in range(2):
@@ -111,7 +113,7 @@ print(matex_tf.allreduce(1.0, "sum").numpy())
 
 
 def test_the_start_of_mpi_is_watched():
-    result = launch.run(2, BEFORE_MPI, 6, 1, env=SETTINGS, module=False).check()
+    result = launch.run(2, BEFORE_MPI, 6, 1, env=SETTINGS, module=False, cold=True).check()
     assert "2.0" in result.stdout
     told = re.findall(r"matex_tf: for (\d+) s rank 0 \(\S+\) has waited for MPI to start.* One may not", result.stderr)
     assert told == ["2"], result.stderr
@@ -119,7 +121,7 @@ def test_the_start_of_mpi_is_watched():
 
 def test_mpi_that_does_not_start_is_ended():
     limits = {**SETTINGS, "MATEX_ABORT_SECONDS": "4"}
-    result = launch.run(2, BEFORE_MPI, 300, 0, env=limits, module=False, timeout=100)
+    result = launch.run(2, BEFORE_MPI, 300, 0, env=limits, module=False, timeout=100, cold=True)
     assert result.returncode == 137, result.output
     ended = (
         r"killing rank 1 \(\S+\), which has waited for MPI to start and the others to come: MATEX_ABORT_SECONDS=4 are"
@@ -140,7 +142,7 @@ if matex_tf.rank() == int(sys.argv[1]):
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_end_of_mpi_is_watched(late):
-    result = launch.run(2, LATE_END, late, env=SETTINGS).check()
+    result = launch.run(2, LATE_END, late, env=SETTINGS, cold=True).check()
     for rank in range(2):
         assert f"matex_tf: for 2 s rank {rank} (" in result.stderr and "waited for MPI to end" in result.stderr, result
 
@@ -157,12 +159,12 @@ with mpi_timeout.watched(int(sys.argv[1]), 6, "has waited for nothing"):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_every_rank_ends_itself_and_four_say_so(rank, tmp_path):
     limits = {"MATEX_STALL_SECONDS": "1", "MATEX_ABORT_SECONDS": "2", "MATEX_PROOF": str(tmp_path)}
-    result = launch.run_alone(WATCHED, rank, 60, env=limits)
+    result = launch.run_alone(WATCHED, rank, 60, env=limits, cold=True)
     assert result.returncode == -9, result.output
     lines = re.findall(r"matex_tf: (for 1 s|killing) rank 0 \(\S+\)", result.stderr)
     assert lines == ([] if rank else ["for 1 s", "killing"]), result.stderr
     assert exit_marks.exit_code(137, tmp_path) == exit_marks.EXIT_STALLED
-    assert launch.run_alone(WATCHED, 0, 0.1, env={**limits, "MATEX_STALL_SECONDS": "0"}).check().stderr == ""
+    assert launch.run_alone(WATCHED, 0, 0.1, env={**limits, "MATEX_STALL_SECONDS": "0"}, cold=True).check().stderr == ""
 
 
 def test_a_process_that_is_stopped_is_not_ended(tmp_path):

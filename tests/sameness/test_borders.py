@@ -24,14 +24,14 @@ WHOLE = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=200, warm=True).check()
+    launch.run_alone(CASES, folder, timeout=200).check()
     return dict(np.load(folder / "rank-0.npz"))
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
-    result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=300, warm=True).check()
+    result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=300).check()
     found = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
     wrong = []
     for name in alone.keys() - {"names", "shared"}:

@@ -15,13 +15,13 @@ CASES = Path(__file__).with_name("metric_cases.py")
 @pytest.mark.parametrize("legacy, worlds", [("0", (2, 3)), ("1", (3,))], ids=["keras3", "keras2"])
 def test_metrics_are_those_of_all_rows(legacy, worlds, tmp_path):
     keras = {"TF_USE_LEGACY_KERAS": legacy}
-    launch.run_alone(CASES, tmp_path, env=keras, warm=True).check()
+    launch.run_alone(CASES, tmp_path, env=keras).check()
     want = dict(np.load(tmp_path / "rank-0.npz"))
     wrong = []
     for ranks in worlds:
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        launch.run(ranks, CASES, folder, env={**launch.ALL_FILES, **keras}, timeout=450, warm=True).check()
+        launch.run(ranks, CASES, folder, env={**launch.ALL_FILES, **keras}, timeout=450).check()
         found = [dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(ranks)]
         wrong += [f"{name} on {ranks}" for name in want if not all(close(part[name], want[name]) for part in found)]
     assert not wrong, wrong

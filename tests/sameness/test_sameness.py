@@ -14,7 +14,7 @@ CASES = Path(__file__).with_name("cases.py")
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=280, warm=True).check()
+    launch.run_alone(CASES, folder, timeout=280).check()
     return dict(np.load(folder / "rank-0.npz"))
 
 
@@ -25,7 +25,7 @@ def alone(tmp_path_factory):
     ids=["1", "2", "3", "4", "3-overlapped"],
 )
 def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
-    launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800, warm=True).check()
+    launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800).check()
     results = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
     problems = []
     for name, want in alone.items():

@@ -119,9 +119,9 @@ def run(group, ranks, folder, chosen):
         # As a person's own folder, each script's is there before it starts.
         (folder / "work" / Path(script).stem).mkdir(parents=True)
     if ranks:
-        result = launch.run(ranks, *arguments, env=env, timeout=1200, warm=True).check()
+        result = launch.run(ranks, *arguments, env=env, timeout=1200).check()
     else:
-        result = launch.run_alone(*arguments, env=env, timeout=400, warm=True).check()
+        result = launch.run_alone(*arguments, env=env, timeout=400).check()
     left = []
     for rank in range(max(ranks, 1)):
         found = {}
