@@ -12,7 +12,7 @@ import time
 import traceback
 
 from matex_tf import settings
-from matex_tf.runtime import excepthook, exit_marks, notes, objects, seeding, shared_memory, shutdown
+from matex_tf.runtime import excepthook, exit_marks, notes, objects, script_frames, seeding, shared_memory, shutdown
 from matex_tf.world import placement, task_environment, world
 
 _attached = False
@@ -128,17 +128,9 @@ def _refuse_if_too_late() -> None:
 
     if not started and not framework_ops.get_default_graph().get_operations():
         return
-    line = next(
-        (
-            f"{frame.filename}, line {frame.lineno}"
-            for frame in reversed(traceback.extract_stack())
-            if frame.line
-            and "matex_tf" in frame.line
-            and "import" in frame.line
-            and os.path.basename(os.path.dirname(frame.filename)) != "matex_tf"
-        ),
-        "the script",
-    )
+    ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
+    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.package(one) not in ours)
+    line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
     raise world.RankError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
         f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "

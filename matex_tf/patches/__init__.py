@@ -1,7 +1,7 @@
 """The import-time patches, one file for each thing patched.
 
-Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is; those of
-`_OF_TENSORFLOW` are installed once TensorFlow is imported. Everything that is replaced is replaced through `replace`.
+Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is. Everything that is
+replaced is replaced through `replace`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import importlib
 
 from matex_tf.runtime.replace import when_imported
 
-_OF_TENSORFLOW = """
+_ONCE_TENSORFLOW_IS_THERE = """
     tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
     tf.strategy files.datasets
 """.split()
 
-_IN_ORDER = """
-    tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
-    tf.strategy keras.callbacks keras.calls keras.losses keras.metrics keras.optimizers keras.training keras.resume
+_AT_ONCE = """
+    keras.callbacks keras.calls keras.losses keras.metrics keras.optimizers keras.training keras.resume
     keras.batch_normalization tf.random files.saving files.downloads files.python files.libraries files.tensorflow
-    files.datasets files.commands
+    files.commands
 """.split()
 
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    for name in _IN_ORDER:
+    for name in _ONCE_TENSORFLOW_IS_THERE:
         part = importlib.import_module(f"{__name__}.{name}")
-        if name in _OF_TENSORFLOW:
-            when_imported("tensorflow", lambda _, part=part: part.install())
-        else:
-            part.install()
+        when_imported("tensorflow", lambda _, part=part: part.install())
+    for name in _AT_ONCE:
+        importlib.import_module(f"{__name__}.{name}").install()
