@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import records
-from .build import BuildError
+from .cache import BuildError
 from .collectives import (
     DTYPES,
     OP_TYPES,

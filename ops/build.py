@@ -4,27 +4,22 @@ compiler and source.
 They are kept in a cache folder, as three libraries. The engine knows nothing of TensorFlow, and ranks need it before a
 script imports that; the XLA kernels take longest, and few scripts need them.
 
-However many processes ask at once, one builds and the others wait for it. A library enters the cache under its name
+A library enters the cache under its name
 only when it is whole, and its digest stands beside it, so that a build that was killed or a damaged file is made anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from matex_tf import settings
-
+from . import cache
 from . import compiler as compilers
 
 SOURCE = Path(__file__).parent / "src"
@@ -33,12 +28,6 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "
 _XLA_FLAGS = ("-DNDEBUG",)
 _XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
-_PATIENCE = 2.0  # seconds of waiting before a word about it
-_POLL = 0.05
-
-
-class BuildError(RuntimeError):
-    """The ops cannot be built or loaded; the text says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +58,7 @@ def build(verbose: bool = False) -> Path:
     `verbose` also says so when nothing needs doing, and shows the compiler's command. A build takes some 15 seconds.
 
     Raises:
-        BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
+        cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
     build_engine(verbose)
     return _ensure(make_plan(), verbose)
@@ -79,7 +68,7 @@ def build_engine(verbose: bool = False) -> Path:
     """The compiled engine of this MPI, for which TensorFlow is not imported, built like the ops.
 
     Raises:
-        BuildError: as `build`.
+        cache.BuildError: as `build`.
     """
     return _ensure(make_engine_plan(), verbose)
 
@@ -88,7 +77,7 @@ def build_xla(verbose: bool = False) -> Path:
     """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
 
     Raises:
-        BuildError: as `build`; or this TensorFlow does not come with what they are built from.
+        cache.BuildError: as `build`; or this TensorFlow does not come with what they are built from.
     """
     build(verbose)
     return _ensure(make_xla_plan(), verbose)
@@ -96,12 +85,12 @@ def build_xla(verbose: bool = False) -> Path:
 
 def _ensure(plan: Plan, verbose: bool) -> Path:
     if not is_whole(plan):
-        with _locked(plan):
+        with cache.locked(plan.folder, plan.key, plan.what):
             if not is_whole(plan):
                 _compile(plan, verbose)
                 return plan.library
     if verbose:
-        _say(f"{plan.what} for {_versions(plan)} are built already")
+        cache.say(f"{plan.what} for {_versions(plan)} are built already")
     return plan.library
 
 
@@ -109,7 +98,7 @@ def status() -> dict[str, Any]:
     """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built", "XLA kernels"}.
 
     Raises:
-        BuildError: as `build` does, short of compiling.
+        cache.BuildError: as `build` does, short of compiling.
     """
     plan = make_plan()
     is_built = is_whole(make_engine_plan()) and is_whole(plan)
@@ -126,7 +115,7 @@ def status() -> dict[str, Any]:
 def _xla_status() -> str:
     try:
         return "built" if is_whole(make_xla_plan()) else "not built (at first use, or now by `matex build --xla`)"
-    except BuildError as error:
+    except cache.BuildError as error:
         return str(error)
 
 
@@ -134,22 +123,22 @@ def make_engine_plan() -> Plan:
     """The build of the engine that this Python, its settings and its environment ask for.
 
     Raises:
-        BuildError: no compiler, no MPI, or no folder to write to.
+        cache.BuildError: no compiler, no MPI, or no folder to write to.
     """
     try:
         compiler = compilers.find()
     except (compilers.CompilerError, OSError) as error:
-        raise BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
     command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *_FLAGS)
     key = _key("matex-engine-", compiler.path, compiler.mpi, *_FLAGS, source_digest())
-    return Plan("the engine", 10, ("engine",), compiler, "", command, cache_folder(), key)
+    return Plan("the engine", 10, ("engine",), compiler, "", command, cache.folder(), key)
 
 
 def make_plan() -> Plan:
     """The build of the ops. They use the library of the engine, which lies beside theirs.
 
     Raises:
-        BuildError: as `make_engine_plan`.
+        cache.BuildError: as `make_engine_plan`.
     """
     import tensorflow as tf
 
@@ -173,7 +162,7 @@ def make_xla_plan() -> Plan:
     """The build of the XLA kernels. They use the library of the ops, which lies beside theirs.
 
     Raises:
-        BuildError: as `make_plan`; or TensorFlow's folder lacks the library or the headers.
+        cache.BuildError: as `make_plan`; or TensorFlow's folder lacks the library or the headers.
     """
     import tensorflow as tf
 
@@ -181,7 +170,7 @@ def make_xla_plan() -> Plan:
     folder, include = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
     for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
         if not needed.exists():
-            raise BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
+            raise cache.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
     command = (
         *ops.command,
         *_XLA_FLAGS,
@@ -217,65 +206,10 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where compiled ops are kept: MATEX_CACHE_DIR, else matex_tf in the user's cache folder, else, where that cannot
-    be used, one of the user's own beneath the folder for temporary files.
-
-    What is kept there is loaded as code: a folder that another user could have written to is not used.
-
-    Raises:
-        BuildError: MATEX_CACHE_DIR cannot be written to, or by others too, or there is no folder to be used.
-    """
-    chosen = settings.current().cache_dir
-    if chosen:
-        folder = Path(chosen).expanduser()
-        if not _can_write(folder):
-            raise BuildError(
-                f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
-                "ops are kept there. Set it to one that can, on a file system that all nodes see."
-            )
-        if open_to := _open_to(folder):
-            raise BuildError(
-                f"MATEX_CACHE_DIR={chosen}: {open_to}, and what is kept there is loaded as code. Set it to a folder of "
-                "your own that only you can write to."
-            )
-        return folder
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    usual = Path(user, "matex_tf")
-    spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
-    reasons = []
-    for folder in (usual, spare):
-        open_to = _open_to(folder) if _can_write(folder) else f"{folder} cannot be written to"
-        if not open_to:
-            if reasons and usual not in _told:
-                _told.add(usual)
-                _say(f"{reasons[0]}: the compiled ops are kept in {folder}")
-            return folder
-        reasons.append(open_to)
-    raise BuildError(
-        f"{' and '.join(reasons)}, but the compiled ops must be kept somewhere. Set MATEX_CACHE_DIR to a folder of "
-        "your own."
-    )
-
-
-_told: set[Path] = set()
-
-
-def _open_to(path: Path) -> str:
-    """How another user could have written to the file or folder `path`; "" if none but this user could."""
-    itself, target = path.lstat(), path.stat()
-    for state in (itself, target):
-        if state.st_uid != os.getuid():
-            return f"{path} belongs to another user (number {state.st_uid})"
-    if target.st_mode & 0o022:
-        return f"others than its owner can write to {path} (`chmod go-w {path}` ends that, or else another file system)"
-    return ""
-
-
 def is_whole(plan: Plan) -> bool:
     """Whether the cache holds the library of this plan, undamaged."""
     try:
-        if _open_to(plan.record) or _open_to(plan.library):
+        if cache.exposure(plan.record) or cache.exposure(plan.library):
             return False
         record = json.loads(plan.record.read_text())
         return record["digest"] == _digest(plan.library)
@@ -287,63 +221,10 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _can_write(folder: Path) -> bool:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-@contextlib.contextmanager
-def _locked(plan: Plan) -> Iterator[None]:
-    """Holds the build's lock, waiting for whoever has it; the kernel frees it if that process dies."""
-    with _open_lock(plan.folder / f"{plan.key}.lock") as lock:
-        start = time.monotonic()
-        told = False
-        while not _try_lock(lock):
-            if not told and time.monotonic() - start > _PATIENCE:
-                told = True
-                _say_once_for_all(plan, f"other ranks wait while one of them builds {plan.what}")
-            time.sleep(_POLL)
-        yield
-
-
-def _open_lock(path: Path) -> Any:
-    try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
-    except OSError as error:
-        raise BuildError(
-            f"{path}: expected a lock file of your own, found: {error.strerror}. Remove it and try again."
-        ) from error
-
-
-def _try_lock(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks: each builds for itself, under a name of its own
-    return True
-
-
-def _say_once_for_all(plan: Plan, text: str) -> None:
-    """Says it in one of the waiting processes: the one that takes a second lock, and keeps it while it waits."""
-    waiting = _open_lock(plan.folder / f"{plan.key}.waiting")
-    if _try_lock(waiting):
-        _say(text)
-    _kept_open.append(waiting)
-
-
-_kept_open: list[Any] = []
-
-
 def _compile(plan: Plan, verbose: bool) -> None:
-    _say(f"building {plan.what} for {_versions(plan)}, once; this takes some {plan.seconds} s")
+    cache.say(f"building {plan.what} for {_versions(plan)}, once; this takes some {plan.seconds} s")
     if verbose:
-        _say(" ".join(plan.command))
+        cache.say(" ".join(plan.command))
     for left in plan.folder.glob(f"{plan.key}.*.tmp"):
         left.unlink(missing_ok=True)  # of a build that was killed: we hold the lock
     handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=plan.folder)
@@ -355,12 +236,12 @@ def _compile(plan: Plan, verbose: bool) -> None:
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources(*plan.rooms))
         code, output = compilers.run([*plan.command, "-o", str(made)], unit, made)
         if code != 0:
-            raise BuildError(_failure(plan, output))
+            raise cache.BuildError(_failure(plan, output))
         _keep(plan, made)
     finally:
         made.unlink(missing_ok=True)
     if verbose:
-        _say(f"built in {time.monotonic() - start:.1f} s")
+        cache.say(f"built in {time.monotonic() - start:.1f} s")
 
 
 def _keep(plan: Plan, made: Path) -> None:
@@ -402,8 +283,3 @@ def _failure(plan: Plan, output: str) -> str:
 def _versions(plan: Plan) -> str:
     mpi = compilers.short(plan.compiler.mpi)
     return f"TensorFlow {plan.tensorflow} and {mpi}" if plan.tensorflow else mpi
-
-
-def _say(text: str) -> None:
-    if not settings.current().quiet:
-        print(f"matex_tf: {text}", file=sys.stderr, flush=True)

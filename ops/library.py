@@ -19,7 +19,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.world import world
 
-from . import build, interface
+from . import build, cache, interface
 
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
@@ -108,7 +108,7 @@ def _load(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> A
     try:
         return load(str(path))
     except failure as error:
-        raise build.BuildError(
+        raise cache.BuildError(
             f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
         ) from error
 

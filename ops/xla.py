@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from matex_tf import settings
 
-from . import build
+from . import build, cache
 from .collectives import OP_TYPES
 from .overlap import OP_TYPES as OVERLAPPED
 
@@ -48,6 +48,6 @@ def _kernels() -> str:
         return "the collectives have XLA kernels for CPUs only"
     try:
         _loaded = ctypes.CDLL(str(build.build_xla()))
-    except (build.BuildError, OSError) as error:
+    except (cache.BuildError, OSError) as error:
         return str(error).splitlines()[0]
     return ""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.ops import build
+from matex_tf.ops import cache
 from matex_tf.runtime import shutdown, temp_folders
 from matex_tf.world import world
 
@@ -229,7 +229,7 @@ def share() -> Ledger:
         # On one node the temporary folder will do; several nodes have a folder in common only where users share one.
         folder = None
         if me.has_several_hosts:
-            folder = build.cache_folder()
+            folder = cache.folder()
             folder.mkdir(parents=True, exist_ok=True)
         temp_folders.sweep(_PREFIX)
         handle, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)

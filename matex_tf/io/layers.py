@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.io import journal
-from matex_tf.ops import build
+from matex_tf.ops import cache
 from matex_tf.runtime import real_files
 
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
@@ -36,7 +36,7 @@ class View:
         self._shown: set[str] = set()
         self.used = False
         self.is_left = False  # every file is the real one: the first rank was lost, and this is the first now
-        self._kept = {*_SYSTEM, os.path.realpath(news.path), os.path.realpath(build.cache_folder())}
+        self._kept = {*_SYSTEM, os.path.realpath(news.path), os.path.realpath(cache.folder())}
         if settings.current().log_dir:
             self._kept.add(os.path.realpath(settings.current().log_dir))
 

@@ -16,7 +16,7 @@ import click
 from matex_tf import settings
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.run_options import Count, Run, RunCommand
-from matex_tf.ops.build import BuildError, cache_folder
+from matex_tf.ops import cache
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options, placement
 
@@ -204,7 +204,7 @@ def command_line(run: Run) -> list[str]:
 
 def _start(asked: Run) -> int:
     elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
-    shared = cache_folder() if elsewhere else None
+    shared = cache.folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
         return restarts.run(
             restarts.Attempt(asked.ranks, asked.options),
@@ -234,7 +234,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         print(f"matex: {error.format_message()}", file=sys.stderr)
         return ASKED_WRONGLY
-    except BuildError as error:
+    except cache.BuildError as error:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     except KeyboardInterrupt:

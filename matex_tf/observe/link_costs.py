@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from matex_tf.ops import build, records
+from matex_tf.ops import cache, records
 from matex_tf.runtime import notes, real_files, shutdown
 from matex_tf.world import world
 
@@ -70,4 +70,4 @@ def known() -> list[Link]:
 
 
 def _folder() -> Path:
-    return build.cache_folder() / "links"
+    return cache.folder() / "links"

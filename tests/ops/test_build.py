@@ -15,6 +15,7 @@ import pytest
 
 from matex_tf import settings
 from matex_tf.ops import build
+from matex_tf.ops.cache import BuildError
 
 FORK = multiprocessing.get_context("fork")
 
@@ -163,7 +164,7 @@ def test_digest_covers_every_source(tmp_path, monkeypatch):
 
 def test_compiler_that_fails(cache, fake_compiler):
     fake_compiler(complaint="x.h:3: error: no such thing")
-    with pytest.raises(build.BuildError) as caught:
+    with pytest.raises(BuildError) as caught:
         build.build()
     text = str(caught.value)
     assert "error: no such thing" in text and "C++17" in text and "module load" in text
@@ -172,7 +173,7 @@ def test_compiler_that_fails(cache, fake_compiler):
 
 
 def test_no_compiler(cache, no_compiler):
-    with pytest.raises(build.BuildError) as caught:
+    with pytest.raises(BuildError) as caught:
         build.build()
     text = str(caught.value)
     assert "no MPI compiler" in text
@@ -183,7 +184,7 @@ def test_no_compiler(cache, no_compiler):
 
 def test_mpicxx_that_is_none(cache, monkeypatch):
     monkeypatch.setenv("MPICXX", "no-such-mpicxx")
-    with pytest.raises(build.BuildError, match="MPICXX=no-such-mpicxx: there is no such program"):
+    with pytest.raises(BuildError, match="MPICXX=no-such-mpicxx: there is no such program"):
         build.build()
 
 
@@ -193,7 +194,7 @@ def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compile
     file.write_text("")
     monkeypatch.setenv("MATEX_CACHE_DIR", str(file / "cache"))
     monkeypatch.setattr(settings, "_current", None)
-    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR=.*cannot be made or written to"):
+    with pytest.raises(BuildError, match="MATEX_CACHE_DIR=.*cannot be made or written to"):
         build.build()
 
 
@@ -212,7 +213,7 @@ def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     folder.rename(tmp_path / f"matex_tf-{owner + 1}")
-    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR"):
+    with pytest.raises(BuildError, match="MATEX_CACHE_DIR"):
         build.build()
 
 

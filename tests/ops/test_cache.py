@@ -9,6 +9,8 @@ import pytest
 
 from matex_tf import settings
 from matex_tf.ops import build
+from matex_tf.ops import cache as caches
+from matex_tf.ops.cache import BuildError
 
 
 def someone_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MATEX_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(build, "_told", set())
+    monkeypatch.setattr(caches, "_told", set())
     monkeypatch.setattr(settings, "_current", None)
     return tmp_path / "home" / "matex_tf"
 
@@ -44,7 +46,7 @@ def test_a_chosen_cache_that_others_can_write_to_is_refused(cache, fake_compiler
     compiler = fake_compiler()
     cache.mkdir()
     cache.chmod(mode)
-    with pytest.raises(build.BuildError, match="others than its owner can write to .*chmod go-w .*loaded as code"):
+    with pytest.raises(BuildError, match="others than its owner can write to .*chmod go-w .*loaded as code"):
         build.build()
     assert compiler.calls == 0
     cache.chmod(0o755)
@@ -55,28 +57,28 @@ def test_a_chosen_cache_of_someone_else_is_refused(cache, fake_compiler, monkeyp
     fake_compiler()
     cache.mkdir()
     someone_else(monkeypatch)
-    with pytest.raises(build.BuildError, match="MATEX_CACHE_DIR=.*belongs to another user.*loaded as code"):
+    with pytest.raises(BuildError, match="MATEX_CACHE_DIR=.*belongs to another user.*loaded as code"):
         build.build()
 
 
 def test_a_link_that_someone_else_has_put_is_refused(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
-    assert build._open_to(tmp_path / "link") == ""
+    assert caches.exposure(tmp_path / "link") == ""
     itself = os.lstat(tmp_path / "link")
     real = Path.lstat
     theirs = os.stat_result((*itself[:4], itself.st_uid + 1, *itself[5:10]))
     monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else real(path))
-    assert "belongs to another user" in build._open_to(tmp_path / "link")
+    assert "belongs to another user" in caches.exposure(tmp_path / "link")
 
 
 def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(home, tmp_path, fake_compiler, capfd):
     fake_compiler()
     home.mkdir(parents=True)
     home.chmod(0o777)
-    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}" == build.cache_folder()
+    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}" == caches.folder()
     assert capfd.readouterr().err.count("others than its owner can write to") == 1
     (tmp_path / f"matex_tf-{os.getuid()}").chmod(0o777)
-    with pytest.raises(build.BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
+    with pytest.raises(BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
         build.build()
 
 
@@ -98,6 +100,6 @@ def test_a_lock_that_is_a_link_is_refused_and_leads_nowhere(cache, tmp_path, fak
     if there:
         target.write_text("content")
     build.make_plan().library.with_suffix(".lock").symlink_to(target)
-    with pytest.raises(build.BuildError, match=r"\.lock: expected a lock file of your own.*Remove it"):
+    with pytest.raises(BuildError, match=r"\.lock: expected a lock file of your own.*Remove it"):
         build.build()
     assert target.exists() == there and (not there or target.read_text() == "content")

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import launch
 from matex_tf import ops
-from matex_tf.ops import build, interface
+from matex_tf.ops import interface
+from matex_tf.ops.cache import BuildError
 from matex_tf.world import world
 
 ALONE = """
@@ -163,7 +164,7 @@ def test_mpi_libraries_are_told_from_their_companions():
 def test_library_that_cannot_be_loaded(tmp_path, load, failure):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
-    with pytest.raises(build.BuildError, match="broken.so cannot be loaded.*Delete that file"):
+    with pytest.raises(BuildError, match="broken.so cannot be loaded.*Delete that file"):
         sys.modules["matex_tf.ops.library"]._load(broken, load, failure)
 
 

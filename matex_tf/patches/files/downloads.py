@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from matex_tf.ops import build
+from matex_tf.ops import cache
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.world import world
@@ -69,7 +69,7 @@ def _target(given: Mapping[str, Any]) -> tuple[str, str]:
 @contextlib.contextmanager
 def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
     """Within it no other rank on this file system downloads the file `name` to `folder`."""
-    locks = build.cache_folder() / "downloads"
+    locks = cache.folder() / "downloads"
     locks.mkdir(parents=True, exist_ok=True)
     target = os.path.join(os.path.realpath(folder), name)
     path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
