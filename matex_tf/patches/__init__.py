@@ -16,7 +16,7 @@ _ONCE_TENSORFLOW_IS_THERE = """
 """.split()
 
 _AT_ONCE = """
-    keras.callbacks keras.calls keras.losses keras.metrics keras.optimizers keras.training keras.resume
+    keras.callbacks keras.calls keras.data keras.losses keras.metrics keras.optimizers keras.training keras.resume
     keras.batch_normalization tf.random files.saving files.downloads files.python files.libraries files.tensorflow
     files.commands
 """.split()

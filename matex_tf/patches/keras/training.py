@@ -10,25 +10,21 @@ import inspect
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.keras import data_stage, fit_call, single_batch, step_check
+from matex_tf.keras import fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.sharding import fingerprint, iteration, sliced_dataset, step_weight
+from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
 
 def install() -> None:
     when_imported("keras.src.backend.tensorflow.trainer", _keras3)
-    when_imported(
-        "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
-    )
     when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.engine.training", _keras2)
-        when_imported(f"{package}.src.engine.data_adapter", _keras2_data)
 
 
 def _keras3(module: Any) -> None:
@@ -54,13 +50,6 @@ def _keras2(module: Any) -> None:
     replace(module.Model, "make_train_function", _make_function("train"))
     replace(module.Model, "make_test_function", _make_function("test"))
     replace(module.Model, "get_metrics_result", _metrics_result)
-
-
-def _keras2_data(module: Any) -> None:
-    replace(module.DataHandler, "__init__", _handler)
-    replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
-    replace(module, "_make_class_weight_map_fn", _class_weights)
-    replace(module, "single_batch_iterator", _single_batch_iterator)
 
 
 def _run(kind: str) -> Any:
@@ -109,156 +98,6 @@ def _train_on_batch(original: Any) -> Any:
             return original(**given)
 
     return train_on_batch
-
-
-def _epoch_iterator(original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def __init__(self, *args, **kwargs):
-        call = fit_call.current()
-        if call is None:
-            return original(self, *args, **kwargs)
-        if not call.slices:
-            original(self, *args, **kwargs)
-            self.data_adapter = _Whole(self.data_adapter, call)
-            if call.kind == "predict":
-                source = signature.bind(self, *args, **kwargs).arguments.get("x")
-                arrays = None if _is_source(source) else getattr(self.data_adapter, "_inputs", source)
-                call.answer.look_at(source, arrays)
-            return None
-        stage = call.next_stage()
-        given = signature.bind(self, *args, **kwargs).arguments
-        are_arrays = not _is_source(given.get("x"))
-        batch_size = given.get("batch_size")
-        if are_arrays:
-            given["batch_size"] = stage.batch_of_arrays(batch_size)
-        given.pop("self")
-        original(self, **given)
-        adapter = self.data_adapter
-        if are_arrays and hasattr(adapter, "_inputs"):
-            stage.look_at(adapter._inputs, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
-        stage.look_at_source(given.get("x"))
-        self.data_adapter = _Distributed(adapter, call, stage, are_arrays)
-        self._num_batches = self.data_adapter.num_batches
-
-    return __init__
-
-
-def _is_source(x: Any) -> bool:
-    """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
-    return (
-        hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
-    )
-
-
-class _Whole:
-    """A data adapter of Keras whose batches every rank computes whole, unless `predict` can share them out."""
-
-    def __init__(self, adapter: Any, call: fit_call.Run):
-        self._adapter = adapter
-        self._call = call
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._adapter, name)
-
-    def get_tf_dataset(self) -> Any:
-        return _unsliced(self._call, self._adapter.get_tf_dataset())
-
-
-def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
-    return call.answer.distribute(dataset) if call.kind == "predict" else iteration.exempt(dataset)
-
-
-class _Distributed(_Whole):
-    """A data adapter of Keras whose dataset is shared out."""
-
-    def __init__(self, adapter: Any, call: fit_call.Run, stage: data_stage.Stage, are_arrays: bool):
-        super().__init__(adapter, call)
-        self._stage = stage
-        self._are_arrays = are_arrays
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._stage.batches(self._adapter.num_batches, self._are_arrays)
-
-    def get_tf_dataset(self) -> Any:
-        return self._stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
-
-
-def _handler(original: Any) -> Any:
-    """Keras 2's counterpart of the epoch iterator."""
-    signature = inspect.signature(original)
-
-    def __init__(self, *args, **kwargs):
-        call = fit_call.current()
-        if call is None:
-            return original(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs).arguments
-        are_arrays = not _is_source(given.get("x"))
-        if not call.slices:
-            if call.kind == "predict":
-                call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None)
-            return original(self, *args, **kwargs)
-        stage = call.next_stage()
-        batch_size = given.get("batch_size")
-        if are_arrays:
-            given["batch_size"] = stage.batch_of_arrays(batch_size)
-            arrays = tuple(
-                part for part in (given.get("x"), given.get("y"), given.get("sample_weight")) if part is not None
-            )
-            stage.look_at(arrays, batch_size, given.get("steps_per_epoch"), given.get("shuffle"))
-            stage.epochs = given.get("epochs", 1) - given.get("initial_epoch", 0)
-        stage.look_at_source(given.get("x"))
-        given.pop("self")
-        # The adapter is made inside, and asked for its dataset and size there.
-        self._matex_stage = (stage, are_arrays)
-        original(self, **given)
-
-    return __init__
-
-
-def _handler_dataset(original: Any) -> Any:
-    def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
-        found = getattr(self, "_matex_stage", None)
-        call = fit_call.current()
-        if found is None and call is not None:
-            whole = self._adapter.get_dataset
-            self._adapter.get_dataset = lambda: _unsliced(call, whole())
-        if found is not None:
-            stage, are_arrays = found
-            plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size
-            self._adapter.get_dataset = lambda: stage.distribute(plain_dataset(), are_arrays)
-            self._adapter.get_size = lambda: stage.batches(plain_size(), are_arrays)
-        result = original(self, *args, **kwargs)
-        if found is not None:
-            found[0].element_spec = getattr(getattr(self, "_dataset", None), "element_spec", None)
-        return result
-
-    return _configure_dataset_and_inferred_steps
-
-
-def _class_weights(original: Any) -> Any:
-    """Keras 2 maps class weights over the dataset that it is given: ours, whose elements hold numbers, too."""
-
-    def make_class_weight_map_fn(class_weight):
-        weigh = original(class_weight)
-
-        def weigh_rows(*data):
-            if len(data) != 1 or not isinstance(data[0], (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
-                return weigh(*data)
-            rows = data[0].data
-            return data[0]._replace(data=weigh(*rows) if type(rows) is tuple else weigh(rows))
-
-        return weigh_rows
-
-    return make_class_weight_map_fn
-
-
-def _single_batch_iterator(original: Any) -> Any:
-    def single_batch_iterator(*args, **kwargs):
-        return single_batch.feed(original(*args, **kwargs))
-
-    return single_batch_iterator
 
 
 def _make_function(which: str) -> Any:
