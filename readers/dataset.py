@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.base import files
 from matex_tf.readers.base.agreement import on_all_ranks
-from matex_tf.readers.base.formats import FIELDS, PARTS, Format, Ranks, ReaderError, known, open_format, recognise
+from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
+from matex_tf.readers.rows import held, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
-from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
 Batch = tuple[share_arrays.ShareArray, "share_arrays.ShareArray | None"]
@@ -81,7 +80,7 @@ class DataSet:
 
         def asked() -> str:
             missing_values.check(missing)
-            _check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
+            opening.check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
             Deal(1, self.size, distribution, batch_size)
             if self._alone and options.get("parallel"):
                 raise ValueError("DataSet: parallel=True needs the other ranks; it cannot go with rank= and size=")
@@ -93,8 +92,9 @@ class DataSet:
         self._normalize = normalize
         self._reshuffle = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
-        self._source: Source = self._open(
-            format, path, options, ranks, missing, (validation_fraction, test_fraction, split), window, horizon
+        cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
+        self._source: Source = opening.open_source(
+            self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
         self._deals = {
             part: Deal(self._source.count(part), self.size, distribution, batch_size)
@@ -102,62 +102,10 @@ class DataSet:
             else Deal(self._source.count(part), self.size)
             for part in PARTS
         }
-        self._held: dict[tuple[str, str], np.ndarray] = {}
-        # Rows that came in opening, not yet scaled nor looked through for missing values.
-        self._unfinished: dict[tuple[str, str], np.ndarray] = self._allot()
-        self._kept = bool(self._unfinished)
+        share = held.Share(self.rank, self.size, self._alone)
+        self._held = held.HeldRows(self._name, self._source, self._deals, share, normalize, self._together)
         self._taken = dict.fromkeys(PARTS, 0)
         self._epochs = 0
-
-    def _open(
-        self,
-        name: Any,
-        path: Any,
-        options: dict[str, Any],
-        ranks: Ranks,
-        missing: Any,
-        split: tuple[float, float, str],
-        window: int | None,
-        horizon: int,
-    ) -> Source:
-        def headers() -> Format:
-            if path is None and isinstance(name, str) and known(name):
-                raise TypeError(f"{self._name}: the format {name} needs a path")
-            found = (recognise(name), name) if path is None else (name, path)
-            return open_format(*found, options, missing)
-
-        def rows() -> Source:
-            source = Source(opened, split, window, horizon)
-            if source.count("training") < 1:
-                raise ReaderError(f"{self._name}: expected at least one training row, found none")
-            return source
-
-        doing = f"opening {self._name}"
-        opened = self._together(headers, doing, describe=_describe)
-        opened.keep = window is None and self.size == ranks.size
-        for turn in range(opened.surveys):
-            found: list[Any] = []
-            self._together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
-            self._together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
-        opened.settled()
-        return self._together(rows, doing, describe=lambda source: f"{[source.count(part) for part in PARTS]} rows")
-
-    def _allot(self) -> dict[tuple[str, str], np.ndarray]:
-        """This rank's rows of every part and field, where opening has read them."""
-        source = self._source
-        held, source.format.held = source.format.held, None
-        if held is None:
-            return {}
-        from matex_tf.readers.rows import redistribute
-
-        arrays = redistribute.whole(source, held)
-        if arrays is not None:
-            return arrays
-        doing = f"dealing the rows of {self._name}"
-        arrays = self._together(lambda: redistribute.allot(source, self._deals, self.rank, held), doing)
-        communicator = world.communicator("readers") if self.size > 1 else None
-        redistribute.deal(source, self._deals, self.rank, held, arrays, communicator)
-        return arrays
 
     def _together(
         self,
@@ -226,7 +174,7 @@ class DataSet:
     @property
     def scaling(self) -> scaling.Standard | None:
         """With normalize="standard", the mean and the deviation of the training data; collective at first use."""
-        return self._scale() if self._normalize == "standard" else None
+        return self._held.scale() if self._normalize == "standard" else None
 
     def next_train_batch(self, n: int) -> Batch:
         """(data, labels) of this rank's rows of the next global batch of `n` training rows.
@@ -289,9 +237,11 @@ class DataSet:
             )
             seed = drawn[0]
         redeal = self._reshuffle is not None and part == "training"
-        order = streaming.Order(deal, self.rank, shuffle, seed, redeal, in_memory=self._kept and not redeal)
+        order = streaming.Order(
+            deal, self.rank, shuffle, seed, redeal, in_memory=self._held.came_in_opening and not redeal
+        )
         if order.in_memory:
-            source = streaming.Memory([self._hold(part, field) for field in self._fields()])
+            source = streaming.Memory([self._held.rows(part, field) for field in self._fields()])
             return streaming.stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
         row_bytes: list[int] = []
         self._together(
@@ -299,7 +249,7 @@ class DataSet:
             f"streaming from {self._name}",
             into=row_bytes,
         )
-        self._scale()
+        self._held.scale()
         return streaming.stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
     def _next(self, name: str, part: str, n: int) -> Batch:
@@ -307,13 +257,13 @@ class DataSet:
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
         n = self._check_batch(name, deal, n)
-        held = [self._hold(part, field) for field in self._fields()]
+        arrays = [self._held.rows(part, field) for field in self._fields()]
         if part == "training" and self._reshuffle is not None and self._taken[part] == 0:
-            self._exchange(held)
+            self._exchange(arrays)
         first, last = self._taken[part], min(self._taken[part] + n, deal.count)
         start, stop = (deal.taken(rows)[self.rank] for rows in (first, last))
         rows = slice(start, stop) if stop > start else slice(0, 1)
-        batch = [share_arrays.as_share(array[rows]) for array in held]
+        batch = [share_arrays.as_share(array[rows]) for array in arrays]
         self._taken[part] = last % deal.count
         if not self._alone and world.is_active():
             from matex_tf.sharding import step_weight
@@ -321,12 +271,12 @@ class DataSet:
             step_weight.announce_rows(stop - start, last - first)
         return batch[0], batch[1] if len(batch) > 1 else None
 
-    def _exchange(self, held: list[np.ndarray]) -> None:
+    def _exchange(self, arrays: list[np.ndarray]) -> None:
         from matex_tf.sharding.exchange import exchange
 
         if self._epochs:
             mine = self._deals["training"].held(self.rank)
-            exchange([array[:mine] for array in held], self._reshuffle or 0, self._epochs)
+            exchange([array[:mine] for array in arrays], self._reshuffle or 0, self._epochs)
         self._epochs += 1
 
     def _check_batch(self, name: str, deal: Deal, n: Any) -> int:
@@ -359,94 +309,21 @@ class DataSet:
         self._require(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        mine = self._hold(part, field)[: deal.held(self.rank)].view()
+        mine = self._held.rows(part, field)[: deal.held(self.rank)].view()
         if part == "training":
             mine.dealt = share_arrays.Dealt(deal.batch_size, self._reshuffle)
         return mine  # type: ignore[return-value]
-
-    def _hold(self, part: str, field: str) -> np.ndarray:
-        """This rank's rows, read at the first use; a rank without any has the first of all, for weight 0."""
-        if (part, field) not in self._held:
-            deal = self._deals[part]
-            count = deal.held(self.rank)
-            positions = self._positions(deal, 0, count) if count else range(1)
-            self._scale()
-            doing = f"reading {part}_{field} of {self._name}"
-            if self._kept:
-                rows = self._together(lambda: self._source.scaled(field, self._finish(part, field)), doing)
-                self._held[part, field] = share_arrays.as_share(rows)
-                del self._unfinished[part, field]
-            elif self._source.window is not None and not self._source.format.labelled:
-                both = self._read_together(lambda: self._source.read_both(part, positions), doing)
-                self._held.update({(part, name): share_arrays.as_share(rows) for name, rows in zip(FIELDS, both)})
-            else:
-                rows = self._read_together(lambda: self._source.read(part, field, positions), doing)
-                self._held[part, field] = share_arrays.as_share(rows)
-        return self._held[part, field]
-
-    def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
-        return self._together(lambda: self._source.format.together(action), doing)
-
-    def _finish(self, part: str, field: str) -> np.ndarray:
-        """Rows that came in opening, missing values seen to."""
-        rows, deal = self._unfinished[part, field], self._deals[part]
-        count = deal.held(self.rank)
-        self._source.settle(part, field, rows, self._positions(deal, 0, count) if count else range(1))
-        return rows
-
-    def _positions(self, deal: Deal, start: int, stop: int) -> Any:
-        if deal.distribution == "block":
-            first = row_shares.rows_of(deal.count, self.rank, self.size)[0]
-            return range(first + start, first + stop)
-        return deal.positions(self.rank, start, stop)
-
-    def _scale(self) -> Any:
-        """Set and give how data are scaled; of "standard" each rank computes its part of the sums."""
-        source = self._source
-        if source.scale is None and self._normalize:
-            if self._normalize == "standard":
-                sums: list[Any] = []
-                self._together(self._moments, f"scaling the data of {self._name}", into=sums)
-                source.scale = scaling.standard(sums)
-            else:
-                source.scale = scaling.by_type
-        return source.scale
-
-    def _moments(self) -> Any:
-        """Those of this rank's part of the training rows."""
-        if self._kept:
-            mine = self._finish("training", "data")[: self._deals["training"].held(self.rank)]
-            return scaling.moments_in_pieces(mine)
-        size, rank = (1, 0) if self._alone else (self.size, self.rank)
-        return self._source.training_moments(*row_shares.rows_of(self._source.training_rows(), rank, size))
 
     def __repr__(self) -> str:
         deal = self._deals["training"]
         counts = [(part, self._source.count(part)) for part in PARTS]
         rows = " and ".join(f"{count} {part}" for part, count in counts if count)
-        held = deal.held(self.rank)
+        count = deal.held(self.rank)
         if deal.distribution == "block":
             mine = self.local_slice
             which = f"training rows {mine.start} to {mine.stop}"
         elif deal.distribution == "cyclic":
-            which = f"{held} training rows, one in {self.size} from row {self.rank} on"
+            which = f"{count} training rows, one in {self.size} from row {self.rank} on"
         else:
-            which = f"{held} training rows, its slices of batches of {deal.batch_size}"
+            which = f"{count} training rows, its slices of batches of {deal.batch_size}"
         return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {which}"
-
-
-def _describe(opened: Format) -> str:
-    return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
-
-
-def _check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
-    if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
-        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {arguments.given(normalize)}')
-    if window is not None:
-        arguments.whole_number("DataSet", "window, which counts rows,", window)
-    arguments.whole_number("DataSet", "horizon, which counts rows,", horizon)
-    arguments.whole_number("DataSet", "seed", seed, 0)
-    if reshuffle is not None and not (isinstance(reshuffle, str) and reshuffle == "epoch"):
-        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {arguments.given(reshuffle)}')
-    if reshuffle and distribution == "batch":
-        raise ValueError('DataSet: distribution="batch" keeps the rows of each batch, reshuffle="epoch" changes them')

@@ -1,0 +1,78 @@
+"""Opening a data set: its arguments are checked, its headers read, its rows counted and cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from matex_tf import arguments
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import PARTS, Format, Ranks, ReaderError, known, open_format, recognise
+from matex_tf.readers.rows import scaling
+from matex_tf.readers.rows.samples import Source
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows become samples of each part: (validation fraction, test fraction, "last" or "spread"), and windows."""
+
+    split: tuple[float, float, str]
+    window: int | None
+    horizon: int
+
+
+def open_source(
+    name: str,
+    format: Any,
+    path: Any,
+    options: dict[str, Any],
+    missing: Any,
+    cut: Cut,
+    ranks: Ranks,
+    size: int,
+    together: Callable[..., Any],
+) -> Source:
+    """The rows of what `format` and `path` name; `ranks` are those that read, `size` is the number of shares.
+
+    `together(action, doing)` runs an action on every rank, and fails on all where it fails on one.
+    """
+
+    def headers() -> Format:
+        if path is None and isinstance(format, str) and known(format):
+            raise TypeError(f"{name}: the format {format} needs a path")
+        found = (recognise(format), format) if path is None else (format, path)
+        return open_format(*found, options, missing)
+
+    def rows() -> Source:
+        source = Source(opened, cut.split, cut.window, cut.horizon)
+        if source.count("training") < 1:
+            raise ReaderError(f"{name}: expected at least one training row, found none")
+        return source
+
+    doing = f"opening {name}"
+    opened = together(headers, doing, describe=_describe)
+    opened.keep = cut.window is None and size == ranks.size
+    for turn in range(opened.surveys):
+        found: list[Any] = []
+        together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
+        together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
+    opened.settled()
+    return together(rows, doing, describe=lambda source: f"{[source.count(part) for part in PARTS]} rows")
+
+
+def _describe(opened: Format) -> str:
+    return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
+
+
+def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
+    if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
+        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {arguments.given(normalize)}')
+    if window is not None:
+        arguments.whole_number("DataSet", "window, which counts rows,", window)
+    arguments.whole_number("DataSet", "horizon, which counts rows,", horizon)
+    arguments.whole_number("DataSet", "seed", seed, 0)
+    if reshuffle is not None and not (isinstance(reshuffle, str) and reshuffle == "epoch"):
+        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {arguments.given(reshuffle)}')
+    if reshuffle and distribution == "batch":
+        raise ValueError('DataSet: distribution="batch" keeps the rows of each batch, reshuffle="epoch" changes them')
