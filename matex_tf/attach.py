@@ -126,7 +126,8 @@ def _refuse_if_too_late() -> None:
     started = context.context()._context_handle is not None
     from tensorflow.python.framework import ops as framework_ops
 
-    if not started and not framework_ops.get_default_graph().get_operations():
+    graph = framework_ops._default_graph_stack._global_default_graph  # asked for otherwise, it would be made
+    if not started and (graph is None or not graph.get_operations()):
         return
     ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
     frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.package(one) not in ours)
