@@ -1,7 +1,7 @@
 """The import-time patches, one file for each thing patched.
 
 Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is. Everything that is
-replaced is replaced through `replace`.
+replaced is replaced through `replace`. The order counts: a patch may wrap what another has put in place.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ import importlib
 
 from matex_tf.runtime.replace import when_imported
 
-_ONCE_TENSORFLOW_IS_THERE = """
-    tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
-    tf.strategy files.datasets
-""".split()
-
-_AT_ONCE = """
-    keras.callbacks keras.calls keras.data keras.losses keras.metrics keras.optimizers keras.training keras.resume
-    keras.batch_normalization tf.random files.saving files.downloads files.python files.libraries files.tensorflow
-    files.commands
+_ONCE_TENSORFLOW_IS_THERE = "*"
+_IN_ORDER = """
+    tf.tape* tf.function* tf.function_loop* tf.xla* tf.control_flow* tf.printing* tf.dataset* v1.session* v1.iterators*
+    tf.strategy* keras.callbacks keras.calls keras.data keras.losses keras.metrics keras.optimizers keras.training
+    keras.resume keras.batch_normalization tf.random files.saving files.downloads files.python files.libraries
+    files.tensorflow files.datasets* files.commands
 """.split()
 
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    for name in _ONCE_TENSORFLOW_IS_THERE:
-        part = importlib.import_module(f"{__name__}.{name}")
-        when_imported("tensorflow", lambda _, part=part: part.install())
-    for name in _AT_ONCE:
-        importlib.import_module(f"{__name__}.{name}").install()
+    for name in _IN_ORDER:
+        part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
+        if name.endswith(_ONCE_TENSORFLOW_IS_THERE):
+            when_imported("tensorflow", lambda _, part=part: part.install())
+        else:
+            part.install()
