@@ -16,14 +16,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only what starts no program: some three minutes")
     parser.addoption(
-        "--every-way",
+        "--all",
         action="store_true",
-        help="run each script under every number of ranks, where the usual run takes one for each (many minutes more)",
+        help="every test and script under every number of ranks, where the usual run takes some (many minutes more)",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What fails fastest first: modules that start no program, then those whose tests may take least."""
+    if not config.getoption("--all"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("more")])
+        items[:] = [item for item in items if not item.get_closest_marker("more")]
     launching = [item for item in items if _launches(item)]
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=launching)

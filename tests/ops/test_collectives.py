@@ -11,7 +11,9 @@ ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.more), 2, 3, pytest.param(4, marks=pytest.mark.more)]
+)
 def test_collectives(ranks, tmp_path, monkeypatch):
     # They meet over MPI by themselves, and then read what rank 0 wrote.
     monkeypatch.chdir(FOLDER.parent.parent.parent)

@@ -12,7 +12,15 @@ CASES = Path(__file__).with_name("metric_cases.py")
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("legacy, worlds", [("0", (2, 3)), ("1", (3,))], ids=["keras3", "keras2"])
+@pytest.mark.parametrize(
+    "legacy, worlds",
+    [
+        pytest.param("0", (2,), id="keras3", marks=pytest.mark.more),
+        pytest.param("0", (3,), id="keras3-3"),
+        pytest.param("1", (2,), id="keras2"),
+        pytest.param("1", (3,), id="keras2-3", marks=pytest.mark.more),
+    ],
+)
 def test_metrics_are_those_of_all_rows(legacy, worlds, tmp_path):
     keras = {"TF_USE_LEGACY_KERAS": legacy}
     launch.run_alone(CASES, tmp_path, env=keras).check()

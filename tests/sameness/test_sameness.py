@@ -21,8 +21,13 @@ def alone(tmp_path_factory):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ranks, settings",
-    [(1, {}), (2, {}), (3, {}), (4, {}), (3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"})],
-    ids=["1", "2", "3", "4", "3-overlapped"],
+    [
+        pytest.param(1, {}, id="1", marks=pytest.mark.more),
+        pytest.param(2, {}, id="2"),
+        pytest.param(3, {}, id="3", marks=pytest.mark.more),
+        pytest.param(4, {}, id="4", marks=pytest.mark.more),
+        pytest.param(3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"}, id="3-overlapped"),
+    ],
 )
 def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
     launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800).check()

@@ -234,7 +234,7 @@ def problems_of(name, group, want, ranks, lines, written):
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("group, part", [(group, part) for group in GROUPS for part in range(len(parts_of(group)))])
 def test_a_script_is_under_ranks_what_it_is_alone(alone, group, part, ranks, tmp_path, pytestconfig):
-    chosen = scripts_for(group, part, ranks, pytestconfig.getoption("--every-way"))
+    chosen = scripts_for(group, part, ranks, pytestconfig.getoption("--all"))
     if not chosen:
         return
     (want,), lines, written = alone(group, part)
