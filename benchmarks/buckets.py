@@ -64,10 +64,8 @@ def greedy(ready: np.ndarray, sizes: np.ndarray, start_up: float, byte: float) -
     def communication(first: int, past: int) -> float:
         return start_up + moved[past] - moved[first]
 
-    plans = [[0, count]]
-    for plan in (_forward(count, computation, communication), _backward(count, computation, communication)):
-        if plan is not None:
-            plans.append([count - boundary for boundary in reversed(plan)])
+    found = (_forward(count, computation, communication), _backward(count, computation, communication))
+    plans = [[0, count], *([count - boundary for boundary in reversed(plan)] for plan in found if plan is not None)]
     return min(plans, key=lambda plan: end_of(plan, ready, sizes, start_up, byte))
 
 
@@ -151,7 +149,7 @@ def main() -> int:
     for count in (8, 12, 60, 161):
         found: dict[str, list[float]] = {}
         for case in cases(random, count, number if count > 12 else max(number // 10, 1)):
-            ready, sizes, start_up, byte = case
+            sizes = case[1]
             plan = best(*case)
             end = end_of(plan, *case)
             plans = {

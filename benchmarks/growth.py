@@ -120,11 +120,19 @@ def table(parameters: float, compute: float, per_node: int, network: str, ranks:
     """The text of the table."""
     size, link = 4 * parameters, NETWORKS[network]
     lines = [
-        f"{network}: {link.start_up * 1e6:.0f} us a message, {1e-9 / link.byte:.2f} GB/s a node, of {per_node} ranks; "
-        f"{parameters / 1e6:.1f} M parameters, {compute * 1e3:.0f} ms of computation; ms of a sum, and of a step",
-        f"{'ranks':>6}" + "".join(f"{name:>11}" for name in ALGORITHMS)
-        + f"{'at once':>14}{'overlapped':>12}{'efficiency':>12}",
-    ]  # fmt: skip
+        (
+            f"{network}: {link.start_up * 1e6:.0f} us a message, {1e-9 / link.byte:.2f} GB/s a node, of {per_node} "
+            f"ranks; {parameters / 1e6:.1f} M parameters, {compute * 1e3:.0f} ms of computation; ms of a sum, and of a "
+            "step"
+        ),
+        "".join(
+            (
+                f"{'ranks':>6}",
+                *(f"{name:>11}" for name in ALGORITHMS),
+                f"{'at once':>14}{'overlapped':>12}{'efficiency':>12}",
+            )
+        ),
+    ]
     for count in ranks:
         took = {name: sum_of(name, count, per_node, size, link) for name in ALGORITHMS}
         best = min(took[name] for name in EXACT)

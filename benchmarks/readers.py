@@ -64,8 +64,7 @@ def make(folder, megabytes):
                 )
                 + "\n"
             )
-            for _ in range(max(1, megabytes * 2**20 // len(lines))):
-                file.write(lines)
+            file.writelines(lines for _ in range(max(1, megabytes * 2**20 // len(lines))))
     if not paths["MNIST"].exists():
         paths["MNIST"].mkdir()
         count = megabytes * 2**20 // 784

@@ -31,10 +31,10 @@ from .library import (
 )
 
 __all__ = [
-    "BuildError",
     "DTYPES",
-    "MismatchError",
     "OP_TYPES",
+    "BuildError",
+    "MismatchError",
     "Waiting",
     "allgather",
     "allgather_rows",

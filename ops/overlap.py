@@ -88,7 +88,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
         _state.noticed.bytes = max(_state.noticed.bytes, size)
     chosen = settings.current().overlap
-    return chosen == "on" or chosen == "auto" and (is_usual() if is_told() is None else is_told())
+    return chosen == "on" or (chosen == "auto" and (is_usual() if is_told() is None else is_told()))
 
 
 def reduce_gradients(

@@ -17,7 +17,7 @@ from matex_tf.world import world
 def are_global() -> bool:
     """Whether layers made or run now are to use the statistics of the global batch."""
     chosen = settings.current().sync_batchnorm
-    wanted = chosen == "on" or chosen == "auto" and settings.current().scaling == "strong"
+    wanted = chosen == "on" or (chosen == "auto" and settings.current().scaling == "strong")
     if not world.is_active() or not wanted:
         return False
     if step_weight.in_session_graph():

@@ -84,7 +84,9 @@ class View:
         if not self.used:
             return set()
         inside = len(self.root)
-        keys = (os.path.join(top[inside:], name) for top, *below in os.walk(self.root) for name in sum(below, []))
+        keys = (
+            os.path.join(top[inside:], one) for top, folders, files in os.walk(self.root) for one in folders + files
+        )
         return set(filter(os.path.lexists, keys))
 
     def catch_up(self, own: set[str], written: Container[str] = ()) -> None:

@@ -202,7 +202,7 @@ class Stage:
             explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
         if not self.gives_whole_batches:
             iteration.iterate_instead(mine, sliced_dataset.whole(whole))
-        return step_check.is_made_for_whole(function) or why != traces.NAMED and not self.trains
+        return step_check.is_made_for_whole(function) or (why != traces.NAMED and not self.trains)
 
     def calls_shared_model(self) -> bool:
         """Whether every rank computes the step whole, but for the calls of the model in it."""

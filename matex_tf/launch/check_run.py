@@ -167,10 +167,10 @@ def table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) ->
     """The rows as text, with the times for information."""
     head = Row("", "alone", f"{ranks} ranks", "")
     times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
-    lines = []
-    for row in (head, *rows, times):
-        lines.append(f"{row.what:<21} {row.alone:>22} {row.together:>22}   {row.verdict:<8} {row.note}".rstrip())
-    return "\n".join(lines)
+    return "\n".join(
+        f"{row.what:<21} {row.alone:>22} {row.together:>22}   {row.verdict:<8} {row.note}".rstrip()
+        for row in (head, *rows, times)
+    )
 
 
 def check(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int) -> int:

@@ -59,8 +59,10 @@ def table(
         return "matex_tf: no profile, for there were too few training steps: the first of each update do not count\n"
     width = max(len("update"), *map(len, counted))
     lines = [
-        f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
-        "milliseconds a step, means over steps and ranks",
+        (
+            f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
+            "milliseconds a step, means over steps and ranks"
+        ),
         f"{'update':{width}}{'steps':>8}" + "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s  of link",
     ]
     for place, totals in counted.items():
@@ -115,10 +117,8 @@ def _imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], host
     behind = sum(others) / len(others)
     if behind < _EVEN * step:
         return ["the ranks are even: none is waited for by more than 1% of a step"]
-    lines = [
-        f"rank {slowest} ({hosts[slowest]}) is waited for: the others wait {behind:.2f} ms more in each step than it "
-        f"does, {behind / step:.0%} of the step"
-    ]
+    waited = f"the others wait {behind:.2f} ms more in each step than it does, {behind / step:.0%} of the step"
+    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {waited}"]
     for waits, computes, _, rank in rows[:_NAMED]:
         lines.append(f"  rank {rank} ({hosts[rank]}): compute {computes:.2f} ms, waiting {waits:.2f} ms")
     if len(rows) > _NAMED:

@@ -133,8 +133,7 @@ def _write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
     """Write the file `path` of the parts of ranks; it is there when it is complete."""
     with real_files.plainly(), atomic.beside(path) as place, open(place, "w") as file:
         file.write('{"traceEvents": [')
-        for number, text in enumerate(parts):
-            file.write((",\n" if number else "\n") + text)
+        file.writelines((",\n" if number else "\n") + text for number, text in enumerate(parts))
         file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
 
 

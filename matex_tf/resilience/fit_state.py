@@ -193,7 +193,7 @@ class Fit:
         asked = next((asked for asked, *_ in everyone if asked), None)
         _, due, stops, stride = everyone[0]
         # Where training stops, the end of the call is near, and is saved.
-        if asked and not stops or due:
+        if (asked and not stops) or due:
             self._save("state", epoch, step)
         if asked and not stops:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"

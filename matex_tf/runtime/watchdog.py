@@ -218,10 +218,9 @@ class _Watch:
         here = [rank for rank in range(self.me.size) if rank not in late]
         some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
         some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
-        lines = [
-            f"matex_tf: for {waited:.0f} s {some} {'have' if len(here) > 1 else 'has'} waited at {stalled.what} "
-            f"(collective number {stalled.number}, after {ops.count(_KIND_GRADIENTS)} updates) for:"
-        ]
+        place = f"{stalled.what} (collective number {stalled.number}, after {ops.count(_KIND_GRADIENTS)} updates)"
+        have = "have" if len(here) > 1 else "has"
+        lines = [f"matex_tf: for {waited:.0f} s {some} {have} waited at {place} for:"]
         for rank in late[:_NAMED]:
             answer = stalled.answers.get(rank)
             if answer is None:
@@ -239,10 +238,9 @@ class _Watch:
     def _text_of_all(self, stalled: _Stall, waited: float) -> str:
         """Nobody is late: each waits for others, or they exchange something that takes so long."""
         hosts = self.me.hosts
-        lines = [
-            f"matex_tf: all ranks have waited for up to {waited:.0f} s, after {ops.count(_KIND_GRADIENTS)} updates: "
-            "each for others, which have gone another way, or for what they exchange, if that takes so long:"
-        ]
+        reasons = "each for others, which have gone another way, or for what they exchange, if that takes so long"
+        after = f"after {ops.count(_KIND_GRADIENTS)} updates"
+        lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
         for rank in range(self.me.size)[:_NAMED]:
             answer = stalled.answers[rank]
             lines.append(

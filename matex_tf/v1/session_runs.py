@@ -288,7 +288,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
     open_rows, fixed = {}, False
     for given, value in feeds.items():
         key = graph.as_graph_element(given, allow_operation=False) if isinstance(given, str) else given
-        if not isinstance(key, tf.Tensor) or isinstance(value, tuple) and hasattr(value, "_fields"):
+        if not isinstance(key, tf.Tensor) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             fixed = True  # sparse and other composite values
             continue
         if not hasattr(value, "__len__"):
@@ -299,7 +299,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         if key.shape.rank and key.shape.as_list()[0] is None:
             open_rows[given] = value
         else:
-            fixed = fixed or value.shape[0] > 1 and key.shape.rank != 1
+            fixed = fixed or (value.shape[0] > 1 and key.shape.rank != 1)
     lengths = {len(value) for value in open_rows.values()}
     if any(share_arrays.is_share(value) for value in open_rows.values()):
         announced = step_weight.announced()

@@ -38,7 +38,7 @@ class NetCdf(Stack):
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        return netcdf_header.is_classic(head) or head.startswith(SIGNATURE) and path.suffix.lower() in NETCDF_ENDINGS
+        return netcdf_header.is_classic(head) or (head.startswith(SIGNATURE) and path.suffix.lower() in NETCDF_ENDINGS)
 
     def require_parallel(self) -> None:
         import netCDF4

@@ -148,7 +148,7 @@ class Cifar10(_Cifar):
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         names = (*_FOLDERS[:2], "data_batch_1", "data_batch_1.bin", *cls.archives)
-        return path.name in cls.archives or path.is_dir() and any((path / name).exists() for name in names)
+        return path.name in cls.archives or (path.is_dir() and any((path / name).exists() for name in names))
 
 
 @register("CIFAR100")
@@ -168,7 +168,7 @@ class Cifar100(_Cifar):
     def recognises(cls, path: Path, head: bytes) -> bool:
         own = any((path / name).exists() for name in (*_FOLDERS[2:], *cls.archives))
         both = all((path / name).exists() for name in ("train.bin", "test.bin"))
-        return path.name in cls.archives or path.is_dir() and (own or both)
+        return path.name in cls.archives or (path.is_dir() and (own or both))
 
 
 class _BinaryBatch:

@@ -101,7 +101,7 @@ def test_it_comes_before_the_gradients_and_after_what_is_no_gradient(weights):
             loss = normalised(weights[0] * 1.0) * weights[1] * weights[2]
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
-    before, announcement, (last, middle, first, loss) = waits(step)
+    before, announcement, (last, middle, first, _) = waits(step)
     # The first layer's gradient alone comes after the collective backwards.
     assert announcement in before(first) and announcement not in before(middle) and announcement not in before(last)
     places = {op.get_attr("place") for op in before(announcement) if op.type == "MatexAllreduce"}

@@ -154,7 +154,7 @@ def main(which, folder, count, first=0):
     good = folder / f"good-{first}"
     make(good)
     expected = both(name, good, options)
-    victim = sorted(good.iterdir())[-1] if good.is_dir() else good
+    victim = max(good.iterdir()) if good.is_dir() else good
     content = victim.read_bytes()
     outcomes = collections.Counter()
     for number in range(first, count):

@@ -111,4 +111,4 @@ def test_an_error_on_one_rank_is_raised_on_all(folders, archive, size):
         for rank, line in enumerate(found):
             assert line.startswith(f"{name} on rank {rank}: {rank_one if rank == 1 else 'ReaderError'}")
             assert "train" in line
-            assert rank == 1 and name != "other" or others in line
+            assert (rank == 1 and name != "other") or others in line

@@ -123,7 +123,7 @@ def test_every_rank_has_its_rows_and_reads_its_part(folder, ranks):
     assert len(said) == ranks
     for rank, of_rank in enumerate(said):
         for name, fine in of_rank.items():
-            assert ranks == 1 and name == "few" or all(fine), (rank, name, fine)
+            assert (ranks == 1 and name == "few") or all(fine), (rank, name, fine)
     for of_rank in errors:
         assert "text.csv, line 2902, column 'y': expected a number (double), found 'none'" in of_rank[0]
         assert "missing.csv, line 2902, column 'y': expected a number, found a missing value" in of_rank[1]

@@ -54,7 +54,7 @@ def test_what_is_written_is_read(tmp_path):
         os.system,
         np.random.default_rng(1),
         np.zeros(2, [("a", "f4"), ("b", "i8")]),
-    ],  # fmt: skip
+    ],
 )
 def test_what_is_not_plain_is_not_kept(value):
     assert not serialization.is_plain(value)

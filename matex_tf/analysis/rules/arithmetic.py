@@ -92,7 +92,7 @@ def together(node: Node, indexes: Sequence[int] | None = None) -> Placement:
     if found is None:
         return figures(node, indexes)
     for one in (node.inputs[index] for index in indexes):
-        if not (one.is_sharded and (one.power == 0 or one.zero) or one.is_same):
+        if not ((one.is_sharded and (one.power == 0 or one.zero)) or one.is_same):
             raise UnprovedError(FIGURE)
     return found
 
@@ -169,7 +169,7 @@ def added(node: Node) -> Placement:
     if found is not None:
         powers = {one.power for one in inputs if not one.zero}
         # What is replicated stands for the same number beside each row.
-        if any(not (one.is_sharded or one.kind == REPLICATED and not one.is_mixed) for one in inputs):
+        if any(not (one.is_sharded or (one.kind == REPLICATED and not one.is_mixed)) for one in inputs):
             raise UnprovedError(FIGURE)
         if len(powers) > 1:
             raise UnprovedError(WEIGHS)

@@ -79,7 +79,7 @@ def transposed_convolution(node: Node) -> Placement:
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 def filter_gradient(node: Node) -> Placement:
-    first, sizes, second = node.inputs
+    first, _, second = node.inputs
     if not (first.is_sharded or second.is_sharded):
         return figures(node)
     node.need_same(1)

@@ -73,10 +73,10 @@ def _is_single(node: Node, index: int, from_start: int, to_end: int, shrink: int
     one = node.inputs[0]
     if not one.even or one.blocks or not _is(node, 3, index, 1):
         return False
-    is_first = not shrink and from_start or _is(node, 1, index, 0)
+    is_first = (not shrink and from_start) or _is(node, 1, index, 0)
     if shrink:
         return is_first or _is(node, 1, index, -1)
-    return bool(is_first and not to_end and _is(node, 2, index, 1) or to_end and _is(node, 1, index, -1))
+    return bool((is_first and not to_end and _is(node, 2, index, 1)) or (to_end and _is(node, 1, index, -1)))
 
 
 def _element(node: Node, which: int, index: int) -> Element | None:

@@ -87,7 +87,7 @@ def _with_path(name: str, index: int, mode: str) -> Any:
         def function(*args, **kwargs):
             given = kwargs.get(name) if name in kwargs else args[index] if len(args) > index else None
             elsewhere = kwargs.get("uri") or any(map(_is_file_system, (*args[index + 1 :], *kwargs.values())))
-            if elsewhere or _is_path(given) and os.fsdecode(given) == ":memory:":
+            if elsewhere or (_is_path(given) and os.fsdecode(given) == ":memory:"):
                 return original(*args, **kwargs)
             if _is_path(given):
                 given = _place(given, mode)

@@ -60,9 +60,8 @@ def _epoch_iterator(original: Any) -> Any:
 
 def _is_source(x: Any) -> bool:
     """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
-    return (
-        hasattr(x, "element_spec") or hasattr(x, "__next__") or hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
-    )
+    is_sequence = hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
+    return is_sequence or hasattr(x, "element_spec") or hasattr(x, "__next__")
 
 
 class _Whole:

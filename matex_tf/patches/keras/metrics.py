@@ -177,7 +177,7 @@ def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, A
     if not all(recombine.can_be_whole(one) and one.kind != SHARDED for one in placements):
         return args, kwargs, None  # rows, each of which counts where it is
     value, weight = _value_and_weight(args, kwargs)
-    of_value, of_weight = (as_partial(_placement(one)) for one in (value, weight))
+    of_value = as_partial(_placement(value))
     if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
         if weight is None and of_value == partial(1):
             share = tf.cast(recombine.factor(1), value.dtype) if isinstance(value, tf.Tensor) else recombine.factor(1)
