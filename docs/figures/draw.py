@@ -1,0 +1,33 @@
+"""Draws the pictures of README.md and docs/: `python docs/figures/draw.py [FOLDER]`, by default beside this file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import measured  # noqa: E402
+import structure  # noqa: E402
+
+PICTURES = {
+    "slices": structure.slices,
+    "gradient": structure.gradient,
+    "placements": structure.placements,
+    "rows": structure.rows,
+    "curve": measured.curve,
+    "timeline": measured.timeline,
+    "scaling": measured.scaling,
+}
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]) if sys.argv[1:] else HERE
+    for name, draw in PICTURES.items():
+        (folder / f"{name}.svg").write_text(draw().svg())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

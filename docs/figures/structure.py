@@ -1,0 +1,142 @@
+"""Pictures of how it works: slices of a batch, the path of a gradient, placements, and whose rows are whose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from canvas import Canvas
+
+from matex_tf.readers.rows.layout import Deal
+from matex_tf.sharding.row_shares import rows_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RANKS = ("blue", "orange", "green")
+
+
+def slices() -> Canvas:
+    """One step: the batch is cut, each rank computes, the gradients are summed, every rank makes the same update."""
+    batch, ranks = 64, len(RANKS)
+    canvas = Canvas(760, 330, f"A batch of {batch} rows on {ranks} ranks: slices, gradients, all-reduce, update")
+    heads = ((62, "global batch"), (198, "slice"), (350, "forward, backward"), (512, "all-reduce"), (660, "update"))
+    for x, words in heads:
+        canvas.text(x, 34, words, 14, at="middle", bold=True)
+    scale, top = 3.6, 58
+    canvas.rectangle(500, top, 24, batch * scale, "violet")
+    for rank, colour in enumerate(RANKS):
+        start, stop = rows_of(batch, rank, ranks)
+        y, height = top + start * scale, (stop - start) * scale
+        middle = y + height / 2
+        canvas.rectangle(30, y, 64, height - 2, colour, round_by=2)
+        canvas.arrow((98, middle), (140, middle))
+        canvas.rectangle(144, middle - 24, 108, 48, "panel", colour)
+        canvas.text(198, middle - 4, f"rank {rank}", 13, at="middle", bold=True)
+        canvas.text(198, middle + 14, f"rows {start} to {stop - 1}", 12, "faint", "middle")
+        canvas.arrow((256, middle), (288, middle))
+        canvas.rectangle(292, middle - 24, 116, 48, "panel", "edge")
+        canvas.text(350, middle - 4, "its gradients", 13, at="middle")
+        canvas.text(350, middle + 14, f"weight {stop - start}/{batch}", 12, "faint", "middle")
+        canvas.arrow((412, middle), (496, middle))
+        canvas.arrow((528, middle), (584, middle), "violet")
+        canvas.rectangle(588, middle - 24, 144, 48, "panel", "violet")
+        canvas.text(660, middle - 4, "global gradient", 13, at="middle")
+        canvas.text(660, middle + 14, "same bits everywhere", 12, "faint", "middle")
+    canvas.text(380, 314, "Every rank makes the update that the script makes alone.", 13, "faint", "middle")
+    return canvas
+
+
+GRADIENT = (
+    ("matex_tf/patches/", "tf/tape.py, keras/optimizers.py", "the script asks for gradients, or applies them"),
+    ("matex_tf/gradients/", "recombine.py", "backpropagation begins at figures of the whole batch"),
+    ("matex_tf/gradients/", "reduction.py", "all gradients of one update, last layer first, weighted"),
+    ("ops/", "collectives/reduce_gradients.py", "one op for all of them, or one for each (overlapped)"),
+    ("ops/src/engine/", "sequence/rendezvous.cc", "are all ranks at this same update?"),
+    ("ops/src/engine/", "layout/layout.cc", "small gradients are fused, large ones stay in place"),
+    ("ops/src/engine/", "update/inline.cc, update/async_reduction.cc", "at once, or while others are computed"),
+    ("ops/src/engine/", "sums/allreduce.cc", "shared memory, MPI, ring or two levels"),
+)
+
+
+def gradient() -> Canvas:
+    """The files that a gradient goes through, from the script and back."""
+    step, top = 58, 64
+    canvas = Canvas(760, top + step * len(GRADIENT) + 12, "The path of a gradient through the packages")
+    canvas.text(250, 34, "the script's step", 14, at="middle", bold=True)
+    canvas.arrow((250, 42), (250, top - 2))
+    layer = {"matex_tf/patches/": "blue", "matex_tf/gradients/": "green", "ops/": "orange", "ops/src/engine/": "violet"}
+    for number, (folder, files, words) in enumerate(GRADIENT):
+        for file in files.split(", "):
+            if not (ROOT / folder / file).exists():
+                raise FileNotFoundError(f"the picture of a gradient's path names {folder}{file}")
+        y = top + number * step
+        canvas.rectangle(28, y, 444, 44, "panel", layer[folder])
+        canvas.text(40, y + 18, folder + files, 12, layer[folder], bold=True)
+        canvas.text(40, y + 36, words, 12, "ink")
+        if number:
+            canvas.arrow((250, y - 14), (250, y - 1))
+    last = top + (len(GRADIENT) - 1) * step
+    canvas.line([(476, last + 22), (560, last + 22), (560, 29), (400, 29)], "violet", 1.6)
+    canvas.arrow((400, 29), (330, 29), "violet")
+    notes = (
+        (top + 20, "in place of TensorFlow's own"),
+        (top + step + 20, "TensorFlow graphs"),
+        (top + 3 * step + 20, "TensorFlow ops"),
+        (top + 5 * step + 20, "C++ on MPI alone"),
+    )
+    for y, words in notes:
+        canvas.text(580, y, words, 12, "faint")
+    canvas.text(580, last + 20, "the sum, the same bits", 12, "violet", bold=True)
+    canvas.text(580, last + 38, "on every rank", 12, "violet", bold=True)
+    return canvas
+
+
+def placements() -> Canvas:
+    """The placement of each tensor of a small step."""
+    canvas = Canvas(760, 250, "Placements in a step: which tensors are sharded, partial or replicated")
+    boxes = (
+        (24, 60, "x", "blue"),
+        (24, 150, "weights", "grey"),
+        (164, 60, "prediction", "blue"),
+        (304, 60, "loss of a row", "blue"),
+        (444, 60, "mean loss", "orange"),
+        (444, 150, "gradient", "orange"),
+        (604, 60, "loss", "green"),
+        (604, 150, "gradient", "green"),
+    )
+    for x, y, words, colour in boxes:
+        canvas.rectangle(x, y, 116 if x < 600 else 132, 44, "panel", colour)
+        canvas.text(x + (58 if x < 600 else 66), y + 27, words, 13, at="middle", bold=True)
+    for start, end in (
+        ((140, 82), (164, 82)),
+        ((280, 82), (304, 82)),
+        ((420, 82), (444, 82)),
+        ((502, 104), (502, 150)),
+    ):
+        canvas.arrow(start, end)
+    canvas.arrow((140, 160), (186, 106))
+    canvas.arrow((560, 82), (604, 82), "violet")
+    canvas.arrow((560, 172), (604, 172), "violet")
+    canvas.text(582, 132, "all-reduce", 12, "violet", "middle", bold=True)
+    canvas.text(24, 36, "What each rank has of a tensor, and how the parts make up the whole:", 13, "faint")
+    canvas.key(24, 226, (("blue", "sharded: its rows"), ("orange", "partial: a term of the sum")), 148)
+    canvas.key(380, 226, (("grey", "replicated"), ("green", "the whole value, on every rank")), 116)
+    return canvas
+
+
+def rows() -> Canvas:
+    """Which rows of a file each rank reads, for each distribution of a `DataSet`."""
+    count, batch, cell = 18, 6, 34
+    canvas = Canvas(
+        760, 306, f"Which of {count} rows each of {len(RANKS)} ranks holds, by the distribution of a DataSet"
+    )
+    canvas.key(128, 34, [(colour, f"rank {rank}") for rank, colour in enumerate(RANKS)], 90)
+    kinds = (("block", None, "one slab for each rank"), ("cyclic", None, "turn by turn"))
+    for number, (kind, size, words) in enumerate((*kinds, ("batch", batch, f"each batch of {batch} is cut"))):
+        deal, y = Deal(count, len(RANKS), kind, size), 64 + number * 80
+        canvas.text(20, y + 16, f'"{kind}"', 14, bold=True)
+        for rank, colour in enumerate(RANKS):
+            for row in deal.positions(rank, 0, deal.held(rank)):
+                canvas.rectangle(128 + int(row) * cell, y, cell - 2, 30, colour, round_by=2)
+        for row in range(count):
+            canvas.text(128 + row * cell + cell / 2 - 1, y + 20, str(row), 12, "page", "middle", bold=True)
+        canvas.text(128, y + 48, words, 12, "faint")
+    return canvas
