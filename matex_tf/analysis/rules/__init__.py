@@ -13,6 +13,7 @@ from matex_tf.analysis.rules import (
     reductions,
     selections,
     shapes,
+    slices,
     state,
 )
 from matex_tf.analysis.rules.registry import RULES, Node, UnprovedError
@@ -30,5 +31,6 @@ __all__ = [
     "reductions",
     "selections",
     "shapes",
+    "slices",
     "state",
 ]

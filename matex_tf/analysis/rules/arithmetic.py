@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from matex_tf.analysis import elements
 from matex_tf.analysis.placement import (
     PARTIAL,
     REPLICATED,
@@ -114,11 +115,7 @@ def negate(node: Node) -> Placement:
         raise UnprovedError(SIZES)
     if one.elements is None:
         return one
-    return vector([Element(of.power, _opposite(of.value), _opposite(of.unit)) for of in one.elements])
-
-
-def _opposite(value: int | None) -> int | None:
-    return None if value is None else -value
+    return vector([elements.negative(of) for of in one.elements])
 
 
 @rule("Cast", shaped_alike=True)
@@ -144,7 +141,7 @@ def nonlinear(node: Node) -> Placement:
 
 @rule(*BINARY, shaped_alike=True)
 def binary(node: Node) -> Placement:
-    return _numbers(node, _WHOLE.get(node.type, _unproved_element)) or together(node)
+    return _numbers(node, _WHOLE.get(node.type, elements.unproved)) or together(node)
 
 
 @rule("ClipByValue", "Betainc", shaped_alike=True)
@@ -154,7 +151,7 @@ def ternary(node: Node) -> Placement:
 
 @rule("AddV2", "Add", "Sub", shaped_alike=True)
 def add(node: Node) -> Placement:
-    made = _numbers(node, _subtract_elements if node.type == "Sub" else _add_elements)
+    made = _numbers(node, elements.subtract if node.type == "Sub" else elements.add)
     return made or added(node)
 
 
@@ -190,7 +187,7 @@ def multiply(node: Node) -> Placement:
     divides = node.type in ("RealDiv", "Div", "DivNoNan")
     if divides and not (node.tensors[0].dtype.is_floating or node.tensors[0].dtype.is_complex):
         return together(node)  # it rounds
-    made = _numbers(node, _divide_exactly if divides else _multiply_elements)
+    made = _numbers(node, elements.divide_exactly if divides else elements.multiply)
     if made is not None:
         return made
     first, second = node.inputs
@@ -254,91 +251,9 @@ def _numbers(node: Node, compute: Callable[[Element, Element], Element]) -> Plac
     return made
 
 
-def _count(one: Element) -> int | None:
-    """Where it is known, what it is, or how many times the number of rows."""
-    return one.value if one.power == 0 else one.unit if one.power == -1 else None
-
-
-def _made(power: int | None, count: int | None) -> Element:
-    return Element(power, count if power == 0 else None, count if power == -1 else None)
-
-
-def _of_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
-    counts = _count(first), _count(second)
-    return None if None in counts else int(compute(*counts))
-
-
-def _add_elements(first: Element, second: Element) -> Element:
-    for one, other in ((first, second), (second, first)):
-        if one.power == 0 and one.value == 0:
-            return other
-    if first.power is None or first.power != second.power:
-        return Element(None)
-    return _made(first.power, _of_counts(first, second, lambda a, b: a + b))
-
-
-def _subtract_elements(first: Element, second: Element) -> Element:
-    if second.power == 0 and second.value == 0:
-        return first
-    if first.power is None or first.power != second.power:
-        return Element(None)
-    return _made(first.power, _of_counts(first, second, lambda a, b: a - b))
-
-
-def _multiply_elements(first: Element, second: Element) -> Element:
-    if None in (first.power, second.power):
-        return Element(None)
-    return _made(first.power + second.power, _of_counts(first, second, lambda a, b: a * b))
-
-
-def _divide_exactly(first: Element, second: Element) -> Element:
-    if None in (first.power, second.power):
-        return Element(None)
-    counts = _count(first), _count(second)
-    whole = None not in counts and counts[1] != 0 and counts[0] % counts[1] == 0
-    return _made(first.power - second.power, counts[0] // counts[1] if whole else None)
-
-
-def _divide_elements(first: Element, second: Element) -> Element:
-    """A quotient rounded down: of two that grow alike with the rows it is the same for all."""
-    if second.power == 0 and second.value == 1:
-        return first
-    if first.power is None or second.power is None:
-        return Element(None)
-    counts = _count(first), _count(second)
-    if None in counts or counts[1] == 0:
-        return Element(0 if first.power == second.power else None)
-    if first.power == second.power or (second.power == 0 and counts[0] % counts[1] == 0):
-        return _made(first.power - second.power, counts[0] // counts[1])
-    return Element(None)
-
-
-def _remainder_elements(first: Element, second: Element) -> Element:
-    if first.power is None or second.power is None:
-        return Element(None)
-    counts = _count(first), _count(second)
-    known = None not in counts and counts[1] != 0
-    if known and second.power == 0 and counts[0] % counts[1] == 0:
-        return Element(0, 0)
-    return _made(first.power if first.power == second.power else None, counts[0] % counts[1] if known else None)
-
-
-def _least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
-    def element(first: Element, second: Element) -> Element:
-        if first.power is None or first.power != second.power:
-            return Element(None)
-        return _made(first.power, _of_counts(first, second, compute))
-
-    return element
-
-
-def _unproved_element(first: Element, second: Element) -> Element:
-    return Element(0 if first.power == second.power == 0 else None)
-
-
 _WHOLE = {
-    "FloorDiv": _divide_elements,
-    "Maximum": _least_or_most(max),
-    "Minimum": _least_or_most(min),
-    "FloorMod": _remainder_elements,
+    "FloorDiv": elements.divide_down,
+    "Maximum": elements.least_or_most(max),
+    "Minimum": elements.least_or_most(min),
+    "FloorMod": elements.remainder,
 }

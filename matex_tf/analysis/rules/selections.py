@@ -1,13 +1,12 @@
-"""Parts of tensors: slices, gathers, masks, tables."""
+"""Parts of tensors that numbers, masks or keys choose: gathers, tables, one-hot vectors."""
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import PARTIAL, REPLICATED, ROW_NUMBERS, Element, Placement, partial, unknown, vector
-from matex_tf.analysis.rules.arrays import BY_NUMBER, take_blocks
+from matex_tf.analysis.placement import PARTIAL, REPLICATED, ROW_NUMBERS, Placement, vector
+from matex_tf.analysis.rules.arrays import BY_NUMBER
 from matex_tf.analysis.rules.registry import (
     FIGURE,
     MEET,
-    SIZES,
     WEIGHS,
     Node,
     UnprovedError,
@@ -16,154 +15,6 @@ from matex_tf.analysis.rules.registry import (
     rule,
     source_of,
 )
-
-
-@rule("StridedSlice")
-def strided_slice(node: Node) -> Placement:
-    one = node.inputs[0]
-    if one.elements is not None and node.rank(0) == 1:
-        return _sliced_elements(node, one)
-    if not one.is_sharded:
-        if one.kind in (REPLICATED, PARTIAL) and not one.is_mixed:
-            node.need_same(*range(1, len(node.inputs)))
-            return one._replace(elements=None)
-        return figures(node)
-    made = 0  # dimensions of the result so far
-    dimension = 0  # of what is sliced
-    found = None
-    single: list[int | None] | None = None  # the shape of a single row
-    ellipsis, new, shrink = (node.attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis"))
-    begin, end = node.attr("begin_mask"), node.attr("end_mask")
-    entries = node.shape(1)[0]
-    if entries is None:
-        raise UnprovedError(BY_NUMBER)
-    named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
-    for index in range(entries):
-        bit = 1 << index
-        if ellipsis & bit:
-            skipped = node.rank(0) - named
-            if dimension <= one.axis < dimension + skipped:
-                found = one._replace(axis=made + one.axis - dimension)
-            made, dimension = made + skipped, dimension + skipped
-        elif new & bit:
-            made += 1
-        elif dimension == one.axis:
-            if _is_single(node, index, begin & bit, end & bit, shrink & bit):
-                single = node.output_shape()
-                if not shrink & bit:
-                    single[made] = 1
-            elif shrink & bit or not _is(node, 3, index, 1):
-                raise UnprovedError(BY_NUMBER)
-            else:
-                found = _of_all_rows(node, index, begin & bit, end & bit)._replace(axis=made)
-            made, dimension = made + (0 if shrink & bit else 1), dimension + 1
-        else:
-            at = [] if begin & bit else [1]
-            at += [] if end & bit or shrink & bit else [2]
-            if not all(_is_same(node, which, index) for which in [*at, 3]):
-                raise UnprovedError("it is as long as a figure of the rows says")
-            made, dimension = made + (0 if shrink & bit else 1), dimension + 1
-    if single is not None:
-        return unknown(node.op, BY_NUMBER)._replace(shape=tuple(single))
-    return found or one._replace(axis=made + one.axis - dimension)
-
-
-def _is_single(node: Node, index: int, from_start: int, to_end: int, shrink: int) -> bool:
-    """Whether it takes the first or the last row, which every slice has, if another one."""
-    one = node.inputs[0]
-    if not one.even or one.blocks or not _is(node, 3, index, 1):
-        return False
-    is_first = (not shrink and from_start) or _is(node, 1, index, 0)
-    if shrink:
-        return is_first or _is(node, 1, index, -1)
-    return bool((is_first and not to_end and _is(node, 2, index, 1)) or (to_end and _is(node, 1, index, -1)))
-
-
-def _element(node: Node, which: int, index: int) -> Element | None:
-    found = node.inputs[which].elements
-    return found[index] if found is not None and index < len(found) else None
-
-
-def _is(node: Node, which: int, index: int, value: int) -> bool:
-    one = _element(node, which, index)
-    return one is not None and one.power == 0 and one.value == value
-
-
-def _is_same(node: Node, which: int, index: int) -> bool:
-    one = _element(node, which, index)
-    return node.inputs[which].is_same if one is None else one.power == 0
-
-
-def _of_all_rows(node: Node, index: int, from_start: int, to_end: int) -> Placement:
-    """The placement of a slice along the rows' axis: of all of them, or of one batch of several below one another."""
-    one = node.inputs[0]
-    begin = 0 if from_start else _rows(_element(node, 1, index))
-    end = None if to_end else _rows(_element(node, 2, index))
-    if begin == 0 and to_end:
-        return one
-    if begin is None or not one.even or (end is None and not to_end):
-        raise UnprovedError(BY_NUMBER)
-    if one.blocks and None not in one.blocks:
-        total = sum(one.blocks)
-        return take_blocks(one, begin, total if to_end else min(end, total))
-    if begin == 0 and one.unit is not None and end >= one.unit:
-        return one
-    raise UnprovedError(BY_NUMBER)
-
-
-def _rows(one: Element | None) -> int | None:
-    """How many times the number of rows an entry is."""
-    if one is None:
-        return None
-    return 0 if one.power == 0 and one.value == 0 else one.unit if one.power == -1 else None
-
-
-def _sliced_elements(node: Node, one: Placement) -> Placement:
-    if node.attr("ellipsis_mask") or node.attr("new_axis_mask"):
-        raise UnprovedError(SIZES)
-    begin, end, stride = (_value(node, index) for index in (1, 2, 3))
-    begin = None if node.attr("begin_mask") & 1 else begin
-    end = None if node.attr("end_mask") & 1 else end
-    if node.attr("shrink_axis_mask") & 1:
-        return scalar_of(one.elements[begin])
-    return vector(one.elements[slice(begin, end, stride)])
-
-
-def scalar_of(element: Element) -> Placement:
-    """The placement of an entry by itself."""
-    return partial(0) if element.sums else vector([element])
-
-
-def _value(node: Node, index: int) -> int:
-    return int(node.constant(index).reshape(-1)[0])
-
-
-@rule("Slice")
-def slice_(node: Node) -> Placement:
-    one, begin, sizes = node.inputs
-    if one.elements is not None and node.rank(0) == 1:
-        start, count = _value(node, 1), _value(node, 2)
-        return vector(one.elements[start : None if count < 0 else start + count])
-    if not one.is_sharded:
-        if one.kind in (REPLICATED, PARTIAL) and not one.is_mixed:
-            node.need_same(1, 2)
-            return one._replace(elements=None)
-        return figures(node)
-    if begin.elements is None or sizes.elements is None:
-        raise UnprovedError(BY_NUMBER)
-    count = sizes.elements[one.axis]
-    start, rows = _rows(begin.elements[one.axis]), _rows(count)
-    goes_on = count.power == 0 and count.value == -1
-    found = one
-    if start is None or not (goes_on or rows):
-        raise UnprovedError(BY_NUMBER)
-    if one.blocks and None not in one.blocks and (start or not goes_on):
-        found = take_blocks(one, start, sum(one.blocks) if goes_on else start + rows)
-    elif start or not (goes_on or (one.even and one.unit == rows)):
-        raise UnprovedError(BY_NUMBER)
-    if any(other.power != 0 for part in (begin, sizes) for at, other in enumerate(part.elements) if at != one.axis):
-        raise UnprovedError("it is as long as a figure of the rows says")
-    return found
 
 
 @rule("GatherV2", "Gather")

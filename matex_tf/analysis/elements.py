@@ -1,0 +1,97 @@
+"""Arithmetic on the entries of shapes and the like: whole numbers that are fixed, or grow with the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from matex_tf.analysis.placement import Element
+
+
+def negative(one: Element) -> Element:
+    return Element(one.power, _opposite(one.value), _opposite(one.unit))
+
+
+def _opposite(value: int | None) -> int | None:
+    return None if value is None else -value
+
+
+def _count(one: Element) -> int | None:
+    """Where it is known, what it is, or how many times the number of rows."""
+    return one.value if one.power == 0 else one.unit if one.power == -1 else None
+
+
+def _made(power: int | None, count: int | None) -> Element:
+    return Element(power, count if power == 0 else None, count if power == -1 else None)
+
+
+def _of_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
+    counts = _count(first), _count(second)
+    return None if None in counts else int(compute(*counts))
+
+
+def add(first: Element, second: Element) -> Element:
+    for one, other in ((first, second), (second, first)):
+        if one.power == 0 and one.value == 0:
+            return other
+    if first.power is None or first.power != second.power:
+        return Element(None)
+    return _made(first.power, _of_counts(first, second, lambda a, b: a + b))
+
+
+def subtract(first: Element, second: Element) -> Element:
+    if second.power == 0 and second.value == 0:
+        return first
+    if first.power is None or first.power != second.power:
+        return Element(None)
+    return _made(first.power, _of_counts(first, second, lambda a, b: a - b))
+
+
+def multiply(first: Element, second: Element) -> Element:
+    if None in (first.power, second.power):
+        return Element(None)
+    return _made(first.power + second.power, _of_counts(first, second, lambda a, b: a * b))
+
+
+def divide_exactly(first: Element, second: Element) -> Element:
+    if None in (first.power, second.power):
+        return Element(None)
+    counts = _count(first), _count(second)
+    whole = None not in counts and counts[1] != 0 and counts[0] % counts[1] == 0
+    return _made(first.power - second.power, counts[0] // counts[1] if whole else None)
+
+
+def divide_down(first: Element, second: Element) -> Element:
+    """A quotient rounded down: of two that grow alike with the rows it is the same for all."""
+    if second.power == 0 and second.value == 1:
+        return first
+    if first.power is None or second.power is None:
+        return Element(None)
+    counts = _count(first), _count(second)
+    if None in counts or counts[1] == 0:
+        return Element(0 if first.power == second.power else None)
+    if first.power == second.power or (second.power == 0 and counts[0] % counts[1] == 0):
+        return _made(first.power - second.power, counts[0] // counts[1])
+    return Element(None)
+
+
+def remainder(first: Element, second: Element) -> Element:
+    if first.power is None or second.power is None:
+        return Element(None)
+    counts = _count(first), _count(second)
+    known = None not in counts and counts[1] != 0
+    if known and second.power == 0 and counts[0] % counts[1] == 0:
+        return Element(0, 0)
+    return _made(first.power if first.power == second.power else None, counts[0] % counts[1] if known else None)
+
+
+def least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
+    def element(first: Element, second: Element) -> Element:
+        if first.power is None or first.power != second.power:
+            return Element(None)
+        return _made(first.power, _of_counts(first, second, compute))
+
+    return element
+
+
+def unproved(first: Element, second: Element) -> Element:
+    return Element(0 if first.power == second.power == 0 else None)
