@@ -1,26 +1,31 @@
-"""Where the packages lie: ops/ and readers/ are rooms beside matex_tf/ that install inside it."""
+"""Where the packages lie: ops/ and readers/ stand beside matex_tf/ and install inside it."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOMS = {"matex_tf": "matex_tf", "matex_tf.ops": "ops", "matex_tf.readers": "readers"}
+FOLDERS = {"matex_tf": "matex_tf", "matex_tf.ops": "ops", "matex_tf.readers": "readers"}
 SOURCES = (".h", ".cc")
 HERE = Path(__file__).parent
 
 
 def packages() -> list[str]:
-    """Every package of every room, by the name it installs under."""
+    """Every package of every folder, by the name it installs under."""
     names = []
-    for name, folder in ROOMS.items():
+    for name, folder in FOLDERS.items():
         names += [name, *(f"{name}.{inner}" for inner in find_packages(folder))]
     return names
 
 
 def op_sources() -> list[str]:
     """The C++ sources, relative to ops/: the wheel carries them and the user's machine compiles them."""
-    room = HERE / ROOMS["matex_tf.ops"]
-    return sorted(str(path.relative_to(room)) for path in room.rglob("*") if path.suffix in SOURCES)
+    folder = HERE / FOLDERS["matex_tf.ops"]
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in SOURCES)
 
 
-setup(packages=packages(), package_dir=ROOMS, package_data={"matex_tf": ["py.typed"], "matex_tf.ops": op_sources()})
+setup(
+    packages=packages(),
+    package_dir=FOLDERS,
+    package_data={"matex_tf": ["py.typed"], "matex_tf.ops": op_sources()},
+    include_package_data=False,  # else folders of C++ are taken for packages that are missing above
+)
