@@ -116,204 +116,202 @@ TABLE = (
         _boolean,
         False,
         "0, 1",
-        "1: the script runs as if the library were not there; under mpirun each rank then runs it alone.",
+        "1: the script runs as if the library were not there. Under mpirun each rank then runs it alone.",
     ),
     Setting(
         "scaling",
         _choice("strong", "weak"),
         "strong",
         "strong, weak",
-        "strong: the script's batch is the global batch and each rank computes its slice; the result is that of "
-        "the script alone. weak: the script's batch is each rank's own, the global batch is the number of ranks "
-        "times that, and an epoch takes that many times fewer steps; learning rates are left as they are.",
+        "strong: the script's batch is the global batch, and each rank computes its slice. The result is that of the "
+        "script alone. weak: the script's batch is each rank's own. The global batch is that times the number of "
+        "ranks, and an epoch takes that many times fewer steps. Learning rates stay as they are.",
     ),
     Setting(
         "eager",
         _choice("auto", "whole"),
         "auto",
         "auto, whole",
-        "auto: of training steps in eager code (no tf.function) ranks share the calls of Keras models that are proved "
-        "to compute each row by itself; whole: every rank computes whole batches there.",
+        "auto: in eager training steps, ranks share the calls of Keras models that are proved to compute each row by "
+        "itself. whole: every rank computes whole batches there.",
     ),
     Setting(
         "sync_batchnorm",
         _choice("auto", "on", "off"),
         "auto",
         "auto, on, off",
-        "on: BatchNormalization uses the statistics of the global batch, as the script alone does, for one small "
-        "collective forwards and one backwards in each such layer; off: those of the rank's slice. auto: on, but "
-        "off with weak scaling.",
+        "on: BatchNormalization uses the statistics of the global batch, as the script alone does. This costs one "
+        "small collective forwards and one backwards in each such layer. off: it uses those of the rank's slice. "
+        "auto: on, but off with weak scaling.",
     ),
     Setting(
         "chunk_bytes",
         _count,
         0,
         "bytes",
-        "Gradients are reduced in pieces of this size. 0: 1 MiB on one host, where MPI allocates memory anew for much "
-        "larger ones, and 8 MiB between hosts, where each piece costs the network's delay.",
+        "Gradients are reduced in pieces of this size. 0: 1 MiB on one host, where MPI allocates memory anew for "
+        "much larger ones; 8 MiB between hosts, where each piece costs the network's delay.",
     ),
     Setting(
         "fuse_bytes",
         _count,
         256 << 10,
         "bytes",
-        "Gradients smaller than this are copied together and reduced as one; larger ones are reduced in place.",
+        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
     ),
     Setting(
         "overlap",
         _choice("auto", "on", "off"),
         "auto",
         "auto, on, off",
-        "on: gradients are reduced by a thread of their own as they are computed, while the step goes on computing; "
-        "off: all at once when the step has them. auto: whichever is faster in the first steps of a "
-        "function, which begin with off on one host and with on on several. Only inside functions of TensorFlow that "
-        "XLA does not compile.",
+        "on: a communication thread reduces gradients as they are computed. off: they are reduced all at once. auto: "
+        "whichever is faster in a function's first steps, which begin with off on one host and with on on several. "
+        "Only inside functions of TensorFlow that XLA does not compile.",
     ),
     Setting(
         "algorithm",
         _choice("auto", "mpi", "ring", "two_level"),
         "auto",
         "auto, mpi, ring, two_level",
-        "How large sums over ranks are computed: mpi: by MPI's own allreduce; ring: by a ring, which moves the least "
-        "that is possible; two_level: within each host first, then each of its ranks carries a slice to the other "
-        "hosts. auto: on one host in memory that its ranks have in common, else whichever is fastest on the first of "
-        "them.",
+        "How large sums over ranks are computed. mpi: by MPI's own all-reduce. ring: by a ring, which sends the "
+        "fewest bytes. two_level: within each host first, then each of its ranks carries a slice to the other hosts. "
+        "auto: in shared memory on one host, else whichever is fastest on the first of them.",
     ),
     Setting(
         "compression",
         _compression,
         NO_COMPRESSION,
         "none, bf16, fp16, topk:SHARE",
-        "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the SHARE "
-        "of each that is largest (topk:0.01). What that leaves out is kept and added to the next gradient. See "
-        "docs/performance.md for loss curves.",
+        "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
+        "largest SHARE of each (topk:0.01). What is left out is added to the next gradient. docs/performance.md has "
+        "loss curves.",
     ),
     Setting(
         "compression_links",
         _choice("all", "hosts"),
         "all",
         "all, hosts",
-        "hosts: what travels within a host is not compressed, only what goes from host to host.",
+        "hosts: only what goes from host to host is compressed, not what stays within a host.",
     ),
     Setting(
         "ranks_per_node",
         _count,
         0,
         "ranks",
-        "For tests: so many consecutive ranks are taken for a host of their own where sums are computed. 0: those that "
-        "share memory.",
+        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.",
     ),
     Setting(
         "drift_steps",
         _count,
         1000,
         "steps",
-        "In a loop of one's own, ranks compare a checksum of all weights after each so many updates; 0: never.",
+        "In a loop of your own, ranks compare a checksum of all weights after each so many updates. 0: never.",
     ),
     Setting(
         "check_numerics",
         _boolean,
         False,
         "0, 1",
-        "1: under several ranks, NaN or infinities in the gradients of any of them are an error on all, which names "
-        "the variable, the rank and the update; 0: they are passed on as arithmetic gives them. While the script has a "
-        "LossScaleOptimizer, which expects infinities and skips such steps, they are no error.",
+        "1: under several ranks, NaN or infinity in a gradient of any rank is an error on all. It names variable, "
+        "rank and update. 0: they are passed on as arithmetic gives them. While the script has a LossScaleOptimizer, "
+        "which expects infinities and skips such steps, they are no error.",
     ),
     Setting(
         "stall_seconds",
         _count,
         60,
         "seconds",
-        "When ranks have waited so long for others at one place, one of them says who is waiting for whom, and where "
-        "those are; 0: never.",
+        "When ranks have waited so long for others at one place, one of them says who waits for whom, and where "
+        "those are. 0: never.",
     ),
     Setting(
         "abort_seconds",
         _count,
         600,
         "seconds",
-        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving, "
-        "whatever MATEX_STALL_SECONDS says; 0: never.",
+        "When ranks have waited so long, the job ends with exit code 70, unless those that they wait for are saving. "
+        "This holds whatever MATEX_STALL_SECONDS says. 0: never.",
     ),
     Setting(
         "state",
         _text,
         "",
         "folder",
-        "The state of the run is kept in this folder, from which the script goes on when it is started again "
-        "(`matex run --restarts` names one by itself); on a file system that all hosts share. Empty: none is kept.",
+        "The folder of the run's state, from which the script continues when it is started again. `matex run "
+        "--restarts` names one by itself. All hosts must share it. Empty: no state is kept.",
     ),
     Setting(
         "elastic",
         _boolean,
         False,
         "0, 1",
-        "1: where a rank is lost, the others go on without it within `fit`, from the last step that all had completed. "
-        "`matex run --elastic` sets it and starts an MPI that tells them; updates are not overlapped then.",
+        "1: if a rank is lost within `fit`, the others continue from the last step that all had completed. `matex "
+        "run --elastic` sets it and starts an MPI that reports losses. Updates are then not overlapped.",
     ),
     Setting(
         "save_seconds",
         _seconds,
         60,
         "seconds",
-        "Where MATEX_STATE is set, how often the state of `fit` is kept; 0: only at the end of each call of `fit`, and "
-        "when the run is asked to end by SIGTERM or SIGUSR1.",
+        "Where MATEX_STATE is set, how often the state of `fit` is kept. 0: only at the end of each call of `fit`, "
+        "and on SIGTERM or SIGUSR1.",
     ),
     Setting(
         "cache_dir",
         _text,
         "",
         "folder",
-        "Where the compiled ops are kept; empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
+        "Where the compiled ops are kept. Empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
         "log_dir",
         _text,
         "",
         "folder",
-        "Each rank's own output is written to rank-N.log in this folder; empty: only rank 0 prints, "
-        "errors of every rank still reach the terminal. The file of the run before becomes rank-N.log.1.",
+        "Each rank's own output is written to rank-N.log in this folder; the file of the run before becomes "
+        "rank-N.log.1. Empty: only rank 0 prints; errors of every rank still reach the terminal.",
     ),
     Setting(
         "output",
         _choice("first", "all"),
         "first",
         "first, all",
-        "first: rank 0 prints and its files are the ones that stay; what other ranks write in Python goes to a private "
-        "folder of that rank, from which it also reads and which is dropped at the end. all: every rank prints, saves "
-        "and writes for itself, as if it were alone.",
+        "first: rank 0 prints, and its files stay. What other ranks write in Python goes to a private folder of that "
+        "rank, from which it also reads. That folder is dropped at the end. all: every rank prints, saves and writes "
+        "for itself, as if alone.",
     ),
     Setting(
         "placement",
         _choice("auto", "spread", "off"),
         "auto",
         "auto, spread, off",
-        "auto: the cores (and GPUs) of a node are spread over its ranks before TensorFlow starts its threads, "
-        "unless the user set threads or binding himself. spread: the same, also where the launcher was told how to "
-        "bind (`matex run` sets it). off: left as the launcher set them.",
+        "auto: the cores and GPUs of a host are spread over its ranks before TensorFlow starts its threads, unless "
+        "the user set threads or binding. spread: the same, also where the launcher was told how to bind (`matex "
+        "run` sets it). off: left as the launcher set them.",
     ),
     Setting(
         "xla",
         _choice("auto", "off"),
         "auto",
         "auto, off",
-        "auto: functions with jit_compile=True are compiled by XLA with our collectives in them, on CPUs; its kernels "
-        "are built at first need (a minute, once). off: XLA is turned off for functions that hold a collective.",
+        "auto: on CPUs, functions with jit_compile=True are compiled by XLA with our collectives in them. The "
+        "kernels are built at first need (a minute, once). off: XLA is turned off for functions that hold a "
+        "collective.",
     ),
     Setting(
         "timeline",
         _text,
         "",
         "file.json",
-        "Under several ranks, what each computes, waits for, copies and sends, and when, is written to this file at "
-        "the end of the script, as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.",
+        "Under several ranks, what each computes, waits for, copies and sends is written to this file at the end of "
+        "the script. It is a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.",
     ),
     Setting(
         "profile",
         _boolean,
         False,
         "0, 1",
-        "1: under several ranks, a table at the end of the script says what the time of training steps went into. "
+        "1: under several ranks, a table at the end of the script says what training steps spent their time on. "
         "`matex run --profile` sets it.",
     ),
     Setting(
@@ -321,23 +319,23 @@ TABLE = (
         _boolean,
         False,
         "0, 1",
-        "1: under several ranks, one line for each training step of the script says whether it is sharded, and if not, "
-        "which op and line of the script is the reason. `matex run --explain` sets it.",
+        "1: under several ranks, a line for each training step says whether it is sharded. If it is not, the line "
+        "names the op and the line of the script. `matex run --explain` sets it.",
     ),
     Setting(
         "quiet",
         _boolean,
         False,
         "0, 1",
-        "1: the library prints none of its own notes on standard error (errors are still raised).",
+        "1: the library prints no notes on standard error. Errors are still raised.",
     ),
     Setting(
         "traceback",
         _choice("script", "full"),
         "script",
         "script, full",
-        "script: the traceback of an error that ends the run shows the frames of the script and of its libraries; "
-        "full: those of matex_tf between them, too.",
+        "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
+        "full: it shows those of matex_tf, too.",
     ),
     Setting(
         "check",
@@ -351,7 +349,7 @@ TABLE = (
         _text,
         "",
         "folder",
-        "Set by `matex run`: where the ranks say that all of them have ended, without which its exit code is not 0.",
+        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.",
     ),
 )
 
