@@ -2,9 +2,7 @@
 
     python benchmarks/growth.py [--parameters 25.6e6] [--compute 0.25] [--ranks-per-node 16] [--network infiniband]
 
-It counts messages, bytes and additions, as Thakur, Rabenseifner and Gropp do (Optimization of collective
-communication operations in MPICH, 2005, section 4.5): a message of n bytes takes `start_up + byte * n`, adding n bytes
-`addition * n`.
+It counts messages, bytes and additions (`matex_tf/planner/collectives.py`); `matex plan` does it for a script.
 
 What it assumes: every link is idle and as fast as every other; a node's ranks share one adapter of the network, which
 sends and receives at once, but each has 8 GB/s of the memory for itself; ranks are numbered node by node, so that a
@@ -18,95 +16,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from math import ceil, log2
-from typing import NamedTuple
+from math import ceil
 
-CHUNK = 8 << 20
-"""Bytes that are summed at once between hosts, the default of MATEX_CHUNK_BYTES."""
+from matex_tf.planner.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, sum_of
+
 HIDES = 2 / 3
 """The share of a step's computation that is the backward pass."""
-
-
-class Link(NamedTuple):
-    """Seconds that a message takes to start, and for each byte."""
-
-    start_up: float
-    byte: float
-
-
-NETWORKS = {
-    "ethernet1": Link(50e-6, 8 / 1e9),
-    "ethernet25": Link(20e-6, 8 / 25e9),
-    "infiniband": Link(2e-6, 8 / 200e9),
-}
-MEMORY = Link(0.5e-6, 1 / 8e9)
-ADDITION = 1 / 5e9
-
-
-def recursive_doubling(ranks: int, size: float, link: Link) -> float:
-    """Each rank exchanges all of it with log2(ranks) others: what MPI takes for small sums."""
-    return ceil(log2(ranks)) * (link.start_up + size * (link.byte + ADDITION)) if ranks > 1 else 0.0
-
-
-def halving(ranks: int, size: float, link: Link) -> float:
-    """Rabenseifner's: reduce-scatter by recursive halving, allgather by recursive doubling."""
-    part = (ranks - 1) / ranks * size
-    return 2 * ceil(log2(ranks)) * link.start_up + part * (2 * link.byte + ADDITION) if ranks > 1 else 0.0
-
-
-def ring(ranks: int, size: float, link: Link) -> float:
-    """Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
-    part = (ranks - 1) / ranks * size
-    return 2 * (ranks - 1) * link.start_up + part * (2 * link.byte + ADDITION)
-
-
-def flat(ranks: int, per_node: int, size: float, network: Link) -> float:
-    """MPI's own sum over all ranks: in all rounds but those within a node, its ranks share the adapter."""
-    within = min(per_node, ranks)
-    nodes = ceil(ranks / within)
-    if nodes == 1:
-        return halving(ranks, size, MEMORY)
-    # After the rounds within the node each of its ranks has 1 / within of the data, and they send at the same time.
-    return halving(within, size, MEMORY) + halving(nodes, size, network)
-
-
-def flat_ring(ranks: int, per_node: int, size: float, network: Link) -> float:
-    """Each round lasts as long as its slowest message."""
-    slowest = Link(*map(max, zip(network, MEMORY)))
-    return ring(ranks, size, slowest if ranks > per_node else MEMORY)
-
-
-def two_levels(ranks: int, per_node: int, size: float, network: Link) -> float:
-    """Within nodes by halving; of each node's slices, which share its adapter, each by a ring of nodes."""
-    within = min(per_node, ranks)
-    return halving(within, size, MEMORY) + ring(ceil(ranks / within), size, network)
-
-
-def in_16_bits(ranks: int, per_node: int, size: float, network: Link) -> float:
-    """Two levels, compressed between nodes: each node's slice to its owner and back, by a message to every node."""
-    within = min(per_node, ranks)
-    nodes = ceil(ranks / within)
-    part = (nodes - 1) / nodes * size
-    return halving(within, size, MEMORY) + 2 * (nodes - 1) * network.start_up + part * (network.byte + ADDITION)
-
-
-def largest(ranks: int, per_node: int, size: float, network: Link, share: float = 0.01) -> float:
-    """Two levels, between nodes the places and values of `share` of the numbers, which each node gets of all."""
-    within = min(per_node, ranks)
-    nodes = ceil(ranks / within)
-    sent = (nodes - 1) * 2 * share * size
-    return halving(within, size, MEMORY) + ceil(log2(nodes)) * network.start_up + sent * (network.byte + ADDITION)
-
-
-ALGORITHMS = {"mpi": flat, "ring": flat_ring, "two_level": two_levels, "16 bits": in_16_bits, "topk:0.01": largest}
-EXACT = ("mpi", "ring", "two_level")
-
-
-def sum_of(algorithm: str, ranks: int, per_node: int, size: float, network: Link) -> float:
-    """Seconds to add up gradients of `size` bytes in chunks, with the meeting of the ranks before it."""
-    chunks = max(1, ceil(size / CHUNK))
-    meeting = recursive_doubling(ranks, 48, network if ranks > per_node else MEMORY)
-    return meeting + chunks * ALGORITHMS[algorithm](ranks, per_node, size / chunks, network)
 
 
 def step_of(compute: float, communication: float, size: float, overlapped: bool) -> float:

@@ -1,0 +1,167 @@
+"""What a sum over ranks costs, in closed form, by the algorithm that makes it.
+
+Messages, bytes and additions are counted as Thakur, Rabenseifner and Gropp do (Optimization of collective communication
+operations in MPICH, 2005, section 4.5): a message of n bytes takes `link.message(n)` seconds, adding n bytes
+`ADDITION * n`. Every link is idle; ranks are numbered host by host; a host's ranks share its adapter, which sends and
+receives at once. Sizes are in bytes, results in seconds, and 0 for one rank.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from math import ceil, log2
+from typing import NamedTuple, Protocol
+
+CHUNK = 8 << 20
+"""Bytes that are summed at once between hosts, the default of MATEX_CHUNK_BYTES."""
+CHUNK_WITHIN_HOST = 1 << 20
+FUSED = 64 << 10
+"""Sums of fewer bytes go by MPI's own algorithm whatever is chosen (ops/src/engine/sums/allreduce.cc)."""
+MEETING = 48
+"""Bytes that ranks compare before each collective."""
+
+
+class AnyLink(Protocol):
+    def message(self, size: float) -> float:
+        """Seconds that a message of `size` bytes takes."""
+
+
+class Link(NamedTuple):
+    """Seconds that a message takes to start, and for each byte."""
+
+    start_up: float
+    byte: float
+
+    def message(self, size: float) -> float:
+        return self.start_up + size * self.byte
+
+
+class MeasuredLink:
+    """A link of which messages of some sizes were timed: piecewise linear between them, and the last slope beyond."""
+
+    def __init__(self, sizes: Sequence[float], seconds: Sequence[float]):
+        if len(sizes) != len(seconds) or len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
+            raise ValueError("expected as many times as sizes, two or more, and sizes that rise")
+        self.sizes = list(sizes)
+        # A larger message is never sooner: what says so is noise.
+        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+
+    def message(self, size: float) -> float:
+        if size <= self.sizes[0]:
+            return self.seconds[0]
+        right = min(bisect.bisect_left(self.sizes, size), len(self.sizes) - 1)
+        (x0, x1), (y0, y1) = self.sizes[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
+        return y0 + (size - x0) * (y1 - y0) / (x1 - x0)
+
+
+NETWORKS = {
+    "ethernet1": Link(50e-6, 8 / 1e9),
+    "ethernet10": Link(30e-6, 8 / 10e9),
+    "ethernet25": Link(20e-6, 8 / 25e9),
+    "infiniband": Link(2e-6, 8 / 200e9),
+}
+MEMORY = Link(0.5e-6, 1 / 8e9)
+ADDITION = 1 / 5e9
+
+
+def recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
+    """Each rank exchanges all of it with log2(ranks) others: what MPI takes for small sums."""
+    return ceil(log2(ranks)) * (link.message(size) + size * ADDITION) if ranks > 1 else 0.0
+
+
+def halving(ranks: int, size: float, link: AnyLink) -> float:
+    """Rabenseifner's: reduce-scatter by recursive halving, allgather by recursive doubling."""
+    if ranks == 1:
+        return 0.0
+    part, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
+    return 2 * rounds * link.message(part / rounds) + part * ADDITION
+
+
+def ring(ranks: int, size: float, link: AnyLink) -> float:
+    """Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
+    if ranks == 1:
+        return 0.0
+    part = (ranks - 1) / ranks * size
+    return 2 * (ranks - 1) * link.message(size / ranks) + part * ADDITION
+
+
+def shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
+    """Within a host, as ops/src/engine/sums/shared_memory.h does: each rank writes its numbers into memory that all
+    see, adds up its share of all of them, and reads the sums; of two ranks each adds up all of it.
+    """
+    if ranks == 1:
+        return 0.0
+    moved = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
+    return 2 * ceil(log2(ranks)) * memory.message(0) + memory.message(moved) + size * ADDITION
+
+
+def flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+    """MPI's own sum over all ranks: in all rounds but those within a host, its ranks share the adapter."""
+    memory = memory or MEMORY
+    within = min(per_host, ranks)
+    hosts = ceil(ranks / within)
+    if hosts == 1:
+        return halving(ranks, size, memory)
+    # After the rounds within the host each of its ranks has 1 / within of the data, and they send at the same time.
+    return halving(within, size, memory) + halving(hosts, size, network)
+
+
+def flat_ring(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+    """Each round lasts as long as its slowest message."""
+    memory = memory or MEMORY
+    if ranks <= per_host:
+        return ring(ranks, size, memory)
+    part = size / ranks
+    slowest = max(network, memory, key=lambda link: link.message(part))
+    return ring(ranks, size, slowest)
+
+
+def two_levels(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+    """Within hosts by halving; of each host's slices, which share its adapter, each by a ring of hosts."""
+    within = min(per_host, ranks)
+    return halving(within, size, memory or MEMORY) + ring(ceil(ranks / within), size, network)
+
+
+def in_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+    """Two levels, compressed between hosts: each host's slice to its owner and back, by a message to every host."""
+    within = min(per_host, ranks)
+    hosts = ceil(ranks / within)
+    inside = halving(within, size, memory or MEMORY)
+    if hosts == 1:
+        return inside
+    part = (hosts - 1) / hosts * size
+    return inside + 2 * (hosts - 1) * network.message(size / hosts / 2) + part * ADDITION
+
+
+def largest(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None, share: float = 0.01
+) -> float:
+    """Two levels, between hosts the places and values of `share` of the numbers, which each host gets of all."""
+    within = min(per_host, ranks)
+    hosts = ceil(ranks / within)
+    inside = halving(within, size, memory or MEMORY)
+    if hosts == 1:
+        return inside
+    sent, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
+    return inside + rounds * network.message(sent / rounds) + sent * ADDITION
+
+
+ALGORITHMS = {"mpi": flat, "ring": flat_ring, "two_level": two_levels, "16 bits": in_16_bits, "topk:0.01": largest}
+"""By name; each takes ranks, ranks per host, bytes, the link between hosts and, if it is known, that within a host."""
+EXACT = ("mpi", "ring", "two_level")
+"""Those that change no result."""
+
+
+def meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink | None = None) -> float:
+    """The comparison of ranks before each collective."""
+    return recursive_doubling(ranks, MEETING, network if ranks > per_host else memory or MEMORY)
+
+
+def sum_of(
+    algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
+    """Seconds to add up gradients of `size` bytes in chunks, with the meeting of the ranks before it."""
+    chunks = max(1, ceil(size / CHUNK))
+    took = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
+    return meeting(ranks, per_host, network, memory) + chunks * took

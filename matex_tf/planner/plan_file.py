@@ -1,0 +1,173 @@
+"""The file of a plan: what was measured of a script and of the links, and what is assumed; `plan.json`.
+
+Times are in seconds, sizes in bytes. A step begins when the gradients of the one before are there, and ends when its
+own last gradient is; sums over ranks are no part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
+LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
+"""The sizes of the sums by which a link is measured."""
+ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
+SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
+
+
+class PlanFileError(ValueError):
+    """A file is no plan, or none that this version reads."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient of an update, as the engine knows it."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a step other than its update's sums. `kind`: collective (a sum, or rows that are gathered; bytes
+    are this rank's), message (of Python objects) or announcement (of an update: ranks meet and nothing is sent).
+    """
+
+    kind: str
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """What was measured of phantom ranks: the script as rank 0 of `ranks`, in `copies` at once on this host."""
+
+    ranks: int
+    copies: int
+    rows: int
+    """Rows of the slice that rank 0 computes; 0 where the step is not sharded and every rank computes all."""
+    steps: tuple[float, ...]
+    """How long each step took, of all copies."""
+    ready: tuple[float, ...]
+    """When each of the plan's gradients is ready, from the start of the step; medians."""
+    at: tuple[float, ...]
+    """When each of the plan's collectives begins; medians."""
+    base_bytes: int
+    """Resident memory before the first step."""
+    peak_bytes: int
+    """The most resident memory of one process, over the copies (VmHWM)."""
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """Sums over `ranks` ranks on `hosts` hosts, of each of `bytes`."""
+
+    scope: str
+    ranks: int
+    hosts: int
+    bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Of a sum, in the thread that computes (inline)."""
+    asleep: tuple[float, ...]
+    """Of a sum in the thread of overlapped updates, which sleeps while it waits."""
+    cpu_per_byte: float
+    """Seconds of a core of one rank for each byte that is summed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that predictions are made of."""
+
+    script: tuple[str, ...]
+    host: str
+    cores: int
+    ranks_per_host: int
+    scaling: str
+    """strong or weak, as MATEX_SCALING."""
+    overlaps: bool
+    """Whether gradients become ready one by one, so that sums can be hidden behind the computation."""
+    rows: int
+    """Rows of the script's batch; 0 if no step is sharded."""
+    epoch_steps: int
+    """Steps of an epoch of `fit` alone; 0 if it is not known."""
+    gradients: tuple[Gradient, ...]
+    """In the order in which they are reduced."""
+    collectives: tuple[Collective, ...]
+    """In their order."""
+    sizes: tuple[Size, ...]
+    """By rising number of ranks."""
+    links: tuple[LinkMeasurement, ...] = ()
+    network: str = ""
+    """What is assumed between hosts where no link was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
+    assumptions: tuple[str, ...] = ()
+    format: int = field(default=FORMAT)
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise PlanFileError("no size was measured")
+        if [size.ranks for size in self.sizes] != sorted({size.ranks for size in self.sizes}):
+            raise PlanFileError("the measured sizes are not by rising number of ranks")
+        for size in self.sizes:
+            if len(size.ready) != len(self.gradients) or len(size.at) != len(self.collectives):
+                raise PlanFileError(f"of {size.ranks} ranks there are not as many times as gradients and collectives")
+            if not size.steps or min(size.steps) <= 0:
+                raise PlanFileError(f"of {size.ranks} ranks there are no times of steps")
+        for link in self.links:
+            if link.scope not in SCOPES or not len(link.bytes) == len(link.seconds) == len(link.asleep) > 1:
+                raise PlanFileError(f"the link {link.scope!r} has not as many times as sizes")
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(gradient.bytes for gradient in self.gradients)
+
+    def link(self, *scopes: str) -> LinkMeasurement | None:
+        """The measurement of the first of these scopes that there is."""
+        found = {link.scope: link for link in self.links}
+        return next((found[scope] for scope in scopes if scope in found), None)
+
+
+def save(plan: Plan, path: str | os.PathLike) -> None:
+    """Write the plan to `path`, as JSON."""
+    Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+
+
+def load(path: str | os.PathLike) -> Plan:
+    """The plan in the file `path`.
+
+    Raises:
+        PlanFileError: it is none, or one of another version.
+        OSError: it cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        if not isinstance(content, dict) or "sizes" not in content:
+            raise PlanFileError("it holds no plan")
+        if content.get("format") != FORMAT:
+            raise PlanFileError(f"its format is {content.get('format')!r}, and this version reads {FORMAT}")
+        return _made(Plan, content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """`value`, from JSON, as the type `kind`."""
+    if dataclasses.is_dataclass(kind):
+        types_of = typing.get_type_hints(kind)
+        unknown = set(value) - set(types_of)
+        if unknown:
+            raise PlanFileError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+        return kind(**{name: _made(types_of[name], item) for name, item in value.items()})
+    if typing.get_origin(kind) is tuple:
+        return tuple(_made(typing.get_args(kind)[0], item) for item in value)
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind):
+        raise PlanFileError(f"expected {kind.__name__}, not {value!r}")
+    return value
