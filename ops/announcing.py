@@ -25,7 +25,7 @@ _MOST_PARTS = 16
 def _moved(graph: Any) -> dict[Any, Any]:
     """The announcements of `graph` that do not come where they were made, each with the collective that comes after.
 
-    The graph holds it, and is let go of with it.
+    The graph holds it, and destroys it.
     """
     if not hasattr(graph, "_matex_tf_moved"):
         graph._matex_tf_moved = {}

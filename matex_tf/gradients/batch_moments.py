@@ -42,7 +42,7 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
 
     With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. A rank's gradients are its part
     of a sum; of a rank's own rows in eager code they are later multiplied by its weight w, so that upstream gradients
-    are weighed by w before they are summed, and p by 1 / w.
+    are weighted by w before they are summed, and p by 1 / w.
     """
     import tensorflow as tf
     from tensorflow.python.ops import custom_gradient  # that of scripts is patched

@@ -211,7 +211,7 @@ class _Boundary:
                 mine.append((part, placement))
         if not mine:
             return []
-        flat = [tf.reshape(_weighed(part, placement), [-1]) for part, placement in mine]
+        flat = [tf.reshape(_weighted(part, placement), [-1]) for part, placement in mine]
         total = ops.allreduce(tf.concat(flat, 0), op="sum", name=name)
         for (part, _), one in zip(mine, tf.split(total, [_count(one) for one in flat], num=len(flat))):
             value = tf.round(one) if part.dtype.is_integer else one
@@ -252,7 +252,7 @@ class _Boundary:
             self._made[plain.ref()] = made
 
 
-def _weighed(part: Any, placement: Placement) -> Any:
+def _weighted(part: Any, placement: Placement) -> Any:
     """This rank's part of a figure in the sum over the ranks, float64."""
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""One call of Keras' `fit`, `evaluate` or `predict`: how its data is shared out and what the ranks agree on."""
+"""One call of Keras' `fit`, `evaluate` or `predict`: how its data is sharded and what the ranks agree on."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class OtherRows(Exception):
 
 
 class Answer:
-    """How one call of `predict` on `model` is shared out."""
+    """How one call of `predict` on `model` is sharded."""
 
     def __init__(self, model: Any, whole: bool):
         """`whole`: every rank is to compute all rows."""
@@ -104,7 +104,7 @@ def _gather(part: Any) -> Any:
 
 
 def give_up(model: Any, error: Exception) -> bool:
-    """Whether `error` says, on all ranks alike, that this `predict` cannot be shared out; it is said and remembered."""
+    """Whether `error` says, on all ranks alike, that this `predict` cannot be sharded; it is said and remembered."""
     if isinstance(error, OtherRows):
         notes.note(
             "the ranks see different rows in the same step of predict: the order of the data differs between ranks, "

@@ -1,4 +1,4 @@
-"""What `matex info` says: the facts of this machine, a report of them, and what is wrong with how to mend it."""
+"""What `matex info` says: the facts of this machine, a report of them, and what is wrong with its fix."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def compression_in_words(chosen: settings.Settings) -> str:
 
 
 def complaints(facts: Facts) -> list[str]:
-    """What is wrong, each with how to mend it; empty if all is well."""
+    """What is wrong, each with its fix; empty if all is well."""
     found = []
     if facts.settings_error:
         found.append(facts.settings_error)

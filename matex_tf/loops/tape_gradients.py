@@ -1,4 +1,4 @@
-"""Gradients where they are born: those with respect to variables, within any structure, are reduced at once.
+"""Gradients where the tape gives them: those with respect to variables, within any structure, are reduced at once.
 
 In graphs the backward pass begins with what `recombine.seeds` says, so that gradients with respect to variables are
 partial sums over the rows, and those with respect to rows are those rows' own.
@@ -90,7 +90,7 @@ def in_graph(
     reduced, totals = reduction.reduce(
         [found[index] for index in trained],
         of,
-        [_weighed(part) for part in scalars],
+        [_weighted(part) for part in scalars],
         place="tape.gradient",
     )
     for part, total in zip(scalars, totals):
@@ -107,7 +107,7 @@ def _is_reducible(part: Any) -> bool:
     return part.dtype.is_floating and part.shape.rank == 0
 
 
-def _weighed(loss: Any) -> Any:
+def _weighted(loss: Any) -> Any:
     """A rank's part of a loss, which travels with its gradients, as a part of a sum."""
     import tensorflow as tf
 
@@ -148,7 +148,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     """`result`, eager gradients in the structure of `sources`, with those of variables the same on all ranks.
 
     They are of the whole batch: those that a model's call gave (`model_calls`) are the ranks' sum already, of others
-    the first rank's count. Of a batch of this rank's own rows they are averaged over the ranks, weighed by the rows.
+    the first rank's count. Of a batch of this rank's own rows they are averaged over the ranks, weighted by the rows.
 
     Args:
         tape: that which took them.

@@ -1,7 +1,7 @@
 """Metrics of the script's own, functions or classes: what they make of slices is brought to what the whole batch gives.
 
 A function that gives a number for each row needs nothing. One that gives a single number, such as a root of a mean,
-gives it for the rows of this rank: a mean is weighed by the rows, a sum is added up, and for any other the labels and
+gives it for the rows of this rank: a mean is weighted by the rows, a sum is added up, and for any other the labels and
 predictions of all ranks are gathered, and it is computed once more. A class whose updates add sums over rows to its
 variables needs nothing; for any other all rows are gathered, too, and its update counts on rank 0 alone.
 """

@@ -66,7 +66,7 @@ class Pace:
     def __init__(self) -> None:
         self.steps = -1
         self.rows = 0  # of a batch of all ranks; 0 where it is not known
-        self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline; None where it is shared out
+        self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline; None where it is sharded
         self._begin = self._end = (0.0, 0.0)
         self._waited = 0.0
 

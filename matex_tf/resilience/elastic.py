@@ -117,7 +117,7 @@ def refuse(what: str) -> None:
 
 
 def _go_on(what: str, failed: Exception | None) -> None:
-    """Make the world that of the ranks which are left, and all that hangs on it. Collective among them."""
+    """Make the world that of the ranks which are left, and all that depends on it. Collective among them."""
     global _generation
     me = world.current()
     before, hosts = me.rank, me.hosts

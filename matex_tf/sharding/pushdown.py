@@ -25,7 +25,7 @@ PLACES_OF_FILES = "matex_places_of_files"
 def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> tuple[Any, str | None]:
     """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
 
-    Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is shared out.
+    Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is sharded.
 
     `are_arrays`: it is Keras' pipeline over arrays. `on_first` is called with (rows, hash) of the first whole batch of
     each iteration, or of what its rows are chosen by.

@@ -95,8 +95,8 @@ def _gradient(op: Any, *gradients: Any) -> list[Any]:
     weight = op.inputs[len(names)]
     weight = weight if weight.shape.rank == 0 else weight[0]
     summed = reduce_gradients(gradients, names, 1.0, common.gradient_name(op))
-    weighed = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
-    return [*weighed, *[None] * (len(op.inputs) - len(names))]
+    weighted = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
+    return [*weighted, *[None] * (len(op.inputs) - len(names))]
 
 
 def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:

@@ -83,7 +83,7 @@ def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
 
 
 class _Distributed(_Whole):
-    """A data adapter of Keras whose dataset is shared out."""
+    """A data adapter of Keras whose dataset is sharded."""
 
     def __init__(self, adapter: Any, call: fit_call.Run, stage: data_stage.Stage, are_arrays: bool):
         super().__init__(adapter, call)

@@ -67,7 +67,7 @@ def take(iterator: Any, count: int) -> list[Any]:
 
 
 def _goes_on(source: Any) -> bool:
-    """Whether where the data are hangs on how many batches were taken, not only on how many epochs were begun."""
+    """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
     known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
     if source._matex_calls_python or not (known or getattr(source, "steps_per_epoch", None)):
         return True

@@ -102,7 +102,7 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
                 return call(*gathered[0], **gathered[1])
         if not outermost:
             with _with_global_figures(metric):
-                return call(*args, **_weighed(metric, args, kwargs))
+                return call(*args, **_weighted(metric, args, kwargs))
         args, kwargs, counts = _of_all_rows(metric, args, kwargs)
         with metrics.counted(metric, counts), _with_global_figures(metric):
             return call(*args, **kwargs)
@@ -144,7 +144,7 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
         vars(metric)["_fn"] = function
 
 
-def _weighed(metric: Any, args: tuple, kwargs: dict) -> dict:
+def _weighted(metric: Any, args: tuple, kwargs: dict) -> dict:
     """The keywords of the update of a mean by what a function gave: a single number weighs as this rank's rows do."""
     value = args[0] if args else kwargs.get("values")
     own = "_fn" in vars(metric) and custom_metrics.is_single(value)
@@ -229,12 +229,12 @@ def _keras2_means(module: Any) -> None:
     if hasattr(module, "Metric"):
         replace(module.Metric, "add_weight", _add_variable)
     if hasattr(module, "Reduce"):
-        replace(module.Reduce, "update_state", _keras2_weighed)
+        replace(module.Reduce, "update_state", _keras2_weighted)
 
 
-def _keras2_weighed(original: Any) -> Any:
+def _keras2_weighted(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
-        return original(self, *args, **_weighed(self, args, kwargs))
+        return original(self, *args, **_weighted(self, args, kwargs))
 
     return update_state
 

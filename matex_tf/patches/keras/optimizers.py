@@ -1,6 +1,6 @@
 """Optimizers: gradients that are not reduced yet are reduced here, once for each real update.
 
-With accumulation each rank's gradients are weighed as they come, and their accumulated sum is reduced before clipping.
+With accumulation each rank's gradients are weighted as they come, and their accumulated sum is reduced before clipping.
 """
 
 from __future__ import annotations

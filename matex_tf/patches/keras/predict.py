@@ -37,7 +37,7 @@ def _predict(original: Any) -> Any:
                     raise
         if call.answer.once:
             raise world.RankError(
-                "predict cannot be shared out over the ranks: its outputs do not belong to the rows of its input, or "
+                "predict cannot be sharded over the ranks: its outputs do not belong to the rows of its input, or "
                 "the ranks see different rows. This showed when a part of the generator had been consumed; give "
                 "predict arrays or a tf.data.Dataset."
             )

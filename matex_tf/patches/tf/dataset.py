@@ -1,7 +1,7 @@
 """Iteration over a `tf.data.Dataset` by a loop of the script's own.
 
 In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loop`.
-An iterator that is dropped is let go of aside, since its end can take long (ops/src/tensorflow/let_go.cc).
+An iterator that is dropped is destroyed in another thread, since its end can take long (ops/src/tensorflow/let_go.cc).
 """
 
 from __future__ import annotations

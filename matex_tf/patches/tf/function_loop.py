@@ -54,8 +54,8 @@ def _refuse_share() -> None:
     """How many rows the other ranks have in a step of a share is asked between steps, and a graph has no such place."""
     raise world.RankError(
         "a loop or `next` inside a tf.function over a dataset of this rank's own rows (DataSet.as_dataset, or made of "
-        "shares) cannot be weighed against the other ranks' rows. Loop in eager code and call the tf.function for each "
-        "batch, or use fit"
+        "shares) cannot be weighted against the other ranks' rows. Loop in eager code and call the tf.function for "
+        "each batch, or use fit"
     )
 
 

@@ -1,4 +1,4 @@
-"""`tf.distribute`: two libraries that both share out the batch would reduce twice, so a strategy is an error."""
+"""`tf.distribute`: two libraries that both shard the batch would reduce twice, so a strategy is an error."""
 
 from __future__ import annotations
 

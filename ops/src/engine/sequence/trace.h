@@ -24,7 +24,7 @@ enum class Activity : int16_t {
   kMessage = 2,        // Python objects, or the end of the script
   kMeet = 3,           // waiting for the other ranks
   kBucket = 4,         // one step of a layout
-  kCopyIn = 5,         // weighed and brought together
+  kCopyIn = 5,         // weighted and brought together
   kTransfer = 6,       // added up over ranks
   kCopyOut = 7,        // brought back
   kOwnGradients = 8,   // waiting for gradients that this rank still computes
