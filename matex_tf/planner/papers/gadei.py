@@ -1,0 +1,124 @@
+"""The bandwidth between learners and a parameter server: GaDei (Zhang, Wang, Joshi et al., ICDM 2017), section 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from matex_tf.planner.papers.domain import positive
+
+LEARNED_BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
+_NONE = float("nan")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A column of Table 4, and of Tables 2, 3 and 7: what the paper gives of a network and its data.
+
+    `megabytes` of the model, `rows` of an epoch; `seconds` of an epoch and `required` GB/s at each of `LEARNED_BATCH`;
+    `batch` that it is trained with; `used` GB/s at 2, 3 and 4 learners.
+    """
+
+    rows: float
+    megabytes: float
+    seconds: tuple[float, ...]
+    required: tuple[float, ...]
+    batch: int
+    used: tuple[float, float, float]
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "Joule": Workload(
+        2.46e3,
+        7.69,
+        (5.61, 3.22, 1.77, 1.00, 0.75, 0.72, 0.80, 1.00),
+        (7.00, 6.10, 5.54, 4.89, 3.27, 1.69, 0.76, 0.31),
+        2,
+        (18.56, 27.25, 36.48),
+    ),
+    "Watt": Workload(
+        7e3,
+        20.72,
+        (25.22, 14.11, 7.46, 4.06, 2.79, 2.38, 2.37, 2.77),
+        (11.50, 10.28, 9.72, 8.93, 6.49, 3.82, 1.91, 0.82),
+        2,
+        (26.93, 44.33, 55.07),
+    ),
+    "Age": Workload(
+        68.48e3,
+        72.86,
+        (574.80, 309.51, 169.99, 104.39, 77.79, 69.52, 77.14, 100.22),
+        (17.36, 16.12, 14.68, 11.95, 8.02, 4.49, 2.02, 0.78),
+        4,
+        (32.94, 36.76, 46.42),
+    ),
+    "Yelp": Workload(
+        500e3,
+        98.60,
+        (4376.12, 2367.04, 1299.42, 802.04, 571.10, 451.61, 403.69, 402.97),
+        (22.53, 20.83, 18.97, 15.37, 10.79, 6.82, 3.82, 1.91),
+        32,
+        (19.93, 22.64, 39.34),
+    ),
+    "CIFAR": Workload(
+        50e3,
+        59.97,
+        (_NONE, 792.45, 502.63, 356.46, 290.95, 261.23, 245.68, 234.38),
+        (_NONE, 3.78, 2.98, 2.10, 1.29, 0.72, 0.38, 0.20),
+        128,
+        (0.78, 1.21, 1.45),
+    ),
+    "ImageNet": Workload(
+        1280e3,
+        244.48,
+        (_NONE, 26957.54, 15596.41, 9499.38, 7294.30, 5769.76, 5014.85, 4784.22),
+        (_NONE, 11.61, 10.03, 8.24, 5.36, 3.39, 1.95, 1.02),
+        256,
+        (3.98, 6.25, 8.02),
+    ),
+}
+"""Tables 4 and 7."""
+
+EPOCHS = {"Joule": 200, "Watt": 200, "Age": 200, "Yelp": 200, "CIFAR": 100, "ImageNet": 40}
+HOURS = {"Joule": 0.18, "Watt": 0.78, "Age": 9.44, "Yelp": 24.99, "CIFAR": 6.53, "ImageNet": 52.56}
+"""Table 6: the epochs of one learner, and the hours that they take."""
+
+
+def required_bandwidth(model: float, rows: float, batch: float, epoch: float) -> float:
+    """Bytes a second without which a second learner gains nothing: 2 model bytes over the time of a batch (section 3).
+
+    Args:
+        model: bytes. rows: of an epoch. batch: rows of a mini-batch. epoch: seconds that one learner needs for it.
+    """
+    positive("required_bandwidth", model=model, rows=rows, batch=batch, epoch=epoch)
+    return 2 * model * rows / (batch * epoch)
+
+
+def speedup_of(used: float, alone: float) -> float:
+    """How many times the batches of one learner those are that use `used` bytes a second, where one needs `alone`."""
+    positive("speedup_of", used=used, alone=alone)
+    return used / alone
+
+
+def worst_required(workload: Workload) -> float:
+    """By how much `required_bandwidth` is off Table 4 at most, as a part of it, but for the rounding of its digits."""
+    errors = [
+        abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - printed) - 0.005
+        for batch, seconds, printed in zip(LEARNED_BATCH, workload.seconds, workload.required)
+        if not math.isnan(printed)
+    ]
+    printed = [one for one in workload.required if not math.isnan(one)]
+    return max(max(0.0, error) / one for error, one in zip(errors, printed))
+
+
+def hours(name: str) -> float:
+    """What Table 6 should say by Table 4: epochs times the seconds of an epoch, at the batch of Tables 2 and 3.
+
+    Raises:
+        ValueError: Table 4 does not have that batch.
+    """
+    workload = WORKLOADS[name]
+    if workload.batch not in LEARNED_BATCH:
+        raise ValueError(f"hours: Table 4 has no batch of {workload.batch} rows, as {name} has")
+    return EPOCHS[name] * workload.seconds[LEARNED_BATCH.index(workload.batch)] / 3600

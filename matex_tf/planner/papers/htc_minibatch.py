@@ -1,0 +1,167 @@
+"""The mini-batch by HTC's integer program (equation 6) and the memory of convolution algorithms (Table 2).
+
+A larger batch uses the device better, until its feature maps leave too little memory for the fast algorithms.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from matex_tf.planner.papers import htc
+from matex_tf.planner.papers.domain import positive
+
+Table = Sequence[Sequence[float]]
+"""A number for each layer and each algorithm."""
+
+GEMM, FFT = 0, 1
+_MOST_SEARCHED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The algorithm of each layer, and the seconds that all layers take with them."""
+
+    algorithms: tuple[int, ...]
+    seconds: float
+
+
+def choose(times: Table, memory: Table, bound: float) -> Choice | None:
+    """Equation 6: of each layer one algorithm, least time within `bound` bytes; None where nothing fits.
+
+    By scipy's `milp` where there is scipy (`pip install matex_tf[plan]`), else by trying all.
+    """
+    return (by_milp if importlib.util.find_spec("scipy") else by_search)(times, memory, bound)
+
+
+def by_search(times: Table, memory: Table, bound: float) -> Choice | None:
+    """`choose` by trying every combination. Raises ValueError where there are more than a million."""
+    _check(times, memory)
+    if math.prod(map(len, times)) > _MOST_SEARCHED:
+        raise ValueError(
+            f"by_search: {len(times)} layers have too many combinations; scipy has more: `pip install matex_tf[plan]`"
+        )
+    best = None
+    for algorithms in itertools.product(*(range(len(row)) for row in times)):
+        if _total(memory, algorithms) <= bound:
+            seconds = _total(times, algorithms)
+            if best is None or seconds < best.seconds:
+                best = Choice(algorithms, seconds)
+    return best
+
+
+def by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
+    """`choose` by scipy's mixed-integer solver (HiGHS)."""
+    import numpy as np
+    from scipy import optimize
+
+    _check(times, memory)
+    # Numbers near 1, as the solver's tolerances expect them.
+    unit = max(abs(bound), *(max(row) for row in memory)) or 1.0
+    second = max(max(row) for row in times) or 1.0
+    costs = np.concatenate([np.asarray(row, float) for row in times]) / second
+    weights = np.concatenate([np.asarray(row, float) for row in memory]) / unit
+    one_each = np.zeros((len(times), len(costs)))
+    ends = list(itertools.accumulate(map(len, times), initial=0))
+    for layer, (first, past) in enumerate(itertools.pairwise(ends)):
+        one_each[layer, first:past] = 1
+    found = optimize.milp(
+        costs,
+        integrality=np.ones(len(costs)),
+        bounds=optimize.Bounds(0, 1),
+        constraints=[optimize.LinearConstraint(weights[None], -np.inf, bound / unit),
+                     optimize.LinearConstraint(one_each, 1, 1)],
+        options={"mip_rel_gap": 0},
+    )  # fmt: skip
+    if found.x is None:
+        return None
+    algorithms = tuple(int(np.argmax(found.x[first:past])) for first, past in itertools.pairwise(ends))
+    return Choice(algorithms, _total(times, algorithms))
+
+
+def fft_over_gemm(rows: int, width: int, out: int, depth: int, filters: int) -> float:
+    """Memory by FFT over memory by GEMM (Table 2). The paper has no formula; this was found by trying 17,000.
+
+    FFT: spectra of inputs, outputs and filters, each padded to the input. GEMM: inputs and outputs.
+    """
+    return fft_bytes(rows, width, depth, filters) / gemm_bytes(rows, width, out, depth, filters)
+
+
+def fft_bytes(rows: int, width: int, depth: int, filters: int) -> float:
+    """Bytes of a convolution of square inputs `width` wide by real FFT."""
+    spectrum = 2 * width * (width // 2 + 1)
+    return htc.FLOAT * (rows * depth + rows * filters + depth * filters) * spectrum
+
+
+def gemm_bytes(rows: int, width: int, out: int, depth: int, filters: int) -> float:
+    """Bytes of the same convolution by matrix multiplication."""
+    return htc.FLOAT * rows * (depth * width**2 + filters * out**2)
+
+
+def fft_operations(rows: int, width: int, depth: int, filters: int) -> float:
+    """Floating-point operations by FFT: the transforms, and a complex multiply-add for each frequency."""
+    transforms = (rows * depth + rows * filters + depth * filters) * 2.5 * width**2 * math.log2(width**2)
+    return transforms + 8 * rows * depth * filters * width * (width // 2 + 1)
+
+
+def gemm_operations(rows: int, extent: int, out: int, depth: int, filters: int) -> float:
+    """Floating-point operations by matrix multiplication."""
+    return 2 * rows * out**2 * extent**2 * depth * filters
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of `rows`, and the algorithms that take the least time in the memory that it leaves."""
+
+    rows: int
+    choice: Choice
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.choice.seconds
+
+
+def batches(architecture: htc.Architecture, sizes: Iterable[int], device: float, speed: float = 1e12) -> list[Batch]:
+    """Equation 6 for each size of batch that fits a device of `device` bytes and `speed` operations a second.
+
+    Times are counts of operations (ours: the paper measures them); memory is that of equations 2 to 5 as printed.
+    """
+    positive("batches", device=device, speed=speed)
+    found = []
+    for rows in sizes:
+        bound = htc.memory_printed(architecture, rows).left(device)
+        choice = choose(*_convolutions(architecture, rows, speed), bound)
+        if choice is not None:
+            found.append(Batch(rows, choice))
+    return found
+
+
+def _convolutions(architecture: htc.Architecture, rows: int, speed: float) -> tuple[Table, Table]:
+    """Seconds and bytes of each convolution, by GEMM and by FFT."""
+    shapes = htc.shapes(architecture)
+    times, memory = [], []
+    for layer, entry, leaving in zip(architecture.layers, shapes, shapes[1:]):
+        if layer.filters:
+            planes = entry.width, entry.depth, layer.filters
+            times.append(
+                [
+                    gemm_operations(rows, layer.extent, leaving.width, *planes[1:]) / speed,
+                    fft_operations(rows, *planes) / speed,
+                ]
+            )
+            memory.append([gemm_bytes(rows, entry.width, leaving.width, *planes[1:]), fft_bytes(rows, *planes)])
+    return times, memory
+
+
+def _total(table: Table, algorithms: Sequence[int]) -> float:
+    return math.fsum(row[algorithm] for row, algorithm in zip(table, algorithms))
+
+
+def _check(times: Table, memory: Table) -> None:
+    if not times or [len(row) for row in times] != [len(row) for row in memory] or not all(times):
+        raise ValueError(
+            "choose: expected a time and a memory for one or more algorithms of each of one or more layers"
+        )

@@ -1,0 +1,196 @@
+"""Parameters pulled in batches of layers behind the forward pass: iBatch (Wang, Pi and Zhou, AAAI 2019).
+
+Symbols: C^i seconds of layer i's forward pass; T_t^i seconds of its parameters' transfer; T_s seconds to start a pull.
+A plan is the boundaries 0 = l_0 < l_1 < ... < l_N = L: batch k is layers l_{k-1} + 1 to l_k.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matex_tf.planner.papers.domain import Estimate, positive
+
+Plan = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """`compute` C^i and `transfer` T_t^i of each layer, and `start_up` T_s, in seconds."""
+
+    compute: Sequence[float]
+    transfer: Sequence[float]
+    start_up: float
+
+    def __post_init__(self) -> None:
+        if not self.compute or len(self.compute) != len(self.transfer):
+            raise ValueError(
+                "layers: expected a time of transfer for each time of computation, of one layer or more; given "
+                f"{len(self.transfer)} and {len(self.compute)}"
+            )
+        if min(*self.compute, *self.transfer, self.start_up) < 0:
+            raise ValueError("layers: a time is below 0")
+        object.__setattr__(self, "_computed", [0.0, *itertools.accumulate(self.compute)])
+        object.__setattr__(self, "_moved", [0.0, *itertools.accumulate(self.transfer)])
+
+    @property
+    def count(self) -> int:
+        return len(self.compute)
+
+    def computation(self, first: int, past: int) -> float:
+        """The sum of C^i over layers first + 1 to `past`."""
+        return self._computed[past] - self._computed[first]  # type: ignore[attr-defined]
+
+    def pull(self, first: int, past: int) -> float:
+        """T_s and the sum of T_t^i over layers first + 1 to `past`."""
+        return self.start_up + self._moved[past] - self._moved[first]  # type: ignore[attr-defined]
+
+
+def end(layers: Layers, plan: Plan) -> float:
+    """Seconds until the forward pass is over, of any plan: a batch is computed once it and the one before are there."""
+    pulled = computed = 0.0
+    for first, past in itertools.pairwise(plan):
+        pulled += layers.pull(first, past)
+        computed = max(computed, pulled) + layers.computation(first, past)
+    return computed
+
+
+def execution_time(layers: Layers, plan: Plan) -> Estimate:
+    """EXE1 + EXE2 + EXE3, equations 1 to 4; it is `end` where the plan meets equation 5, and too little elsewhere."""
+    batches = len(plan) - 1
+    first, rest = layers.pull(0, plan[1]), layers.pull(plan[1], plan[-1]) - layers.start_up
+    total = first + (batches - 1) * layers.start_up + rest + layers.computation(plan[-2], plan[-1])
+    return Estimate(total, "" if hides(layers, plan) else "a pull is over before the computation that it hides behind")
+
+
+def hides(layers: Layers, plan: Plan) -> bool:
+    """Whether each pull lasts as long as the computation of the batch before it, or longer: equation 5."""
+    batches = list(itertools.pairwise(plan))
+    return all(layers.pull(*after) >= layers.computation(*batch) for batch, after in itertools.pairwise(batches))
+
+
+def front_to_back(layers: Layers) -> Plan | None:
+    """Algorithm 1; None where no first two batches meet equation 5.
+
+    The paper does not say what follows where no next boundary meets it; here all that is left is the last batch.
+    """
+    count = layers.count
+    pairs = [
+        (first, second)
+        for first in range(1, count)
+        for second in range(first + 1, count + 1)
+        if layers.pull(first, second) >= layers.computation(0, first)
+    ]
+    if not pairs:
+        return None
+    plan = [0, *min(pairs, key=lambda pair: (-layers.computation(0, pair[0]), layers.pull(0, pair[0]), pair[1]))]
+    while plan[-1] < count:
+        hidden, last = layers.computation(*plan[-2:]), plan[-1]
+        fitting = [past for past in range(last + 1, count + 1) if layers.pull(last, past) >= hidden]
+        plan.append(min(fitting, key=lambda past: layers.pull(last, past)) if fitting else count)
+    return tuple(plan)
+
+
+def back_to_front(layers: Layers) -> Plan | None:
+    """Algorithm 2; None where no last two batches meet equation 5. What is left becomes the first batch."""
+    count = layers.count
+    pairs = [
+        (first, second)
+        for second in range(1, count)
+        for first in range(second)
+        if layers.pull(second, count) >= layers.computation(first, second)
+    ]
+    if not pairs:
+        return None
+    plan = [*min(pairs, key=lambda pair: (-layers.computation(*pair), layers.computation(pair[1], count))), count]
+    while plan[0] > 0:
+        longest, past = layers.pull(*plan[:2]), plan[0]
+        fitting = [first for first in range(past) if layers.computation(first, past) <= longest]
+        plan.insert(0, max(fitting, key=lambda first: layers.computation(first, past)) if fitting else 0)
+    return tuple(plan)
+
+
+def greedy(layers: Layers) -> Plan:
+    """The better plan of the two algorithms; one pull of everything where neither finds one."""
+    found = [plan for plan in (front_to_back(layers), back_to_front(layers)) if plan is not None]
+    return min(found or [whole(layers)], key=lambda plan: end(layers, plan))
+
+
+def best(layers: Layers) -> Plan:
+    """The plan with the least `end` of all, by dynamic programming over boundary and number of batches: O(L^3).
+
+    With the number of batches known it is known when a pull ends, so that only the end of the computation is compared.
+    """
+    count = layers.count
+    ends = [0.0] + [math.inf] * count
+    before: list[list[int]] = []
+    least, batches = math.inf, 0
+    for number in range(1, count + 1):
+        now, origin = [math.inf] * (count + 1), [0] * (count + 1)
+        for past in range(number, count + 1):
+            pulled = layers.pull(0, past) + (number - 1) * layers.start_up
+            now[past], origin[past] = min(
+                (max(ends[first], pulled) + layers.computation(first, past), first) for first in range(number - 1, past)
+            )
+        ends = now
+        before.append(origin)
+        if ends[count] < least:
+            least, batches = ends[count], number
+    plan = [count]
+    for origin in reversed(before[:batches]):
+        plan.append(origin[plan[-1]])
+    return tuple(reversed(plan))
+
+
+def whole(layers: Layers) -> Plan:
+    """The default: one pull of everything, then the forward pass."""
+    return (0, layers.count)
+
+
+def by_layer(layers: Layers) -> Plan:
+    """Layer by layer."""
+    return tuple(range(layers.count + 1))
+
+
+def speedup_with_pulls_hidden(nodes: int, default: float) -> float:
+    """Speedup on `nodes` where all pulls hide, from the speedup `default` where none does.
+
+    Ours: a pull takes as long as a push, and both together what the default lacks to `nodes`; pushes stay exposed.
+    """
+    _check_speedup(nodes, default)
+    return nodes / (1 + (nodes / default - 1) / 2)
+
+
+def ceiling(nodes: int, default: float, forward: float) -> float:
+    """The most that hiding pulls behind the forward pass can give, which is the part `forward` of a node's step.
+
+    Ours: the forward pass is all the time there is to hide in.
+    """
+    _check_speedup(nodes, default)
+    if not 0 <= forward <= 1:
+        raise ValueError(f"ceiling: expected the forward pass to be a part from 0 to 1 of the step; given {forward}")
+    return nodes / max(1.0, nodes / default - forward)
+
+
+def forward_share(nodes: int, default: float, reached: float) -> Estimate:
+    """The least part of a step that the forward pass must have for a speedup `reached`: `ceiling` turned around."""
+    _check_speedup(nodes, default)
+    _check_speedup(nodes, reached)
+    share = nodes / default - nodes / reached
+    return Estimate(share, "a forward pass is no more than the whole step" if share > 1 else "")
+
+
+def start_ups(nodes: int, default: float, layerwise: float) -> float:
+    """L T_s as a part of a node's step, fitted so that layer by layer gives the speedup `layerwise`.
+
+    Ours: layer by layer hides pulls as wholly as iBatch does, and pays a start for each layer.
+    """
+    return nodes / layerwise - nodes / speedup_with_pulls_hidden(nodes, default)
+
+
+def _check_speedup(nodes: int, speedup: float) -> None:
+    positive("speedup", nodes=nodes, speedup=speedup)
+    if speedup > nodes:
+        raise ValueError(f"speedup: expected at most {nodes} on {nodes} nodes; given {speedup}")

@@ -1,0 +1,100 @@
+"""Strong scaling with one sum of all gradients: MaTEx-TensorFlow (Vishnu et al., 2017), sections III-D2 and IV-B.
+
+The paper states the work, C / N, and the way of sums, layer by layer with MPI_Allreduce and not overlapped; its formula
+of the communication is lost in the text. What stands here is the least that a sum can move: 2 (N - 1) / N of the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_tf import arguments
+from matex_tf.planner.papers.domain import positive
+from matex_tf.planner.papers.networks import (
+    ALEXNET,
+    ALEXNET_GROUPED,
+    GOOGLENET,
+    INCEPTION_V3,
+    RESNET_50,
+    Network,
+)
+
+BATCH = {"AlexNet": 256, "GoogLeNet": 256, "InceptionV3": 128, "ResNet-50": 64}
+"""Rows of the global batch (IV-B)."""
+
+SPEEDUP_16 = {"AlexNet": 11.0, "GoogLeNet": 14.7, "InceptionV3": 14.5, "ResNet-50": 15.3}
+"""On 16 CPU nodes (IV-B, Fig. 11a); with AlexNet less than 2 on 4 GPUs these are all numbers that the text gives."""
+
+UNGROUPED = (ALEXNET, GOOGLENET, INCEPTION_V3, RESNET_50)
+GROUPED = (ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50)
+
+_STEP = 3 * 2  # forward, and twice as much backward; a multiplication and an addition
+_BYTES = 4
+
+
+def speedup(network: Network, nodes: int, ratio: float) -> float:
+    """T(1) / T(N), of T(N) = C / N + 2 (N - 1) / N 4 p / B with C = 6 MAC batch / F.
+
+    Args:
+        ratio: F / B of a node in operations for each byte, all that the speedup depends on.
+    """
+    nodes = arguments.whole_number("speedup", "nodes", nodes)
+    positive("speedup", ratio=ratio)
+    work = _STEP * network.operations * BATCH[network.name]
+    moved = 2 * (nodes - 1) / nodes * _BYTES * network.parameters * ratio
+    return work / (work / nodes + moved)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One constant, `ratio` F / B, and what it gives on 16 nodes."""
+
+    ratio: float
+    speedups: Mapping[str, float]
+
+    def error(self, name: str) -> float:
+        """Of the network `name`, over what was published, as a part of it."""
+        return self.speedups[name] / SPEEDUP_16[name] - 1
+
+    @property
+    def largest_error(self) -> float:
+        return max(abs(self.error(name)) for name in self.speedups)
+
+
+def fit(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP_16)) -> Fit:
+    """The ratio whose largest error over the networks named `fitted` is least, applied to all `networks`."""
+    chosen = [network for network in networks if network.name in fitted]
+
+    def largest(logarithm: float) -> float:
+        return max(abs(speedup(one, 16, math.exp(logarithm)) / SPEEDUP_16[one.name] - 1) for one in chosen)
+
+    ratio = math.exp(_least(largest, math.log(1.0), math.log(1e5)))
+    return Fit(ratio, {one.name: speedup(one, 16, ratio) for one in networks})
+
+
+def leave_one_out(networks: Sequence[Network]) -> dict[str, float]:
+    """Of each network the error of its prediction by a fit on the three others."""
+    names = [one.name for one in networks]
+    return {name: fit(networks, [other for other in names if other != name]).error(name) for name in names}
+
+
+def ratio_for(network: Network, nodes: int, reached: float) -> float:
+    """The ratio that gives a speedup `reached` on `nodes`: `speedup` turned around."""
+    if not 0 < reached < nodes:
+        raise ValueError(f"ratio_for: expected a speedup between 0 and {nodes}; given {reached}")
+    work = _STEP * network.operations * BATCH[network.name]
+    return work * (1 / reached - 1 / nodes) / (2 * (nodes - 1) / nodes * _BYTES * network.parameters)
+
+
+def _least(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that falls and then rises is least, by golden section."""
+    part = (math.sqrt(5) - 1) / 2
+    for _ in range(100):
+        left, right = high - part * (high - low), low + part * (high - low)
+        if function(left) < function(right):
+            high = right
+        else:
+            low = left
+    return (low + high) / 2

@@ -1,0 +1,71 @@
+"""Workers that compute and then exchange their parameters with servers, as a closed queueing network: exact.
+
+Each of n workers computes for a while (a delay station), then transfers (a processor-sharing station). Such a network
+has a product form: what it puts through depends on the mean times only, not on how they are distributed (Baskett,
+Chandy, Muntz and Palacios, JACM 1975).
+"""
+
+from __future__ import annotations
+
+import math
+
+from matex_tf import arguments
+
+MOST_SERVERS = 1 << 20
+
+
+def throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
+    """Steps a second of all `workers` together, none of which waits for another but by sharing the servers.
+
+    Args:
+        compute: mean seconds of a step in which a worker transfers nothing.
+        transfer: seconds of a step's pull and push where a worker has the servers for itself.
+        share: the load that one server bears over that which one worker can make, BW_ps / BW_w.
+
+    Raises:
+        ValueError: a time that is negative, or both zero; a `share` that is not positive.
+    """
+    where = "throughput"
+    workers = arguments.whole_number(where, "workers", workers)
+    servers = arguments.whole_number(where, "servers", servers)
+    if not (compute >= 0 and transfer >= 0 and 0 < compute + transfer < math.inf and 0 < share < math.inf):
+        raise ValueError(
+            f"{where}: expected times of 0 s or more, not both 0, and a share above 0; given compute {compute}, "
+            f"transfer {transfer}, share {share}"
+        )
+    if transfer == 0:
+        return workers / compute
+    if compute == 0:
+        return min(workers, servers * share) / transfer
+    rates = [min(sending, servers * share) / transfer for sending in range(workers + 1)]
+    # The chance that k workers send, but for a common factor; only logarithms hold those of a thousand workers.
+    logs = [0.0]
+    for sending in range(1, workers + 1):
+        logs.append(logs[-1] + math.log((workers - sending + 1) / compute / rates[sending]))
+    most = max(logs)
+    weights = [math.exp(log - most) for log in logs]
+    return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
+
+
+def efficiency(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
+    """`throughput` over that of workers that never share: n / (compute + transfer)."""
+    return throughput(workers, servers, compute, transfer, share) * (compute + transfer) / workers
+
+
+def least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, wanted: float = 0.95) -> int:
+    """The fewest servers with which `efficiency` is `wanted` or more (above 0, less than 1)."""
+    if not 0 < wanted < 1:
+        raise ValueError(f"least_servers: expected an efficiency between 0 and 1; given {wanted}")
+    enough = next(
+        servers
+        for servers in (1 << power for power in range(MOST_SERVERS.bit_length()))
+        if efficiency(workers, servers, compute, transfer, share) >= wanted
+    )
+    below = enough // 2  # so many are too few; the efficiency rises with each server
+    while enough - below > 1:
+        middle = (enough + below) // 2
+        if efficiency(workers, middle, compute, transfer, share) >= wanted:
+            enough = middle
+        else:
+            below = middle
+    return enough

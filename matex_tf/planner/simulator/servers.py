@@ -1,0 +1,184 @@
+"""Workers and parameter servers, event by event: asynchronous or in step, pulls before or within the forward pass.
+
+All servers together are one processor-sharing station: the load is even, or its fullest server rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from matex_tf import arguments
+from matex_tf.planner.events import Events, Station
+
+_LEAST_FACTOR = 0.05
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker does in a step, in seconds with the servers for itself.
+
+    Before batch k of the layers is computed (`forward[k]`) its parameters are pulled (`pulls[k]`, each after
+    `start_up`); pulls follow one another. Then come `backward` and the push of all gradients.
+    """
+
+    pulls: Sequence[float]
+    forward: Sequence[float]
+    backward: float
+    push: float
+    start_up: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.pulls or len(self.pulls) != len(self.forward):
+            raise ValueError("work: expected one pull or more, and a forward pass for each")
+
+    @property
+    def transfer(self) -> float:
+        return sum(self.pulls) + self.push
+
+    @property
+    def compute(self) -> float:
+        return sum(self.forward) + self.backward
+
+
+def whole(compute: float, transfer: float) -> Work:
+    """`compute` seconds, then one transfer of `transfer` seconds: what XAI, HTC and the exact model reckon with."""
+    return Work([0.0], [compute], 0.0, transfer)
+
+
+@dataclass
+class Run:
+    """When each worker's steps ended, in seconds, and how many events it took."""
+
+    ends: list[list[float]]
+    events: int = 0
+
+    def step(self, skip: int = 1) -> float:
+        """Mean seconds of a step after the first `skip` ones."""
+        took = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
+        return len(took) / sum(1 / one for one in took)
+
+    def throughput(self, skip: float = 0.1) -> float:
+        """Steps a second of all workers, from `skip` of the time on until the first worker is done."""
+        last = min(ends[-1] for ends in self.ends)
+        first = skip * last
+        return sum(first < end <= last for ends in self.ends for end in ends) / (last - first)
+
+
+@dataclass
+class _Worker:
+    number: int
+    steps: int = 0
+    factor: float = 1.0
+    pulled: int = 0
+    computed: int = 0
+    computing: bool = False
+    ends: list[float] = field(default_factory=list)
+
+
+class _Simulation:
+    """The events of `simulate`."""
+
+    def __init__(
+        self, workers: int, capacity: float, work: Work, steps: int, synchronous: bool,
+        noise: float, slow: dict[int, float], seed: int,
+    ):  # fmt: skip
+        self.events = Events()
+        self.station = Station(self.events, capacity)
+        self.work, self.steps, self.synchronous, self.noise, self.slow = work, steps, synchronous, noise, slow
+        self.random = random.Random(seed)
+        self.workers = [_Worker(number) for number in range(workers)]
+        self.arrived = 0
+
+    def run(self) -> Run:
+        for worker in self.workers:
+            # Asynchronous workers do not start in step.
+            late = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
+            self.events.at(late, self.begin, worker)
+        self.events.run()
+        return Run([worker.ends for worker in self.workers], self.events.count)
+
+    def begin(self, worker: _Worker) -> None:
+        noise = self.random.gauss(1.0, self.noise) if self.noise else 1.0
+        worker.factor = max(_LEAST_FACTOR, noise) * self.slow.get(worker.number, 1.0)
+        worker.pulled = worker.computed = 0
+        self.pull(worker)
+
+    def pull(self, worker: _Worker) -> None:
+        self.transfer(self.work.pulls[worker.pulled], lambda: self.has_pulled(worker))
+
+    def has_pulled(self, worker: _Worker) -> None:
+        worker.pulled += 1
+        if worker.pulled < len(self.work.pulls):
+            self.pull(worker)
+        self.compute(worker)
+
+    def compute(self, worker: _Worker) -> None:
+        """The next batch of layers, if it is there and the one before is over."""
+        if worker.computing or worker.computed == worker.pulled:
+            return
+        worker.computing = True
+        seconds = self.work.forward[worker.computed]
+        is_last = worker.computed + 1 == len(self.work.forward)
+        seconds += self.work.backward if is_last else 0.0
+        self.events.at(self.events.now + seconds * worker.factor, self.has_computed, worker)
+
+    def has_computed(self, worker: _Worker) -> None:
+        worker.computing = False
+        worker.computed += 1
+        if worker.computed < len(self.work.forward):
+            self.compute(worker)
+        else:
+            self.transfer(self.work.push, lambda: self.finish(worker))
+
+    def transfer(self, seconds: float, done: Callable[[], None]) -> None:
+        if seconds == 0:
+            done()
+        elif self.work.start_up:
+            self.events.at(self.events.now + self.work.start_up, self.station.serve, seconds, done)
+        else:
+            self.station.serve(seconds, done)
+
+    def finish(self, worker: _Worker) -> None:
+        worker.ends.append(self.events.now)
+        worker.steps += 1
+        if self.synchronous:
+            self.arrived += 1
+            if self.arrived < len(self.workers):
+                return
+            self.arrived = 0
+            going = [one for one in self.workers if one.steps < self.steps]
+        else:
+            going = [worker] if worker.steps < self.steps else []
+        for one in going:
+            self.begin(one)
+
+
+def simulate(
+    workers: int,
+    capacity: float,
+    work: Work,
+    steps: int = 100,
+    synchronous: bool = False,
+    noise: float = 0.0,
+    slow: dict[int, float] | None = None,
+    seed: int = 1,
+) -> Run:
+    """Run `workers` for `steps` steps each.
+
+    Args:
+        capacity: how many workers the servers together serve at full speed: servers BW_ps / BW_w.
+        synchronous: each step begins when all workers' pushes are over.
+        noise: standard deviation of a step's computation, as a part of it.
+        slow: by worker, the factor on its computation.
+    """
+    workers = arguments.whole_number("simulate", "workers", workers)
+    steps = arguments.whole_number("simulate", "steps", steps, least=2)
+    return _Simulation(workers, capacity, work, steps, synchronous, noise, slow or {}, seed).run()
+
+
+def by_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
+    """What layers take, added up over the batches of `plan` (its boundaries)."""
+    return [sum(seconds[first:past]) for first, past in itertools.pairwise(plan)]

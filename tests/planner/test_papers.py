@@ -1,0 +1,176 @@
+"""The papers' models: the numbers that papers print, and what has to hold of any formula of that kind."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from matex_tf.planner import queueing
+from matex_tf.planner.papers import __main__ as papers
+from matex_tf.planner.papers import gadei, htc, htc_minibatch, ibatch, matex, networks, xai
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+
+
+def test_the_page_is_what_the_models_give():
+    assert PAGE.read_text() == papers.page(), "run: python -m matex_tf.planner.papers > docs/papers.md"
+
+
+def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
+    for workers, share in itertools.product(range(2, 9), (0.05, 0.1, 0.3, 0.7)):
+        summed = xai.expected_bandwidth(workers, share, 1.0)
+        assert summed.value == pytest.approx(xai.expected_bandwidth_closed(workers, share), rel=1e-12)
+        assert bool(summed.outside) == (share >= 1 / (workers - 1))
+    for workers in range(3, 65):
+        assert xai.expected_bandwidth_closed(workers, 1 / (workers - 1)) == pytest.approx(2, rel=1e-9)
+        assert "has to be below" in str(xai.servers(workers, 1 / (workers - 1)))
+    assert xai.sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
+    assert [xai.servers(*case).value for case in ((8, 0.5), (16, 0.3))] == [45, 182]
+    assert xai.servers_synchronous(8, 2.0) == 4 and xai.servers_without_collisions(0.5) == 2
+
+
+def test_xai_says_what_a_calibration_cannot_be():
+    found = xai.Calibration(alone=0.8, batch=1.0, worker_bandwidth=1e9, server_bandwidth=1e9)
+    assert found.share == pytest.approx(0.2) and found.transfer == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="shorter than one without"):
+        xai.Calibration(1.0, 0.8, 1e9, 1e9)
+    with pytest.raises(ValueError, match="P_t from 0 to 1"):
+        xai.servers(4, 1.5)
+
+
+def test_xai_figures_8_9_and_10():
+    for workers, percent in itertools.product(range(2, 7), range(1, 21)):
+        estimate = xai.servers(workers, percent / 100)
+        assert estimate.outside or estimate.value == 2
+    both = [
+        share
+        for share in np.arange(0.38, 0.44, 0.005)
+        if xai.servers(5, share).value == 5
+        and abs(queueing.throughput(5, 5, 1 - share, share) / queueing.throughput(5, 1, 1 - share, share) - 2) < 0.1
+    ]
+    assert any(0.385 < share < 0.415 for share in both), "one share gives both of Figure 10's numbers"
+    layers = list(networks.ALEXNET_LAYERS.values())
+    assert sum(layers) == 62_378_344, "XAI's Table 1"
+    first, second, third, fourth = xai.shares_by_layer(layers, 4)
+    assert second > third > 2 * max(first, fourth) and second > 0.6
+
+
+def test_exact_servers_are_those_of_the_specification():
+    cases = {(8, 0.1): 2, (8, 0.5): 5, (16, 0.3): 6, (32, 0.05): 2, (32, 0.2): 8, (4, 0.5): 3}
+    assert {case: queueing.least_servers(case[0], 1 - case[1], case[1]) for case in cases} == cases
+    edge = {workers: queueing.efficiency(workers, 2, 1 - 1 / (workers - 1), 1 / (workers - 1)) for workers in (4, 16)}
+    assert edge[4] == pytest.approx(0.948, abs=5e-4) and edge[16] == pytest.approx(0.982, abs=5e-4)
+    assert queueing.efficiency(1024, 3, 0.9, 0.1) == pytest.approx(30 / 1024), "a thousand workers overflow nothing"
+    assert queueing.throughput(4, 2, 0.0, 0.5) == 4 and queueing.throughput(4, 2, 0.5, 0.0) == 8
+    with pytest.raises(ValueError, match="not both 0"):
+        queueing.throughput(4, 2, 0.0, 0.0)
+
+
+def test_htc_lemmas_are_as_printed_and_turn_around():
+    assert f"{htc.overhead(4, 0.8):.0%}" == "9%" and htc.gpus_for(3, 0.1) == 4
+    assert htc.overhead(7, htc.efficiency(7, 0.05)) == pytest.approx(0.05)
+    assert htc.gpus_for(11, 0.1) is None, "Amdahl's ceiling is (1 + R_O) / R_O = 11"
+    with pytest.raises(ValueError, match="above 1/4"):
+        htc.overhead(4, 0.25)
+    assert htc.servers(8, 0.5e9, 1e9, 2.0).value == 4 and not htc.servers(8, 0.5e9, 1e9, 2.0).outside
+    assert htc.servers(8, 2e9, 1e9, 2.0).outside, "a worker's own link is too slow"
+
+
+def test_htc_memory():
+    printed, mended = htc.memory_printed(htc.ALEXNET, 128), htc.memory(htc.ALEXNET, 128)
+    shapes = htc.shapes(htc.ALEXNET)
+    assert [shape.width for shape in shapes] == [224, 55, 27, 27, 13, 13, 13, 13, 6] and shapes[-1].size == 9216
+    assert printed.left(2.0**34) - printed.left(2.0**33) == 2.0**33
+    assert htc.memory_printed(htc.ALEXNET, 256).classifier == printed.classifier, "equation 4 as printed knows no rows"
+    assert htc.memory(htc.ALEXNET, 256).classifier > mended.classifier
+    slots = htc.memory(htc.ALEXNET, 128, slots=2)
+    more = slots.parameters + slots.classifier - mended.parameters - mended.classifier
+    assert more == 4 * 2 * sum(networks.ALEXNET_LAYERS.values()), "two slots of each parameter"
+
+
+def test_htc_table_2():
+    layers = ((224, 55, 3, 96), (27, 27, 96, 256), (13, 13, 256, 384), (13, 13, 384, 384), (13, 13, 384, 256))
+    for layer, printed in zip(layers, (11.6, 1.6, 2.3, 2.7, 2.3)):
+        assert htc_minibatch.fft_over_gemm(128, *layer) == pytest.approx(printed, rel=0.035)
+
+
+def test_htc_program_is_the_best_of_all():
+    random = np.random.default_rng(1)
+    fits = 0
+    for _ in range(200):
+        shape = random.integers(2, 7), random.integers(2, 4)
+        times, memory = random.uniform(1, 10, shape).tolist(), random.uniform(1, 10, shape).tolist()
+        bound = random.uniform(1, 8) * shape[0]
+        found, best = htc_minibatch.by_milp(times, memory, bound), htc_minibatch.by_search(times, memory, bound)
+        assert (found is None) == (best is None)
+        if found is not None and best is not None:
+            assert found.seconds == pytest.approx(best.seconds)
+            assert sum(memory[k][a] for k, a in enumerate(found.algorithms)) <= bound * (1 + 1e-9)
+            fits += 1
+    assert fits > 100
+
+
+def test_htc_figure_2_rises_then_falls_later_with_more_memory():
+    peaks = []
+    for gibibytes in (1.5, 2, 3):
+        found = htc_minibatch.batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
+        rates = [batch.rows_per_second for batch in found]
+        peak = rates.index(max(rates))
+        assert rates[: peak + 1] == sorted(rates[: peak + 1]) and 0 < peak < len(rates) - 1
+        peaks.append(found[peak].rows)
+    assert peaks == sorted(set(peaks))
+
+
+def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
+    random = np.random.default_rng(1)
+    later = 0
+    for _ in range(100):
+        count, scale = int(random.integers(1, 8)), 10 ** random.uniform(-1, 1)
+        times = random.exponential(1, count).tolist(), random.exponential(scale, count).tolist()
+        layers = ibatch.Layers(*times, random.choice([0.0, 0.1, 1.0]))
+        plans = [(0, *cuts, count) for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
+        best, greedy = ibatch.end(layers, ibatch.best(layers)), ibatch.end(layers, ibatch.greedy(layers))
+        assert best == pytest.approx(min(ibatch.end(layers, plan) for plan in plans))
+        assert greedy >= best - 1e-12
+        later += greedy > best * (1 + 1e-9)
+        for plan in plans:
+            estimate = ibatch.execution_time(layers, plan)
+            assert estimate.outside or estimate.value == pytest.approx(ibatch.end(layers, plan))
+    assert later, "the greedy plan is not always best"
+
+
+def test_ibatch_algorithms_meet_equation_5():
+    layers = ibatch.Layers([1.0] * 6, [2.0] * 6, 0.5)
+    for plan in (ibatch.front_to_back(layers), ibatch.back_to_front(layers)):
+        assert plan is not None and plan[0] == 0 and plan[-1] == 6 and ibatch.hides(layers, plan)
+    with pytest.raises(ValueError, match="for each time"):
+        ibatch.Layers([1.0], [1.0, 2.0], 0.0)
+
+
+def test_ibatch_speedups():
+    for default, printed in zip((26, 25, 23, 22), (29, 28, 26, 25)):
+        assert ibatch.speedup_with_pulls_hidden(30, default) == pytest.approx(printed, rel=0.04)
+    assert ibatch.ceiling(72, 26, 1 / 3) == pytest.approx(29.6, abs=0.05)
+    assert ibatch.ceiling(72, 26, 1.0) == pytest.approx(40.7, abs=0.05)
+    assert ibatch.forward_share(72, 26, 45).outside and not ibatch.forward_share(72, 26, 32).outside
+
+
+def test_matex_strong_scaling():
+    assert matex.fit(matex.UNGROUPED).largest_error < 0.1 and matex.fit(matex.GROUPED).largest_error < 0.068
+    left_out = matex.leave_one_out(matex.GROUPED)
+    assert max(map(abs, left_out.values())) < 0.11
+    assert max(left_out, key=lambda name: abs(left_out[name])) == "ResNet-50"
+    ratio = matex.ratio_for(networks.GOOGLENET, 8, 6.0)
+    assert matex.speedup(networks.GOOGLENET, 8, ratio) == pytest.approx(6.0)
+
+
+def test_gadei_bandwidth_is_table_4_but_for_joule():
+    assert {name for name, one in gadei.WORKLOADS.items() if gadei.worst_required(one) > 0.005} == {"Joule"}
+    for name, printed in gadei.HOURS.items():
+        if name != "ImageNet":
+            assert gadei.hours(name) == pytest.approx(printed, rel=0.01)
+    with pytest.raises(ValueError, match="no batch of 256"):
+        gadei.hours("ImageNet")
