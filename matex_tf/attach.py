@@ -6,6 +6,7 @@ is done as soon as it is there, by each rank for itself: ranks may import it at 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -37,6 +38,8 @@ def attach() -> None:
                 placement.apply(0, 1)
             if task is not None:
                 exit_marks.excuse()
+            else:
+                _say_how_ranks_start()
             _record()
             return
     except (world.RankError, settings.SettingError) as error:
@@ -76,6 +79,15 @@ def attach() -> None:
     link_costs.start()
     patches.install()
     _record()
+
+
+def _say_how_ranks_start() -> None:
+    """At a prompt or in a notebook, where nothing else tells that one process is all there is."""
+    if not (hasattr(sys, "ps1") or sys.flags.interactive):
+        return
+    with contextlib.suppress(settings.SettingError):  # which is nobody's concern alone
+        if not settings.current().disable:
+            notes.note("this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks")
 
 
 def _record() -> None:

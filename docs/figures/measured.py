@@ -46,7 +46,7 @@ def curve() -> Canvas:
 KINDS = {"compute": "grey", "wait": "orange", "transfer": "violet", "copy": "green", "other": "blue"}
 WORDS = {
     "compute": "compute",
-    "wait": "wait for ranks",
+    "wait": "wait",
     "transfer": "sum",
     "copy": "copy",
     "other": "announce, metrics",

@@ -1,6 +1,7 @@
 """When a script imports TensorFlow, and how, is its own affair: nothing of ours imports it before."""
 
 import json
+import sys
 
 import pytest
 
@@ -101,3 +102,12 @@ def test_an_error_without_tensorflow_is_told_once(tmp_path):
     result = launch.run(2, WITHOUT, "raise", cwd=tmp_path, cold=True)
     assert result.returncode == 1 and result.stderr.count("ValueError: of my own") == 1
     assert "rank 1 of 2 on " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options, variables, lines", [(["-i"], {}, 1), ([], {}, 0), (["-i"], {"MATEX_DISABLE": "1"}, 0)]
+)
+def test_an_interactive_session_learns_how_ranks_are_started(options, variables, lines):
+    command = [sys.executable, *options, "-c", "import matex_tf, matex_tf.readers"]
+    result = launch.execute(command, launch.environment(variables), 60).check()
+    assert result.stderr.count("matex run -n 4 script.py") == lines
