@@ -77,7 +77,7 @@ def gradient() -> Canvas:
     canvas.line([(476, last + 22), (560, last + 22), (560, 29), (400, 29)], "violet", 1.6)
     canvas.arrow((400, 29), (330, 29), "violet")
     notes = (
-        (top + 20, "in place of TensorFlow's own"),
+        (top + 20, "replace TensorFlow's"),
         (top + step + 20, "TensorFlow graphs"),
         (top + 3 * step + 20, "TensorFlow ops"),
         (top + 5 * step + 20, "C++ on MPI alone"),
