@@ -62,12 +62,12 @@ def attach() -> None:
     from matex_tf import ops, patches
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
-    from matex_tf.runtime import watchdog
+    from matex_tf.runtime import replace, watchdog
 
     elastic.start()
     watchdog.start()
     ops.library()
-    patches.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
+    replace.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
     exit_marks.demand()

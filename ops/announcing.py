@@ -8,7 +8,7 @@ it would wait for all of them, so such an update is announced in parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class Parts:
                     self._settled.update(readiness.ancestors(op.inputs[0].op, self._settled, self._order.sources))
             readiness.in_their_order(gradients, self._order.sources, self._order.place_of, self._settled)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
 
     def is_last(self, part: Part) -> bool:
@@ -110,6 +110,7 @@ class Parts:
         for source in [*filter(None, [part.after]), *(readiness.made_of(first) if first is not None else [])]:
             announcement._add_control_input(source)
         if part.before is not None:
+            assert self._manager is not None  # else there is one part
             # TensorFlow would have it last, since all seem to write to one variable.
             self._manager.run_independently(announcement)
             _moved(self._graph)[announcement] = part.before

@@ -51,7 +51,7 @@ def folder() -> Path:
     user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     usual = Path(user, "matex_tf")
     spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
-    reasons = []
+    reasons: list[str] = []
     for candidate in (usual, spare):
         exposed = exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:

@@ -87,8 +87,8 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     if getattr(_state, "noticed", None) is not None:
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
         _state.noticed.bytes = max(_state.noticed.bytes, size)
-    chosen = settings.current().overlap
-    return chosen == "on" or (chosen == "auto" and (is_usual() if is_told() is None else is_told()))
+    chosen, way = settings.current().overlap, is_told()
+    return chosen == "on" or (chosen == "auto" and (is_usual() if way is None else way))
 
 
 def reduce_gradients(

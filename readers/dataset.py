@@ -50,8 +50,8 @@ class DataSet:
 
     def __init__(
         self,
-        format: str | PathLike | Sequence,
-        path: str | PathLike | Sequence | None = None,
+        format: str | PathLike[str] | Sequence[Any],
+        path: str | PathLike[str] | Sequence[Any] | None = None,
         *,
         normalize: bool | str = False,
         missing: str | float = "error",

@@ -1,4 +1,4 @@
-"""Runs ruff and pytest, and sums up.
+"""Runs ruff, mypy and pytest, and sums up.
 
 The tests of collectives are themselves ranks: pytest runs them under mpirun (`tests/ops/test_collectives.py`). Where a
 path among them is named, that is done here, for 1 to 4 ranks.
@@ -17,11 +17,14 @@ import time
 import xml.etree.ElementTree as xml
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 sys.path.insert(0, str(TESTS))
+import check_types  # noqa: E402
+
 import launch  # noqa: E402 (the tests' own launcher)
 
 COLLECTIVE = TESTS / "ops" / "mpi"
@@ -97,9 +100,11 @@ def run(command: Sequence[str], report: Path, limit: float) -> Counts:
 
 
 def lint() -> Counts:
-    """ruff over the whole checkout, as two tests: its rules, and its format."""
+    """Three tests: ruff's rules and its format over the whole checkout, and the types of the packages."""
     ways = (["check", "--quiet"], ["format", "--check"])
     codes = [subprocess.run([sys.executable, "-m", "ruff", *words, str(ROOT)]).returncode for words in ways]
+    if version("numpy") >= "2":  # the types of older ones are others
+        codes.append(check_types.check_types())
     return Counts(passed=codes.count(0), failed=len(codes) - codes.count(0))
 
 

@@ -1,19 +1,18 @@
-"""Imports run down only, also those within functions: from the command line and the patches to the ground."""
+"""Imports run down only, also those within functions; what has no types is found."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from wheel_tree import ROOT, lay_out
+
+sys.path.append(str(ROOT / "scripts"))
+import check_types
 
 
 def check_layers(tmp_path: Path, add: str = "") -> subprocess.CompletedProcess:
     """What `lint-imports` says of the packages as a wheel has them; `add` is written to the end of `world/world.py`."""
-    source = shutil.ignore_patterns("src", "__pycache__")
-    for folder, name in (("matex_tf", "matex_tf"), ("ops", "matex_tf/ops"), ("readers", "matex_tf/readers")):
-        shutil.copytree(ROOT / folder, tmp_path / name, ignore=source)
-    with (tmp_path / "matex_tf" / "world" / "world.py").open("a") as file:
+    with (lay_out(tmp_path) / "world" / "world.py").open("a") as file:
         file.write(add)
     tool = Path(sys.executable).with_name("lint-imports")
     command = [tool, "--config", ROOT / "pyproject.toml", "--no-cache"]
@@ -30,3 +29,10 @@ def test_an_import_that_runs_up_is_found(tmp_path):
         tmp_path, "\n\ndef late():\n    from matex_tf.runtime import objects\n\n    return objects\n"
     )
     assert checked.returncode == 1 and "matex_tf.world.world -> matex_tf.runtime.objects" in checked.stdout
+
+
+def test_a_function_without_types_is_the_only_fault_that_mypy_finds(tmp_path):
+    with (lay_out(tmp_path) / "world" / "world.py").open("a") as file:
+        file.write("\n\ndef late(rank):\n    return rank\n")
+    checked = check_types.run_mypy(tmp_path, cache=ROOT / ".mypy_cache" / "tests", capture_output=True, text=True)
+    assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["matex_tf/world/world.py"], checked.stdout

@@ -7,19 +7,20 @@ import io
 import random
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from matex_tf.runtime import notes
 
 
-def random_states() -> tuple:
+def random_states() -> tuple[Any, ...]:
     """The states of the generators of Python and NumPy."""
     return random.getstate(), np.random.get_state()
 
 
 @contextlib.contextmanager
-def unnoticed(start: tuple | None = None) -> Iterator[None]:
+def unnoticed(start: tuple[Any, ...] | None = None) -> Iterator[None]:
     """What is traced within it prints nothing, and no random numbers of Python and NumPy are used up.
 
     start: the random states that it begins with; default those that are.

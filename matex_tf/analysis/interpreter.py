@@ -202,7 +202,7 @@ class Interpreter:
         is_sized = failed is not None and failed.shape is not None and op.type in SIZED
         if failed is not None and op.type not in FOLLOWED and not is_sized:
             return [failed._replace(shape=None)] * count
-        rule: Callable | None = RULES.get(op.type)
+        rule: Callable[..., Any] | None = RULES.get(op.type)
         why = NO_RULE
         is_same = bool(inputs) and all(one.is_same for one in inputs)
         if rule is not None:
@@ -232,7 +232,7 @@ class Interpreter:
         return interpreter_of(graph).of(external)
 
 
-def _form(placement: Placement) -> tuple:
+def _form(placement: Placement) -> tuple[Any, ...]:
     return placement.kind, placement.axis, placement.power, placement.even, placement.blocks
 
 

@@ -61,7 +61,7 @@ class Placement(NamedTuple):
     axis: int = 0
     even: bool = True
     unit: int | None = 1
-    blocks: tuple = ()
+    blocks: tuple[Any, ...] = ()
     chosen: Any = None
     drawn: bool = False
     zero: bool = False

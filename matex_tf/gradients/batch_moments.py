@@ -10,6 +10,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis.placement import SAME
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -74,7 +75,7 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
     *whole, everything = combine(*(tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)))
     if not tf.executing_eagerly():
         for part in (*whole, everything):
-            interpreter.declare(part, interpreter.replicated())
+            interpreter.declare(part, SAME)
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
 
 

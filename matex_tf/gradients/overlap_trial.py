@@ -41,7 +41,7 @@ _trials: weakref.WeakKeyDictionary[Any, _Trial] = weakref.WeakKeyDictionary()
 _versions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def call(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+def call(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `original(function, *args, **kwargs)` gives, `original` being the call of a `tf.function`.
 
     In eager code it may be timed, and ranks may agree on a way, as the last thing. All ranks must come to it.
@@ -56,7 +56,7 @@ def call(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
     return _trials.setdefault(function, _Trial()).call(original, function, args, kwargs)
 
 
-def traced(function: Any, args: tuple, kwargs: dict) -> Any:
+def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The concrete function of `function` for these arguments, or their specs, which it will be called for."""
     with overlap.noticed() as seen:
         concrete = function.get_concrete_function(*args, **kwargs)
@@ -92,12 +92,12 @@ class _Trial:
         self._steps: list[float] = []
         self._sums: list[float] = []
         self._first_step = 0.0
-        self._specs: tuple[tuple, dict] | None = None
+        self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-    def call(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def call(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._way(original, function, args, kwargs)
 
-    def _first(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _first(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with overlap.noticed() as seen:
             if self._bytes < LEAST_BYTES:
                 result, has_update = original(function, *args, **kwargs), False
@@ -113,7 +113,7 @@ class _Trial:
         self._go_on_with(self._trace if worth_it else self._as_it_is)
         return result
 
-    def _trace(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _trace(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call the other way: only if the function can be traced again on all ranks."""
         problem = ""
         try:
@@ -129,7 +129,9 @@ class _Trial:
         self._go_on_with(self._in_trial if can else self._as_it_is)
         return self._way(original, function, args, kwargs)
 
-    def _in_trial(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _in_trial(
+        self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         with overlap.told(not self._is_overlapped):
             result, has_update = self._timed(original, _other(function), args, kwargs)
         if not has_update or not self._is_timed(IGNORED[not self._is_overlapped]):
@@ -139,17 +141,21 @@ class _Trial:
         return result
 
     @staticmethod
-    def _as_it_is(original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _as_it_is(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return original(function, *args, **kwargs)
 
-    def _other_way(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
+    def _other_way(
+        self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         with overlap.told(not self._is_overlapped):
             return original(_other(function), *args, **kwargs)
 
-    def _go_on_with(self, way: Callable) -> None:
+    def _go_on_with(self, way: Callable[..., Any]) -> None:
         self._way, self._calls, self._steps, self._sums = way, 0, [], []
 
-    def _timed(self, original: Callable, function: Any, args: tuple, kwargs: dict) -> tuple[Any, bool]:
+    def _timed(
+        self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, bool]:
         """The result of the call, and whether there was an update in it."""
         updates, sums, start = ops.count(KIND_GRADIENTS), ops.seconds(KIND_GRADIENTS), time.perf_counter()
         result = original(function, *args, **kwargs)

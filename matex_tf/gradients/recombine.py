@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.analysis import interpreter
-from matex_tf.analysis.placement import DERIVED, PARTIAL, REPLICATED, SHARDED, UNKNOWN, Placement
+from matex_tf.analysis.placement import DERIVED, PARTIAL, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
 from matex_tf.sharding import step_weight
 
 _wholes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -26,7 +26,7 @@ _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"
 def remember(tensor: Any, whole: Any) -> None:
     """Note that the tensor of a graph has this value for the whole batch."""
     _wholes.setdefault(tensor.graph, {})[tensor.name] = whole
-    interpreter.declare(whole, interpreter.replicated())
+    interpreter.declare(whole, SAME)
 
 
 def forget(graph: Any) -> None:
@@ -81,7 +81,9 @@ def whole(tensors: Sequence[Any], name: str) -> list[Any]:
     """
     import tensorflow as tf
 
-    found = interpreter.interpreter_of(tensors[0].graph) if tensors else None
+    if not tensors:
+        return []
+    found = interpreter.interpreter_of(tensors[0].graph)
     placements = [found.of(tensor) for tensor in tensors]
     for tensor, placement in zip(tensors, placements):
         if known(tensor) is None and not can_be_whole(placement):
@@ -248,7 +250,7 @@ class _Boundary:
         )
         for plain, made in zip(op.outputs, copy.outputs):
             made.set_shape(plain.shape)
-            interpreter.declare(made, interpreter.replicated())
+            interpreter.declare(made, SAME)
             self._made[plain.ref()] = made
 
 
@@ -257,13 +259,19 @@ def _weighted(part: Any, placement: Placement) -> Any:
     import tensorflow as tf
 
     more = placement.kind == REPLICATED  # which is the mean over rows of itself
-    if placement.is_mixed:
-        weight = tf.stack([factor(one.power + 1) for one in placement.elements])
+    if placement.elements is not None and placement.is_mixed:
+        weight = tf.stack([factor(_power_of(one) + 1) for one in placement.elements])
     else:
         weight = factor(placement.power + more)
     value = tf.cast(part, tf.float64)
     # Selected, not multiplied: what a rank without rows computed may be no number.
     return tf.where(weight != 0, value * weight, tf.zeros_like(value))
+
+
+def _power_of(one: Element) -> int:
+    if one.power is None:
+        raise ValueError("the parts of an entry cannot be put together")
+    return one.power
 
 
 def _count(flat: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.analysis import interpreter, verdict
-from matex_tf.analysis.placement import SHARDED, as_partial, partial
+from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
 from matex_tf.gradients import recombine
 from matex_tf.ops import xla
 from matex_tf.sharding import step_weight
@@ -25,7 +25,7 @@ KIND_GRADIENTS = 1
 
 _born: dict[int, Any] = {}
 _same: dict[int, Any] = {}
-_scaling: weakref.WeakSet = weakref.WeakSet()
+_scaling: weakref.WeakSet[Any] = weakref.WeakSet()
 _numbers: dict[int, tuple[int, Any]] = {}
 _count = itertools.count(1)
 _state = threading.local()
@@ -270,7 +270,7 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
         with tf.control_dependencies([before]):
             mine = tf.where(weight > 0, slices.values * tf.cast(weight, slices.values.dtype), 0)
             values = ops.allreduce(mine, "sum", name)
-        interpreter.declare(values, interpreter.replicated())
+        interpreter.declare(values, SAME)
         return tf.IndexedSlices(values, slices.indices, slices.dense_shape), values
     count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
     with tf.control_dependencies([before]):
@@ -280,5 +280,5 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
     if not tf.executing_eagerly():
         values.set_shape([None, *slices.values.shape[1:]])
         for gathered in (indices, values):
-            interpreter.declare(gathered, interpreter.replicated())
+            interpreter.declare(gathered, SAME)
     return tf.IndexedSlices(values, indices, slices.dense_shape), values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ def _value(variable: Any) -> np.ndarray:
     return np.asarray(reduction.underlying(variable).numpy())
 
 
-def _digests(values: Sequence[np.ndarray]) -> list[tuple]:
+def _digests(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
     return [(value.dtype.str, value.shape, ops.content_hash(value)) for value in values]
 
 
@@ -87,7 +88,11 @@ def _remember(variables: Iterable[Any]) -> None:
     for variable in variables:
         inner = reduction.underlying(variable)
         key = id(inner)
-        _agreed[key] = weakref.ref(inner, lambda _, key=key: _agreed.pop(key, None))
+        _agreed[key] = weakref.ref(inner, functools.partial(_forget, key))
+
+
+def _forget(key: int, _: object) -> None:
+    _agreed.pop(key, None)
 
 
 def expect(variables: Sequence[Any]) -> None:

@@ -84,8 +84,8 @@ def _view_of_changes(options: Mapping[str, Any]) -> Iterator[None]:
         own = view.own_on_disk() if view is not None else set()
     yield
     with real_files.plainly():
-        if overlay.news() is not None:
-            overlay.news().caught_up()
+        if (news := overlay.news()) is not None:
+            news.caught_up()
         elif view is not None:
             names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
             keys = (view.key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))

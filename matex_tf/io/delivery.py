@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.runtime import objects, real_files
@@ -78,19 +79,23 @@ def _has(path: str, size: int, modified: int) -> bool:
         return (state.st_size, state.st_mtime_ns) == (size, modified)
 
 
-def _note(path: str, made: list) -> None:
+def _note(path: str, made: list[Any]) -> None:
+    news = overlay.news()
+    assert news is not None
     with real_files.plainly():
         for part in made:
-            overlay.news().delivered(os.path.realpath(path + part[0]))
+            news.delivered(os.path.realpath(path + part[0]))
 
 
-def _show(path: str, made: list) -> None:
+def _show(path: str, made: list[Any]) -> None:
+    view = overlay.view()
+    assert view is not None
     with real_files.plainly():
-        overlay.view().come_home()
+        view.come_home()
         for part in made:
-            key = overlay.view().key(path + part[0])
+            key = view.key(path + part[0])
             if key is not None:
-                overlay.view().show(key)
+                view.show(key)
 
 
 def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> None:

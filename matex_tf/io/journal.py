@@ -170,7 +170,7 @@ class Ledger:
         inside = [key for key in (*self._before, *self._folders) if os.path.dirname(key) == folder]
         return [os.path.basename(key) for key in inside if self.was_folder(key) or self.before(key) is not None]
 
-    def _is_recent(self, entries: dict, key: str, alone: bool = False) -> bool:
+    def _is_recent(self, entries: dict[str, Any], key: str, alone: bool = False) -> bool:
         self._read()
         if not entries or not world.is_active():
             return False  # a forked child has no place among the ranks: to it things are as they are

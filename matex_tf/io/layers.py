@@ -214,7 +214,9 @@ class View:
                 # What rank 0 has just made may be written to by a rank that did not make it.
                 if not os.path.isdir(key) or self._is_hidden(key):
                     raise _error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
-            elif not os.access(self.below(key), os.W_OK):
+            elif (below := self.below(key)) is None:
+                raise _error(errno.ENOENT, key)  # rank 0 has removed it meanwhile
+            elif not os.access(below, os.W_OK):
                 raise _error(errno.EACCES, key)
             os.makedirs(self.upper(key), exist_ok=True)
         self.used = True

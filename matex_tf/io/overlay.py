@@ -66,7 +66,7 @@ def after_loss(became_first: bool) -> None:
     with real_files.plainly():
         view.come_home()
         view.is_left = True
-        _news.take_over()
+        view.news.take_over()
         for folder, _, names in os.walk(view.root):
             key = folder[len(view.root) :] or os.sep
             if os.path.isdir(os.path.dirname(key)):

@@ -59,7 +59,7 @@ def run(kind: str, model: Any) -> Iterator[Run]:
             this.kept.close()
         if this.elastic is not None:
             this.elastic.close()
-        if not stack:
+        if before is not None:
             step_weight.go_back_to(before)
 
 

@@ -66,7 +66,7 @@ class Answer:
         self.compares = True
         return pushdown.slices(dataset.with_options(options), self.are_arrays, self._keep_first)[0]
 
-    def _keep_first(self, digest: tuple[int, int]) -> None:
+    def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
 
     def after_step(self) -> None:

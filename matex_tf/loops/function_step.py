@@ -38,7 +38,12 @@ class _Plan:
         self.kept = [leaf for leaf in arguments.leaves if not hasattr(leaf, "shape")]  # known to its key by address
 
 
-def call(run: Callable[[Any, tuple, dict], Any], function: Any, args: tuple, kwargs: dict) -> tuple[Any, str]:
+def call(
+    run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, str]:
     """What `run(function, args, kwargs)`, a call in eager code, gives, with slices where that is proved.
 
     Also why a step cannot be sharded; empty where it can, or trains nothing.
@@ -84,7 +89,7 @@ def call(run: Callable[[Any, tuple, dict], Any], function: Any, args: tuple, kwa
         return _shared(run, plan, arguments), ""
 
 
-def _figures_of(function: Any, args: tuple, kwargs: dict) -> set[str]:
+def _figures_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
     """What Python made of its own values in the trace that `function` was called with."""
     return graph_ops.figures(function.get_concrete_function(*args, **kwargs).graph)
 
@@ -132,7 +137,7 @@ def _plan(
     return _Plan(WHOLE, None if failed else made, arguments, reasons[0], not failed)
 
 
-def _traced(function: Any, given: tuple[tuple, dict], states: Any) -> Any:
+def _traced(function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], states: Any) -> Any:
     """The graph of a function for such arguments; None where its Python raises an error, as the call itself may.
 
     With `states` the script alone does not trace it now, and it is not to be noticed.
@@ -149,7 +154,9 @@ def _of_all(reason: str) -> list[str]:
     return [why for why in objects.allgather(reason, "whether ranks can share a training step") if why]
 
 
-def _shared(run: Callable[[Any, tuple, dict], Any], plan: _Plan, arguments: step_arguments.Arguments) -> Any:
+def _shared(
+    run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any], plan: _Plan, arguments: step_arguments.Arguments
+) -> Any:
     """The call with this rank's rows. Collective: now and then, whether all ranks hold the same ones."""
     plan.calls += 1
     count = arguments.rows

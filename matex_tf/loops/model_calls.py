@@ -52,7 +52,7 @@ _state = threading.local()
 class _Model:
     """A model as a function of tensors, and what is known of its calls by the kinds of their arguments."""
 
-    def __init__(self, model: Any, original: Callable):
+    def __init__(self, model: Any, original: Callable[..., Any]):
         import tensorflow as tf
 
         alive = weakref.ref(model)
@@ -99,7 +99,9 @@ def note_whole(tape: Any, why: str) -> None:
                 plan.why = plan.why or why
 
 
-def call(original: Callable, model: Any, tapes: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+def call(
+    original: Callable[..., Any], model: Any, tapes: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """What `original(model, *args, **kwargs)` gives while `tapes` record. Collective where it is sharded."""
     import tensorflow as tf
 
@@ -147,11 +149,11 @@ def call(original: Callable, model: Any, tapes: Sequence[Any], args: tuple, kwar
         step_arguments.compare(arguments, plan.calls == 1, f"the arguments of the model '{known.name}'")
     watch = model_watch.Watch(model, arguments, is_first=False)
 
-    def watched(args: tuple, kwargs: dict) -> Any:
+    def watched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with watch:
             return original(model, *args, **kwargs)
 
-    def checked(args: tuple, kwargs: dict) -> Any:
+    def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _together(known, plan, arguments, watch, functools.partial(watched, args, kwargs))
 
     result = sharded_call.Call(known.name, plan.replicated, arguments).run(checked if is_eager else watched, tapes)

@@ -15,7 +15,9 @@ ADDS = "it adds losses (add_loss, activity regularizers)"
 OF_ANOTHER = "one of its outputs is made of another, whose gradients ranks could not tell apart"
 
 
-def proof(function: Any, losses: Callable[[], list], arguments: step_arguments.Arguments) -> tuple[str, frozenset[int]]:
+def proof(
+    function: Any, losses: Callable[[], list[Any]], arguments: step_arguments.Arguments
+) -> tuple[str, frozenset[int]]:
     """Why a call with such arguments cannot be sharded, empty if it can; and the ids of the variables whose sparse
     gradients have the same indices on all ranks.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.analysis import interpreter
-from matex_tf.analysis.placement import ROWS, partial
+from matex_tf.analysis.placement import ROWS, SAME, partial
 from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import open_shapes, step_arguments, tape_stack
 from matex_tf.sharding import row_shares, step_weight
@@ -85,7 +85,7 @@ class Call:
         with tf.control_dependencies(checks):
             return tf.identity(counts[0])
 
-    def run(self, function: Callable[[tuple, dict], Any], tapes: Sequence[Any]) -> Any:
+    def run(self, function: Callable[[tuple[Any, ...], dict[str, Any]], Any], tapes: Sequence[Any]) -> Any:
         """What `function`, given arguments, makes of all rows; `tapes`, those that record, note the way back.
 
         A tape owns what it notes, which so must not hold it.
@@ -157,7 +157,7 @@ class Call:
         whole.set_shape([rows, *like.shape.as_list()[1:]])
         # Only a tape knows the way back from here.
         whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model whose rows ranks share")
-        interpreter.declare(whole, interpreter.replicated())
+        interpreter.declare(whole, SAME)
         return whole
 
     def _back(self, *upstream: Any) -> list[Any]:

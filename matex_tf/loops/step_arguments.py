@@ -17,7 +17,7 @@ from matex_tf.sharding import fingerprint
 class Arguments:
     """The leaves of a call's arguments, and which of them hold rows."""
 
-    def __init__(self, function: Any, args: tuple, kwargs: dict):
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         import tensorflow as tf
 
         self.given = bound(function, args, kwargs)
@@ -43,7 +43,7 @@ class Arguments:
                 kinds.append(id(leaf))
         return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
-    def with_rows(self, change: Callable[[Any], Any]) -> tuple[tuple, dict]:
+    def with_rows(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with what `change` makes of those that hold rows."""
         import tensorflow as tf
 
@@ -51,7 +51,7 @@ class Arguments:
         return tf.nest.pack_sequence_as(self.given, leaves)
 
 
-def bound(function: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call in the order of the function's parameters, with those that are left out.
 
     Raises:
@@ -63,7 +63,7 @@ def bound(function: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return given.args, given.kwargs
 
 
-def _sizes(leaf: Any) -> tuple | None:
+def _sizes(leaf: Any) -> tuple[Any, ...] | None:
     """The shape of a tensor or array as whole numbers."""
     if isinstance(leaf, np.ndarray):
         return leaf.shape

@@ -182,13 +182,13 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     return _pack_like(result, flat)
 
 
-def _flatten_like(result: Any, count: int) -> list:
+def _flatten_like(result: Any, count: int) -> list[Any]:
     import tensorflow as tf
 
     def leaf(value: Any) -> bool:
         return value is None or isinstance(value, (tf.Tensor, tf.IndexedSlices))
 
-    def walk(value: Any) -> list:
+    def walk(value: Any) -> list[Any]:
         if leaf(value):
             return [value]
         parts = value.values() if isinstance(value, dict) else value
@@ -202,7 +202,7 @@ def _flatten_like(result: Any, count: int) -> list:
     return flat
 
 
-def _pack_like(structure: Any, flat: list) -> Any:
+def _pack_like(structure: Any, flat: list[Any]) -> Any:
     import tensorflow as tf
 
     supply = iter(flat)

@@ -48,7 +48,7 @@ def is_called(function: Any) -> bool:
     return bool(stack) and stack[-1].function.python_function is function.python_function
 
 
-def nested(function: Any, args: tuple, kwargs: dict) -> contextlib.AbstractContextManager[None]:
+def nested(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Around a call of `function` in a graph: it is traced for the placements that its arguments have there."""
     import tensorflow as tf
 
@@ -66,7 +66,7 @@ def nested(function: Any, args: tuple, kwargs: dict) -> contextlib.AbstractConte
     return frame(function, placements, is_border=False)
 
 
-def traced(python_func: Callable, args: tuple, kwargs: dict) -> Any:
+def traced(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `python_func`, that of the innermost call, gives for placeholders: declared before, made whole after."""
     import tensorflow as tf
 
@@ -88,14 +88,14 @@ def traced(python_func: Callable, args: tuple, kwargs: dict) -> Any:
     return outputs
 
 
-def code_of(function: Callable) -> Any:
+def code_of(function: Callable[..., Any]) -> Any:
     """What a function is without TensorFlow's decorators."""
     from tensorflow.python.util import tf_decorator
 
     return tf_decorator.unwrap(function)[1]
 
 
-def _declare(here: _Frame, args: tuple, kwargs: dict) -> None:
+def _declare(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     import tensorflow as tf
 
     try:

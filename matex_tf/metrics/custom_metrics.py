@@ -24,7 +24,7 @@ _MEAN, _SUM, _OTHER = "mean", "sum", "other"
 _known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
-def of_all_rows(function: Callable) -> Callable:
+def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function(y_true, y_pred)` with its value for the whole batch, on every rank, where that is a single number."""
     import tensorflow as tf
 
@@ -46,7 +46,9 @@ def of_all_rows(function: Callable) -> Callable:
     return compute
 
 
-def rows_of_all(metric: Any, update: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def rows_of_all(
+    metric: Any, update: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of `update(metric, ...)`, a method of the script's own, with the rows of all ranks.
 
     None where each rank's own rows will do. Collective where they will not.
@@ -73,14 +75,14 @@ def _has_rows(part: Any) -> bool:
     return isinstance(part, (tf.Tensor, np.ndarray)) and len(part.shape) > 0
 
 
-def _adds_up(metric: Any, update: Callable, args: tuple, kwargs: dict) -> bool:
+def _adds_up(metric: Any, update: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether all that an update does is to add sums over rows to variables."""
     import tensorflow as tf
 
     def spec(part: Any) -> Any:
         return tf.TensorSpec([None, *part.shape[1:]], tf.as_dtype(part.dtype)) if _has_rows(part) else part
 
-    def compute(args: tuple, kwargs: dict) -> None:
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         graph = tf.compat.v1.get_default_graph()
         interpreter.account(graph, [variable.handle for variable in map(reduction.underlying, metric.variables)])
         _declare_rows((args, kwargs))
@@ -122,7 +124,7 @@ def _gathered(tensor: Any, has_rows: Any) -> Any:
     return gathered
 
 
-def _kind_of(function: Callable, rows: tuple, kwargs: dict) -> str:
+def _kind_of(function: Callable[..., Any], rows: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What the value of `function` is of the rows, by a trace of it for a number of rows that nothing else has."""
     specs = tuple((part.dtype, tuple(part.shape[1:])) for part in rows)
     key = repr((specs, sorted(kwargs)))
@@ -135,7 +137,7 @@ def _kind_of(function: Callable, rows: tuple, kwargs: dict) -> str:
     return known[key]
 
 
-def _traced_kind(function: Callable, rows: tuple, kwargs: dict) -> str:
+def _traced_kind(function: Callable[..., Any], rows: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     import tensorflow as tf
 
     def compute(*parts: Any) -> Any:

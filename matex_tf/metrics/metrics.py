@@ -14,6 +14,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis.placement import SAME
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -79,7 +80,7 @@ def detached(result: Any) -> Any:
     found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
     for part in tf.nest.flatten(found):
         if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
-            interpreter.declare(part, interpreter.replicated())
+            interpreter.declare(part, SAME)
     return found
 
 
@@ -144,10 +145,11 @@ def keep(variables: Sequence[Any]) -> None:
     """
     import tensorflow as tf
 
-    graph, before = getattr(_state, "before", None) or (None, {})
+    known: tuple[Any, dict[int, Any]] | None = getattr(_state, "before", None)
+    graph, before = known or (None, {})
     if graph is not tf.compat.v1.get_default_graph():
         return  # outside of `counted`, or in a trace that only looks at what an update does
     new = [variable for variable in variables if id(variable) not in before]
     count_apart(new)
     graph_ops.note_accounts(new)
-    before.update((id(variable), (variable, _read(variable))) for variable in new)
+    before.update({id(variable): (variable, _read(variable)) for variable in new})

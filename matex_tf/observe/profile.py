@@ -24,7 +24,8 @@ def start() -> None:
         return
     chosen = settings.current().overlap
     link = records.link(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
-    disturbed = records.last_link()[2]
+    measured = records.last_link()
+    disturbed = measured is not None and measured[2]
     if settings.current().timeline == "":
         records.record(records.TOTALS)
 

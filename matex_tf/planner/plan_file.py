@@ -133,12 +133,12 @@ class Plan:
         return next((found[scope] for scope in scopes if scope in found), None)
 
 
-def save(plan: Plan, path: str | os.PathLike) -> None:
+def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to `path`, as JSON."""
     Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
 
 
-def load(path: str | os.PathLike) -> Plan:
+def load(path: str | os.PathLike[str]) -> Plan:
     """The plan in the file `path`.
 
     Raises:
@@ -158,7 +158,7 @@ def load(path: str | os.PathLike) -> Plan:
 
 def _made(kind: Any, value: Any) -> Any:
     """`value`, from JSON, as the type `kind`."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         types_of = typing.get_type_hints(kind)
         unknown = set(value) - set(types_of)
         if unknown:

@@ -34,7 +34,7 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes > _LARGE and not value.dtype.hasobject
 
 
-def states(callbacks: Sequence[Any], unchanged: dict) -> list[tuple[str, dict[str, Any]]]:
+def states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The kind of each callback and what it knows; large arrays that are as they were when training began are left out.
 
     `unchanged` is what `large` gave then. Nothing is copied.

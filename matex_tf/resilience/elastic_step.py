@@ -154,7 +154,7 @@ class Training:
         before = self._reader()
         draws = random_state.states() if getattr(self._model, "run_eagerly", False) else None
 
-        def compute() -> tuple[Any, list]:
+        def compute() -> tuple[Any, list[Any]]:
             sliced = [self._slice(batch) for batch in batches]
             return self._function()(self._feed.put(sliced)), self._count()
 

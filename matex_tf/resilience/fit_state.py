@@ -42,7 +42,7 @@ class Fit:
         self._at: int | None = None
         self._told = False
         self._present: dict[str, int] = {}
-        self._large: dict = {}
+        self._large: dict[Any, Any] = {}
         self._until = 1
         self._looked: tuple[float, int] = (time.monotonic(), 0)
         self._may_save = run.may_save(self.number)

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.runtime import exit_marks, script_frames, shutdown
@@ -32,7 +33,7 @@ def attach() -> None:
     if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
         _redirect(me.rank)
     _be_the_launchers_terminal()
-    sys.exit = _exit
+    sys.exit = _exit  # type: ignore[assignment]
     for name in ("exit", "quit"):
         if hasattr(builtins, name):
             setattr(builtins, name, _exit)
@@ -86,7 +87,7 @@ def _redirect(rank: int) -> None:
     os.close(target)
 
 
-_plain_exit: Callable = sys.exit
+_plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
@@ -94,7 +95,7 @@ def _exit(code: object = None) -> None:
     _plain_exit(code)
 
 
-_plain_exit_at_once: Callable = os._exit
+_plain_exit_at_once: Callable[..., Any] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
@@ -128,7 +129,8 @@ def describe(error: BaseException, trace: TracebackType | None) -> str:
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     """`trace` without our frames and those of `runpy`, which starts scripts; itself if it has no others, or none."""
-    entries, kept = [], None
+    entries: list[TracebackType] = []
+    kept: TracebackType | None = None
     while (entry := entries[-1].tb_next if entries else trace) is not None:
         entries.append(entry)
     scripts = [entry for entry in entries if script_frames.package(entry.tb_frame) not in ("matex_tf", "runpy")]

@@ -53,24 +53,24 @@ def ask_again() -> None:
     _write(_ASK_AGAIN)
 
 
-def has_begun(folder: str | os.PathLike) -> bool:
+def has_begun(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _BEGUN).exists()
 
 
-def has_failed(folder: str | os.PathLike) -> bool:
+def has_failed(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _FAILED).exists()
 
 
-def asks_again(folder: str | os.PathLike) -> bool:
+def asks_again(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _ASK_AGAIN).exists()
 
 
-def exit_code(code: int, folder: str | os.PathLike) -> int:
+def exit_code(code: int, folder: str | os.PathLike[str]) -> int:
     """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
     return EXIT_STALLED if code and Path(folder, mpi_timeout_process.MARK).exists() else code
 
 
-def is_given(folder: str | os.PathLike) -> bool:
+def is_given(folder: str | os.PathLike[str]) -> bool:
     """Whether exit code 0 may be believed."""
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 

@@ -21,12 +21,12 @@ _KIND = 6  # see `ops.rendezvous`
 _one_at_a_time = threading.RLock()
 
 
-def allgather(value: Any, what: str) -> list:
+def allgather(value: Any, what: str) -> list[Any]:
     """The values of all ranks, by rank, on every rank."""
     if not world.is_active():
         return [value]
 
-    def exchange() -> list:
+    def exchange() -> list[Any]:
         with _enter("allgather", what):
             return world.communicator("control").allgather(value)
 

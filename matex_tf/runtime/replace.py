@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
     original = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
     if isinstance(original, staticmethod):
@@ -17,7 +17,7 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
         setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def when_imported(module: str, patch: Callable[[Any], None]) -> None:
+def when_imported(module: str, patch: Callable[[Any], object]) -> None:
     """Call `patch(module)` as soon as the module is imported; now, if it is."""
     import wrapt
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
+import secrets
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def agree(entropy: int | None = None) -> int:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
-        entropy = int(np.random.SeedSequence().entropy) if world.current().rank == 0 else 0
+        entropy = secrets.randbits(128) if world.current().rank == 0 else 0
     if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
         states = objects.broadcast((python_state, numpy_state), "sending those of rank 0")
         random.setstate(states[0])

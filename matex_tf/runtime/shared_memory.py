@@ -33,7 +33,7 @@ def note() -> None:
             Path(folder, f"{_NOTE}{_boot()}-{os.getpid()}").write_text(json.dumps(found))
 
 
-def remove(folder: str | os.PathLike, even_used: bool = False) -> bool:
+def remove(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
     """Remove the files of this host that are noted in `folder` and that no process uses; whether none is left.
 
     `even_used`: those, too, that a process uses which is about to end; it keeps the memory, without a name.
@@ -46,7 +46,7 @@ def remove(folder: str | os.PathLike, even_used: bool = False) -> bool:
     return used.isdisjoint(paths)
 
 
-def _noted(folder: str | os.PathLike) -> Iterator[str]:
+def _noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The files that are still those which were noted: of this user, of this start of the host, not others in place."""
     for name in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}{_boot()}-*")):
         with contextlib.suppress(OSError, ValueError, TypeError):

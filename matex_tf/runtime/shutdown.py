@@ -109,4 +109,4 @@ def leave() -> None:
         for work in before_finalize:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost
-            MPI.Finalize.plain()
+            MPI.Finalize.plain()  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ def hold_file(path: str) -> int | None:
         os.close(handle)  # who held it has removed it
 
 
-def make(prefix: str, folder: str | os.PathLike) -> tuple[str, int]:
+def make(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
     """A new folder in `folder` that this process holds, and the descriptor to close when it is done with."""
     while True:
         path = tempfile.mkdtemp(prefix=prefix, dir=folder)
@@ -70,7 +70,7 @@ def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> tuple[int, bool
 
 def sweep(
     prefix: str,
-    folder: str | os.PathLike | None = None,
+    folder: str | os.PathLike[str] | None = None,
     least: float | None = None,
     may_go: Callable[[str], bool] = lambda path: True,
 ) -> None:

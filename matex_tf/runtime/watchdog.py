@@ -253,7 +253,7 @@ class _Watch:
 
     def _stack(self) -> list[traceback.FrameSummary]:
         """Where the main thread is, outermost first; nothing where it has ended."""
-        frame = sys._current_frames().get(self.main)
+        frame = sys._current_frames().get(self.main) if self.main is not None else None
         if frame is None:
             return []
         return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]

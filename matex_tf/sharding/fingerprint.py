@@ -107,17 +107,17 @@ def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
     return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
 
 
-def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list]]:
+def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
     """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
     marked = any(share_arrays.is_share(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")
 
 
-def _describe(marked: bool, arrays: list, others: list | None = None) -> str:
+def _describe(marked: bool, arrays: list[Any], others: list[Any] | None = None) -> str:
     """Arrays in words; of those that look like `others`, another rank's, but are not, it is said."""
 
-    def one(array: tuple, other: tuple | None) -> str:
+    def one(array: tuple[Any, ...], other: tuple[Any, ...] | None) -> str:
         text = f"{np.dtype(array[0]).name}{list(array[1])}"
         return f"{text} of other values" if other and other[:2] == array[:2] and other != array else text
 

@@ -28,7 +28,7 @@ def in_place_of(dataset: Any) -> Any:
     """What is to be iterated in place of a dataset."""
     for one in (dataset, getattr(dataset, "_input_dataset", None)):
         work = getattr(one, "_matex_before", None)
-        if work is not None:
+        if one is not None and work is not None:
             del one._matex_before
             work()
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)

@@ -18,11 +18,13 @@ _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTable
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
 """Stateful if what they call is, which is looked at by itself."""
 _AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
+OnFirst = Callable[[tuple[int, int] | None], None]
+"""Called with (rows, hash) of the first whole batch of an iteration, and with None where that is not known."""
 PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
-def slices(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> tuple[Any, str | None]:
+def slices(dataset: Any, are_arrays: bool, on_first: OnFirst) -> tuple[Any, str | None]:
     """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
 
     Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is sharded.
@@ -60,7 +62,7 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
-def of_rows(dataset: Any, on_first: Callable[[tuple[int, int] | None], None]) -> Any:
+def of_rows(dataset: Any, on_first: OnFirst) -> Any:
     """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
@@ -164,7 +166,7 @@ class _First:
     Keras looks at a batch before it iterates, and that iterator may read on meanwhile: the last one begun counts.
     """
 
-    def __init__(self, rows: int, on_first: Callable[[tuple[int, int] | None], None]):
+    def __init__(self, rows: int, on_first: OnFirst):
         self.rows = rows
         self.on_first = on_first
         self.begun = 0
@@ -200,7 +202,7 @@ def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
 
 def _maps_below(batching: Any) -> tuple[list[Any], Any]:
     """The maps right under `batching`, the first one first, and what they map."""
-    maps = []
+    maps: list[Any] = []
     source = batching._input_dataset
     while _kind(source) in ("MapDataset", "ParallelMapDataset"):
         maps.insert(0, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,8 +73,9 @@ def is_share(x: Any) -> bool:
 def dealt(x: Any) -> Dealt:
     """How the rows of an array came to this rank; empty where that makes no difference."""
     share = _share_behind(x) if isinstance(x, np.ndarray) else None
-    same_rows = share is not None and share.shape[:1] == x.shape[:1]
-    return share.dealt if same_rows and share.dealt is not None else Dealt()
+    if share is None or share.shape[:1] != x.shape[:1]:
+        return Dealt()
+    return share.dealt or Dealt()
 
 
 def _share_behind(x: Any) -> ShareArray | None:
@@ -117,8 +119,8 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         return parts
     if isinstance(x, tuple):
         _check_rows(dict(enumerate(x)))
-        parts = [shard(value, rank=rank, size=size) for value in x]
-        return tuple(parts) if type(x) is tuple else type(x)(*parts)
+        mine = [shard(value, rank=rank, size=size) for value in x]
+        return tuple(mine) if type(x) is tuple else type(x)(*mine)
     if hasattr(x, "element_spec") and hasattr(x, "map"):
         return _shard_dataset(x, rank, size)
     if isinstance(x, np.ma.MaskedArray):
@@ -135,7 +137,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     )
 
 
-def _check_rows(arrays: dict) -> None:
+def _check_rows(arrays: Mapping[Any, Any]) -> None:
     """Row i of one array belongs to row i of the other, so their numbers of rows are one; shares have been dealt."""
     rows = {
         key: value.shape[0]

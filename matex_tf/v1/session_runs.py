@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.analysis import graph_ops, interpreter, verdict
-from matex_tf.analysis.placement import ROWS, UNKNOWN
+from matex_tf.analysis.placement import ROWS, SAME, UNKNOWN
 from matex_tf.gradients import recombine, variables
 from matex_tf.loops import explain
 from matex_tf.resilience import run_state
@@ -155,7 +155,7 @@ def _declare(tensor: Any) -> None:
     if tensor.shape.rank and tensor.shape.as_list()[0] is None:
         interpreter.declare(tensor, ROWS)
     else:
-        interpreter.declare(tensor, interpreter.replicated())
+        interpreter.declare(tensor, SAME)
         if tensor.shape.rank is None:
             interpreter.declare_scalar(tensor)  # a run that is fed anything else computes the whole batch
 

@@ -54,6 +54,7 @@ def watched(rank: int, size: int, what: str, hint: str = "") -> Iterator[None]:
         yield
     finally:
         # Its input might not end: a process that was forked meanwhile has it open.
+        assert watch.stdin is not None
         with contextlib.suppress(BrokenPipeError), watch.stdin:
             watch.stdin.write(b".")
         try:

@@ -78,7 +78,7 @@ class Stack(Format):
 
     def __init__(
         self,
-        path: str | PathLike | Sequence,
+        path: str | PathLike[str] | Sequence[Any],
         data: Names | None = None,
         labels: Names | None = None,
         sample: str | int | None = None,

@@ -16,7 +16,7 @@ from matex_tf import arguments
 _HEADER = 1 << 16
 
 
-def find(path: str | PathLike | Sequence, allow_folder: bool = False) -> list[Path]:
+def find(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) -> list[Path]:
     """The files that `path` names: one file, a pattern such as "run_*.nc" (in the order of names), or a list of these.
 
     Raises FileNotFoundError with near names where there is none, and TypeError where `path` is no such thing.

@@ -148,7 +148,7 @@ def known(name: str) -> bool:
     return str(name).upper() in _formats
 
 
-def recognise(path: str | PathLike | Sequence) -> str:
+def recognise(path: str | PathLike[str] | Sequence[Any]) -> str:
     """The name of the format of what lies at `path`, told by its content.
 
     Raises FileNotFoundError where nothing is there and ValueError where no format knows it.

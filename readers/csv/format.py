@@ -51,7 +51,7 @@ class Csv(Format):
 
     def __init__(
         self,
-        path: str | PathLike | Sequence,
+        path: str | PathLike[str] | Sequence[Any],
         labels: Column | Sequence[Column] | None = None,
         columns: Column | Sequence[Column] | None = None,
         dtype: Any = None,

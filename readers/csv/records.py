@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def _line_start(before: bytes, start: int) -> int:
 
 
 def _add(
-    found: Found, values: np.ndarray, begin: int, newlines: np.ndarray, line: int, read: Callable, stride: int
+    found: Found, values: np.ndarray, begin: int, newlines: np.ndarray, line: int, read: Callable[..., Any], stride: int
 ) -> tuple[int, np.ndarray]:
     """Count the records that end at `newlines` of a piece; `line`: where the line begins.
 
@@ -122,7 +123,7 @@ def _add(
     return int(newlines[-1]) + begin + 1, ends + 1
 
 
-def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callable) -> bool:
+def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callable[..., Any]) -> bool:
     if start == end:
         return True
     byte = values[start - begin] if start >= begin else read(start, start + 1)[0]

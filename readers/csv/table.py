@@ -210,7 +210,9 @@ class Table:
             else:
                 target[:, index] = values
 
-    def _values(self, table: Any, number: int, field: str, codes: Callable, missing: Any, place: Place) -> np.ndarray:
+    def _values(
+        self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
+    ) -> np.ndarray:
         import pyarrow as pa
 
         column = table[str(number)]

@@ -33,7 +33,7 @@ class _Cifar(Format):
     label_names: tuple[str, ...]
     archives: tuple[str, ...]
 
-    def _open(self, path: str | PathLike, label: int) -> None:
+    def _open(self, path: str | PathLike[str], label: int) -> None:
         self._label, self._path = label, Path(files.text_of(path))
         self._unpacked: list[Path] = []
         self._batches: dict[str, list[Any]] = {}
@@ -142,7 +142,7 @@ class Cifar10(_Cifar):
     label_names = ("labels",)
     archives = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
-    def __init__(self, path: str | PathLike):
+    def __init__(self, path: str | PathLike[str]):
         self._open(path, 0)
 
     @classmethod
@@ -159,7 +159,7 @@ class Cifar100(_Cifar):
     label_names = ("coarse_labels", "fine_labels")
     archives = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 
-    def __init__(self, path: str | PathLike, labels: str = "fine"):
+    def __init__(self, path: str | PathLike[str], labels: str = "fine"):
         if labels not in ("fine", "coarse"):
             raise ValueError(f'DataSet: labels of CIFAR100 have to be "fine" or "coarse"; given {labels!r}')
         self._open(path, self.label_names.index(f"{labels}_labels"))

@@ -23,7 +23,7 @@ class Mnist(Format):
 
     own_testing = True
 
-    def __init__(self, path: str | PathLike):
+    def __init__(self, path: str | PathLike[str]):
         folder = Path(files.text_of(path))
         names = _list_folder(folder)
         self._files = {

@@ -216,7 +216,7 @@ def _set(many: bool) -> Any:
 
 
 def _tuple(count: int | None) -> Any:
-    def make(reader: _Reader) -> tuple:
+    def make(reader: _Reader) -> tuple[Any, ...]:
         return tuple(reader.to_mark() if count is None else [reader.pop() for _ in range(count)][::-1])
 
     return _push(make)

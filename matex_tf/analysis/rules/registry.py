@@ -131,13 +131,13 @@ def need_fit(first: Placement, *others: Placement) -> None:
         raise UnprovedError(MEET)
 
 
-def rule(*types: str, shaped_alike: bool = False) -> Callable:
+def rule(*types: str, shaped_alike: bool = False) -> Callable[..., Any]:
     """Register a function as the rule of ops of these types.
 
     shaped_alike: sizes of their results are sizes of their inputs, whatever the values of those are.
     """
 
-    def register(function: Callable) -> Callable:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in types:
             if name in RULES:
                 raise ValueError(f"{name} has a rule already")

@@ -222,7 +222,7 @@ def _least(workers: int, low: float, high: float) -> str:
     return _range({queueing.least_servers(workers, 1 - q, q) for q in (low, high)})
 
 
-def _range(values: set) -> str:
+def _range(values: set[float]) -> str:
     low, high = min(values), max(values)
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
@@ -242,5 +242,5 @@ def _numbers(workloads: Iterable[str]) -> int:
     return sum(not math.isnan(one) for name in workloads for one in gadei.WORKLOADS[name].required)
 
 
-def _list(values, form: str) -> str:
+def _list(values: Iterable[object], form: str) -> str:
     return ", ".join(format(value, form) for value in values)
