@@ -1,4 +1,4 @@
-"""Jobs under a real Slurm that lose a host, or are warned of their end: a table of docs/reliability.md.
+"""Jobs under a real Slurm that lose a host, or are warned of their end: a table of docs/appendix/measurements.md.
 
     sudo python benchmarks/slurm.py [--only requeued]     # apt-get install slurm-wlm slurmctld slurmd slurm-client
 
