@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
-import time
 import traceback
 
 from matex_tf import settings
 from matex_tf.runtime import excepthook, exit_marks, notes, objects, script_frames, seeding, shared_memory, shutdown
-from matex_tf.world import placement, task_environment, world
+from matex_tf.world import error_records, placement, task_environment, world
 
 _attached = False
 
@@ -43,13 +43,15 @@ def attach() -> None:
             _record()
             return
     except (world.RankError, settings.SettingError) as error:
-        # Each task of the launcher comes here alone; one message is enough. The first to end takes the others with it.
-        if task is not None and task.rank > 0:
-            time.sleep(2)
-            # The first rank may have other settings, and nothing to complain of.
-            said = f"matex_tf: rank {task.rank}: {error}" if isinstance(error, settings.SettingError) else 1
-            raise SystemExit(said) from None
-        raise SystemExit(f"matex_tf: {error}") from None
+        if task is None:
+            raise SystemExit(f"matex_tf: {error}") from None
+        # Each task of the launcher comes here alone; one message is enough.
+        who = f"rank {task.rank}: " if isinstance(error, settings.SettingError) else ""
+        text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
+        error_records.show(
+            error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
+        )
+        raise SystemExit(1) from None
     me = world.current()
     shutdown.register()
     excepthook.attach()

@@ -11,8 +11,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from matex_tf.launch import rank_ends
 from matex_tf.launch.signal_origin import Witness
 from matex_tf.runtime import exit_marks, shared_memory, temp_folders
+from matex_tf.world import error_records
 
 EXIT_UNPROVED = 71
 _PASSED_ON = (
@@ -23,6 +25,7 @@ _PASSED_ON = (
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
+_TICK, _LONG = 0.2, 86400.0  # seconds
 _PREFIX = "matex_tf-run-"
 
 
@@ -51,7 +54,7 @@ def run(command: Sequence[str], folder: str) -> int:
     That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
     """
     heard: set[int] = set()
-    code = exit_marks.exit_code(wait_for(command, heard=heard), folder)
+    code = run_ranks(command, folder, heard)
     if code == 0 and exit_marks.is_given(folder):
         return 0
     if ended := heard & _ENDING:
@@ -66,19 +69,37 @@ def run(command: Sequence[str], folder: str) -> int:
     return EXIT_UNPROVED
 
 
+def run_ranks(command: Sequence[str], folder: str, heard: set[int], instead: Mapping[int, int] | None = None) -> int:
+    """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one."""
+    with rank_ends.RankEnds(folder) as ends:
+        code = exit_marks.exit_code(wait_for(command, instead, heard, ends.look), folder)
+        first = ends.first()
+    # The blank line parts it from what mpirun has to say, which may end within a line.
+    if cause := error_records.find_cause(folder):
+        print(f"\n{cause.text}", end="", file=sys.stderr, flush=True)
+    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.is_given(folder):
+        print(f"\nmatex: {rank_ends.describe_end(first, code)}", file=sys.stderr, flush=True)
+    return code
+
+
 def ended_by(signals: set[int]) -> int:
     """The exit code of what one of `signals` has ended, as a shell has it."""
     return 128 + min(signals)
 
 
-def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, heard: set[int] | None = None) -> int:
+def wait_for(
+    command: Sequence[str],
+    instead: Mapping[int, int] | None = None,
+    heard: set[int] | None = None,
+    look: Callable[[], bool] = lambda: False,
+) -> int:
     """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
 
     What is sent to this process alone is passed on; what it was started to ignore, as by nohup, both ignore. Stopped
     from the keyboard, both stop, and both go on.
 
     With `instead`, `command` is in a session of its own, and each signal is passed on as what stands there for it.
-    `heard` collects the signals that came.
+    `heard` collects the signals that came. `look` is called now and then, until it gives False.
     """
     watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
@@ -88,8 +109,8 @@ def wait_for(command: Sequence[str], instead: Mapping[int, int] | None = None, h
                 command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None
             )
             while child.poll() is None:
-                found = signal.sigwaitinfo(watched | {signal.SIGCHLD})
-                if found.si_signo == signal.SIGCHLD:
+                found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _LONG)
+                if found is None or found.si_signo == signal.SIGCHLD:
                     continue
                 if heard is not None:
                     heard.add(found.si_signo)

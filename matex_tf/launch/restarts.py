@@ -101,7 +101,7 @@ def run(
         heard: set[int] = set()
         began = time.monotonic()
         with process.proof_folder(shared) as folder:
-            code = exit_marks.exit_code(process.wait_for(command(attempt), _INSTEAD, heard), folder)
+            code = process.run_ranks(command(attempt), folder, heard, _INSTEAD)
             end = judge(code, folder, heard)
         if end == INTERRUPTED:
             return _interrupted(heard & _PERSONS, state)

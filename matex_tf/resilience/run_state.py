@@ -267,7 +267,7 @@ class Run:
         """End all ranks, which have come to this together, once all is on the disk. Collective."""
         failed = None
         if self.writer is not None:
-            with watchdog.busy(f"saving the state of the run to {self.path}"):
+            with watchdog.busy(f"saving the state of the run to {self.path}", watchdog.SAVING):
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
@@ -284,7 +284,7 @@ class Run:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
         if self.writer is None:
             return
-        with watchdog.busy(f"saving the state of the run to {self.path}"):
+        with watchdog.busy(f"saving the state of the run to {self.path}", watchdog.SAVING):
             self.writer.flush()
         if shutdown.exit_code() == 0:
             with real_files.plainly():

@@ -9,14 +9,13 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.runtime import exit_marks, script_frames, shutdown
+from matex_tf.runtime import script_frames, shutdown
 from matex_tf.world import membership, terminal, world
 
 _lines = 1  # the descriptor of standard output, as the launcher gave it
@@ -109,7 +108,10 @@ def _exit_at_once(code: int) -> None:
         _plain_exit_at_once(code)
     me = world.current()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
-    _end_all(f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n", code)
+    how = f"os._exit({code})"
+    shutdown.abort_with(
+        f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: {how} at {place}\n", how, code, is_loss=True
+    )
 
 
 def describe(error: BaseException, trace: TracebackType | None) -> str:
@@ -124,7 +126,18 @@ def describe(error: BaseException, trace: TracebackType | None) -> str:
             if short is not shown.__traceback__:
                 shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
-    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{hint}:\n{text}"
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_place(error)}{hint}:\n{text}"
+
+
+def _name(error: BaseException) -> str:
+    """The error in one line, as Python prints it."""
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the script that `error` went through."""
+    lines = [one for one in traceback.extract_tb(error.__traceback__) if not script_frames.is_library(one.filename)]
+    return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -154,11 +167,11 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         sys.__excepthook__(kind, error, trace)
         return
     code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
-    if not membership.is_loss(error):
-        exit_marks.fail()
-    if membership.TOLD_ELSEWHERE in str(error):
-        time.sleep(3)  # the rank at which it began ends the job, by an error that says more
-    _end_all(describe(error, trace), code)
+    follows = membership.TOLD_ELSEWHERE in str(error)
+    if follows:
+        shutdown.await_cause()
+    follows = follows or membership.is_loss_of_another(error)
+    shutdown.abort_with(describe(error, trace), _name(error), code, follows, membership.is_loss(error))
 
 
 def report_unreported() -> None:
@@ -166,17 +179,6 @@ def report_unreported() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None and sys.excepthook is not _report and not hasattr(sys, "ps1"):
         _report(type(error), error, error.__traceback__)
-
-
-def _end_all(text: str, code: int) -> None:
-    shutdown.last_words()
-    rank = world.current().rank
-    if rank > 0:
-        # A bug of the script strikes every rank: the first rank's report ends the others before they repeat it.
-        time.sleep(min(0.4 + 0.1 * rank, 2.0))
-    sys.stdout.flush()
-    terminal.tell(text)
-    shutdown.abort(code)
 
 
 def _exit_code_in(message: str) -> int:

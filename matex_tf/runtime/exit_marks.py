@@ -6,18 +6,21 @@ proof. It is written when the ranks have met at the end of the script, by those 
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from matex_tf import settings
-from matex_tf.runtime import objects
-from matex_tf.world import mpi_timeout_process, world
+from matex_tf.runtime import objects, real_files
+from matex_tf.world import error_records, mpi_timeout_process, world
 
 EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
-_BEGUN, _FAILED, _ASK_AGAIN = "begun", "failed", "ask-again"
+_RANK = "rank-"
+_BEGUN, _ASK_AGAIN = "begun", "ask-again"
 
 
 def demand() -> None:
@@ -29,6 +32,9 @@ def demand() -> None:
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
     _write(_BEGUN)
+    me = world.current()
+    note = RankNote(me.rank, me.size, me.local_size, me.host, os.getpid(), _namespace())
+    _write(f"{_RANK}{me.rank}", json.dumps(asdict(note)))
 
 
 def give() -> None:
@@ -43,14 +49,33 @@ def excuse() -> None:
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
-def fail() -> None:
-    """Say that the script itself has failed: started again it would fail again."""
-    _write(_FAILED)
-
-
 def ask_again() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
     _write(_ASK_AGAIN)
+
+
+@dataclass(frozen=True)
+class RankNote:
+    """A rank, its host and its process there, among those that know one another's numbers."""
+
+    rank: int
+    size: int
+    local_size: int
+    host: str
+    process: int
+    namespace: str
+
+
+def rank_notes(folder: str | os.PathLike[str]) -> list[RankNote]:
+    """The ranks whose processes this one can see."""
+    notes = [RankNote(**json.loads(path.read_text())) for path in Path(folder).glob(f"{_RANK}*[0-9]")]
+    return [note for note in notes if note.namespace == _namespace()]
+
+
+def _namespace() -> str:
+    """What processes have in common that know one another's numbers: this start of the host, and a namespace."""
+    with real_files.plainly():
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
 def has_begun(folder: str | os.PathLike[str]) -> bool:
@@ -58,7 +83,8 @@ def has_begun(folder: str | os.PathLike[str]) -> bool:
 
 
 def has_failed(folder: str | os.PathLike[str]) -> bool:
-    return Path(folder, _FAILED).exists()
+    """Whether the script itself has failed: started again it would fail again."""
+    return any(not record.is_loss for record in error_records.read_records(folder))
 
 
 def asks_again(folder: str | os.PathLike[str]) -> bool:
@@ -75,10 +101,10 @@ def is_given(folder: str | os.PathLike[str]) -> bool:
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
-def _write(name: str) -> None:
-    from matex_tf.runtime import real_files
-
+def _write(name: str, text: str = "") -> None:
     folder = settings.current().proof
     with real_files.plainly():
         if folder and os.path.isdir(folder):
-            Path(folder, name).touch()
+            part = Path(folder, f"{name}.{world.current().rank}.part")
+            part.write_text(text)
+            part.rename(Path(folder, name))  # read whole or not at all

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.runtime import exit_marks, objects
-from matex_tf.world import membership, mpi_timeout, terminal, world
+from matex_tf.ops import cache
+from matex_tf.runtime import exit_marks, objects, real_files
+from matex_tf.world import error_records, membership, mpi_timeout, world
 
 _KIND = 7  # see `ops.rendezvous`
 
@@ -54,6 +55,21 @@ def last_words() -> None:
             print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
+def abort_with(text: str, exception: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
+    """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
+    last_words()
+    sys.stdout.flush()
+    me = world.current()
+    record = error_records.ErrorRecord(
+        me.rank, me.size, me.host, exception, text, ops.waiting().number, follows, is_loss
+    )
+    try:
+        with real_files.plainly():
+            error_records.show(record, cache.folder() if me.has_several_hosts else None)
+    finally:  # whatever goes wrong with that
+        abort(code)
+
+
 def abort(code: int) -> None:
     """End all ranks now."""
     global _aborting
@@ -81,6 +97,27 @@ def exit_code() -> int:
     return _exit_code
 
 
+def await_cause() -> None:
+    """Let the rank at which an error began end the job; returns only if it has caught that error."""
+    try:
+        ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
+    except ops.MismatchError as error:
+        _await_others_at_end(error)
+
+
+def _await_others_at_end(error: ops.MismatchError) -> None:
+    """Returns when all ranks have come to their ends, if none ends the job: after `error` all collectives fail on all.
+
+    Where MPI has failed, the others may know nothing of it, and are not waited for.
+    """
+    from mpi4py import MPI
+
+    if membership.is_loss_of_another(error):
+        return
+    with ops.exchanging("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
+        world.communicator("control").Barrier()
+
+
 def leave() -> None:
     """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
     from mpi4py import MPI
@@ -95,11 +132,9 @@ def leave() -> None:
     try:
         membership.attempt(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except ops.MismatchError as error:
-        # The ranks that are still at work raise this error where they are. They print it and end the job; this
-        # rank, which has nothing wrong to show, does so only if none of them does.
-        time.sleep(3)
-        terminal.tell(f"matex_tf: {error}\n")
-        abort(_exit_code or 1)
+        # Those that are still at work raise this error where they are, and show the line of the script.
+        _await_others_at_end(error)
+        abort_with(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
     for work in at_end:
         work()
     objects.barrier("what is done after the script")

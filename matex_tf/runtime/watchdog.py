@@ -9,6 +9,7 @@ rank answers whatever its script is doing, unless its process is stopped or its 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -29,19 +30,25 @@ _NAMED = 8  # of hundreds of ranks, a few tell enough
 _STACKS = 2  # and of their stacks fewer, of so many frames each
 _FRAMES = 16
 _KIND_GRADIENTS = 1
+_PROMPT = ("at the prompt of an interactive session", math.inf)
 
-_busy: list[str] = []
+SAVING = 10.0
+"""As many times as MATEX_ABORT_SECONDS others wait for a rank that saves."""
+
+_busy: list[tuple[str, float]] = []
+"""What this rank does, and until when others wait for it."""
 _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Within it this rank does `what`, for which the others wait as long as it takes."""
-    _busy.append(what)
+def busy(what: str, times: float = math.inf) -> Iterator[None]:
+    """Within it this rank does `what`, for which others wait `times` MATEX_ABORT_SECONDS; by default without an end."""
+    one = (what, time.monotonic() + times * settings.current().abort_seconds if _limits()[1] else math.inf)
+    _busy.append(one)
     try:
         yield
     finally:
-        _busy.remove(what)
+        _busy.remove(one)
 
 
 def start() -> None:
@@ -78,13 +85,14 @@ def stop() -> None:
 @dataclass(frozen=True)
 class _Answer:
     """Where a rank is that was asked: the number of its next collective, the place where it waits for others, if it
-    does, the line of its script, what it does that takes time, its updates so far, and its stack.
+    does, the line of its script, what it does that takes time, whether others wait for that, its updates, its stack.
     """
 
     number: int
     waits_at: str
     place: str
     doing: str
+    is_waited_for: bool
     updates: int
     stack: tuple[str, ...]
 
@@ -161,7 +169,10 @@ class _Watch:
         elif kind == "where":
             waiting = ops.waiting()
             updates, stack = ops.count(_KIND_GRADIENTS), self._stack()
-            mine = _Answer(waiting.number, waiting.what, _place(stack), "; ".join(_busy), updates, _lines(stack))
+            doing = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
+            is_waited_for = any(time.monotonic() < until for _, until in doing)
+            does = "; ".join(what for what, _ in doing)
+            mine = _Answer(waiting.number, waiting.what, _place(stack), does, is_waited_for, updates, _lines(stack))
             self._send(rank, "here", mine)
         elif kind == "here" and self.stalled is not None:
             self.stalled.answers[rank] = content[0]
@@ -201,7 +212,7 @@ class _Watch:
             return
         terminal.tell(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
         stalled.asked, stalled.told = None, waited
-        is_busy = any(stalled.answers[rank].doing for rank in late if rank in stalled.answers)
+        is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
             terminal.tell(
                 f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n"
@@ -266,6 +277,11 @@ def _place(stack: list[traceback.FrameSummary]) -> str:
     own = [one for one in stack if not script_frames.is_library(one.filename)]
     place = _line(own[-1]) if own else "no line of its own"
     return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+
+
+def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
+    """Whether this rank waits for a person to type: for as long as that takes."""
+    return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)
 
 
 def _lines(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ sign of a launcher.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,6 +70,12 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
     if number("PMIX_RANK") is not None:
         return Task("a PMIx launcher", 0, number("PMIX_RANK") or 0)
     return None
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """A name that the ranks of a run have in common, on one host at least, and other runs of now have not."""
+    name = environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
+    return re.sub(r"\W", "-", name)
 
 
 def keep_children_out() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,7 +18,9 @@ import pytest
 import launch as launching
 from matex_tf.launch import cli, hosts, mpirun_command, restarts
 from matex_tf.resilience import script_file
-from matex_tf.world import mpirun_options
+from matex_tf.world import error_records, mpirun_options
+
+FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,10 @@ from matex_tf.world import mpirun_options
 )
 def test_what_is_lost(tmp_path, code, words, heard, expected):
     for word in words:
-        (tmp_path / word).touch()
+        if word == "failed":
+            error_records.write_record(FAILED, tmp_path)
+        else:
+            (tmp_path / word).touch()
     assert restarts.judge(code, tmp_path, set(heard)) == expected
 
 
@@ -189,8 +196,10 @@ def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_inter
 
 
 def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
-    code, said, starts = started(tmp_path, monkeypatch, capfd, ['touch "$MATEX_PROOF/failed"; exit 1'])
-    assert code == 1 and len(starts) == 1 and said == ""
+    left = json.dumps(asdict(FAILED))
+    ends = [f"printf %s '{left}' > \"$MATEX_PROOF/error-a.json\"; exit 1"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 1 and len(starts) == 1 and said.strip() == FAILED.text.strip()
 
 
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):

@@ -1,6 +1,7 @@
 """Ranks that wait for one that does not come say for whom, and where that is; in the end the job ends."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,6 +83,40 @@ def test_a_rank_that_stops_while_gradients_travel_is_named():
     assert result.returncode == 70, result.output
     assert re.search(r"rank 1 \(\S+\) does not answer", result.stderr), result.stderr
     assert "has waited at an overlapped update, with the gradients of kernel" in result.stderr, result.stderr
+
+
+def test_a_prompt_is_waited_for_however_long_nobody_types():
+    """mpirun gives standard input to rank 0 alone; the others are at its end at once."""
+    limits = {**SETTINGS, "MATEX_ABORT_SECONDS": "4"}
+    full = launch.environment(limits)
+    command = launch.command(2, "x.py", env=full, module=False)[:-1]
+    typed = f"(sleep 9; printf 'print(6 * 7)\\nexit()\\n') | {shlex.join(command)} -i -c 'import matex_tf'"
+    result = launch.execute(["bash", "-c", typed], full, 60).check()
+    assert "42" in result.stdout
+    assert re.search(r"rank 0 \(\S+\) comes to .*; it is at the prompt of an interactive session", result.stderr)
+    assert "ending the job" not in result.stderr
+
+
+SAVES = """
+import sys, time
+import matex_tf
+from matex_tf.runtime import objects, watchdog
+
+objects.barrier("the beginning")
+if matex_tf.rank() == 1:
+    with watchdog.busy("saving to a slow disk", float(sys.argv[2])):
+        time.sleep(float(sys.argv[1]))
+objects.barrier("the end")
+print("saved")
+"""
+
+
+@pytest.mark.parametrize("seconds, times, code", [(9, 100, 0), (100, 2, 70)])
+def test_a_rank_that_saves_is_waited_for_longer_but_not_for_ever(seconds, times, code):
+    limits = {"MATEX_STALL_SECONDS": "1", "MATEX_ABORT_SECONDS": "5"}
+    result = launch.run(2, SAVES, seconds, times, env=limits, timeout=60, cold=True)
+    assert result.returncode == code and ("saved" in result.stdout) == (code == 0), result.output
+    assert "it is saving to a slow disk" in result.stderr, result.stderr
 
 
 EACH_FOR_THE_OTHER = """

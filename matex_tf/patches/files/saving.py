@@ -131,7 +131,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     if first:
         _state.inside = True
         try:
-            with real_files.plainly(), watchdog.busy(f"saving to {path}"):
+            with real_files.plainly(), watchdog.busy(f"saving to {path}", watchdog.SAVING):
                 result = write()
         except Exception as raised:
             error = raised

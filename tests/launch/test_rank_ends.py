@@ -1,0 +1,73 @@
+"""Of ranks that are lost the one that ended first is named, however late one looks."""
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import asdict
+
+import pytest
+
+import launch
+from matex_tf.launch import rank_ends
+from matex_tf.runtime import exit_marks
+
+
+def note(folder, rank, process, **other):
+    text = {**asdict(exit_marks.RankNote(rank, 3, 3, "here", process, exit_marks._namespace())), **other}
+    (folder / f"rank-{rank}").write_text(json.dumps(text))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0)])
+def test_the_order_of_ends_is_kept_until_it_is_asked_for(tmp_path, order):
+    ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    with rank_ends.RankEnds(tmp_path) as ends:
+        assert ends.look() and ends.first() is None
+        for rank, process in enumerate(ranks):
+            note(tmp_path, rank, process.pid)
+        assert not ends.look() and ends.first() is None
+        for rank in order:
+            ranks[rank].kill()
+            ranks[rank].wait()
+        assert ends.first().rank == order[0]
+
+
+def test_a_process_of_another_host_is_none_of_ours(tmp_path):
+    note(tmp_path, 0, os.getpid(), namespace="another")
+    with rank_ends.RankEnds(tmp_path) as ends:
+        assert ends.look() and ends.first() is None
+
+
+@pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])
+def test_what_is_said(code, how):
+    first = exit_marks.RankNote(1, 3, 3, "here", 7, "")
+    assert rank_ends.describe_end(first, code) == f"rank 1 of 3 on here ended first, without a word (exit code {how})"
+
+
+KILLED = """
+import os, signal, time
+import matex_tf
+if matex_tf.rank() == 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+FAILS = """
+import matex_tf, time
+if matex_tf.rank() == 2:
+    raise ValueError("a reason of my own")
+time.sleep(60)
+"""
+
+
+def test_matex_run_ends_with_what_was_the_cause():
+    """The last line is ours, whatever this MPI has to say, and says it once."""
+    killed = launch.matex_run(3, launch.script_file(KILLED), cold=True)
+    assert killed.returncode == 128 + signal.SIGKILL, killed.output
+    assert "rank 1 of 3 on " in killed.stderr.splitlines()[-1], killed.stderr
+    assert "ended first, without a word (exit code 137: SIGKILL)" in killed.stderr.splitlines()[-1]
+    failed = launch.matex_run(3, launch.script_file(FAILS), cold=True)
+    assert failed.returncode == 1 and failed.stderr.count("ValueError: a reason of my own") == 1, failed.output
+    assert failed.stderr.splitlines()[-1] == "ValueError: a reason of my own"
+    assert failed.stderr.count("Traceback") == 1 and "rank 2 of 3 on " in failed.stderr
+    assert "failed at script.py, line 4" in failed.stderr
