@@ -229,8 +229,8 @@ TABLE = (
         _count,
         600,
         "seconds",
-        "When ranks have waited so long, the job ends with exit code 70; after ten times as long if those that they wait "
-        "for are saving. This holds whatever MATEX_STALL_SECONDS says. 0: never.",
+        "When ranks have waited so long, the job ends with exit code 70; after ten times as long if those that they "
+        "wait for are saving. This holds whatever MATEX_STALL_SECONDS says. 0: never.",
     ),
     Setting(
         "state",
