@@ -1,4 +1,4 @@
-"""The `matex` command: run, info, build, settings. It never joins MPI itself."""
+"""The `matex` command: run, info, build, settings, simulate. It never joins MPI itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any
 import click
 
 from matex_tf import settings
-from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
+from matex_tf.launch import (
+    check_run,
+    info,
+    mpirun_command,
+    output_file,
+    probe,
+    process,
+    restarts,
+    run_options,
+    simulate,
+)
 from matex_tf.launch.run_options import Count, Run, RunCommand
 from matex_tf.ops import cache
 from matex_tf.version import __version__
@@ -156,6 +166,9 @@ def show_settings(name: str | None) -> int:
         table.add_row(one.variable, shown, "environment" if is_set else "default", one.values)
     Console().print(table)
     return 0
+
+
+matex.add_command(simulate.simulate)
 
 
 def parse_run(words: Sequence[str]) -> Run:

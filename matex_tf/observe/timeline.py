@@ -91,7 +91,7 @@ class Timeline:
             return
         parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
         try:
-            _write(self.path, parts, self._remarks(everyone, ends))
+            write(self.path, parts, self._remarks(everyone, ends))
         except OSError as error:
             for _ in parts:  # the other ranks send all the same
                 pass
@@ -110,7 +110,7 @@ class Timeline:
         path = f"{stem}.rank-{me.rank}{extension}"
         events, dropped = records.events()
         mine = part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
-        _write(path, [mine], self._remarks([dropped], self.offsets))
+        write(path, [mine], self._remarks([dropped], self.offsets))
         terminal.tell(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
     def _time(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
@@ -129,7 +129,7 @@ class Timeline:
         return {"clock": "that of rank 0", "clocks of other hosts": apart, "events not kept": list(dropped)}
 
 
-def _write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
+def write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
     """Write the file `path` of the parts of ranks; it is there when it is complete."""
     with real_files.plainly(), atomic.beside(path) as place, open(place, "w") as file:
         file.write('{"traceEvents": [')

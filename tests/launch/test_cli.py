@@ -83,7 +83,7 @@ def test_what_run_cannot_do(words, message):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, build, settings"),
+        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, build, settings, simulate"),
         (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
         (["info", "now"], "unexpected extra argument (now)"),
         (["build", "--xl"], "there is no option --xl; did you mean --xla?"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from matex_tf import ops
+from matex_tf.planner import buckets
 
 
 def chosen(ready, sizes, start_up, byte):
@@ -53,6 +54,23 @@ def test_none_is_better():
         assert boundaries[0] == 0 and boundaries[-1] == count and boundaries == sorted(set(boundaries))
         best = min(end_of(one, ready, sizes, start_up, byte) for one in every(count))
         assert end == pytest.approx(end_of(boundaries, ready, sizes, start_up, byte)) == pytest.approx(best)
+
+
+def test_the_planners_plan_is_as_good():
+    """It has its own, which needs no compiled ops."""
+    random = np.random.default_rng(2)
+    for count in (1, 2, 9, 60):
+        for _ in range(10):
+            ready = random.exponential(1.0, count).cumsum() + random.normal(0, 0.5, count)
+            sizes = random.choice([1.0, 10.0, 200.0], count)
+            start_up, byte = random.choice([0.01, 0.5, 3.0]), random.choice([0.001, 0.02])
+
+            def price(size):
+                return start_up + byte * size  # noqa: B023
+
+            end = chosen(ready, sizes, start_up, byte)[1]
+            plan = buckets.best(ready.tolist(), sizes.tolist(), price)
+            assert buckets.end(plan, ready.tolist(), sizes.tolist(), price) == pytest.approx(end)
 
 
 def test_plain_cases():

@@ -1,0 +1,207 @@
+"""`matex simulate`: a plan's step event by event, and with what is changed; how many parameter servers are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from matex_tf.planner import plan_file
+    from matex_tf.planner.simulator.run import Outcome
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Numbers(click.ParamType):
+    """Whole numbers of 1 or more, with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            found = [int(one) for one in value.split(",")]
+        except ValueError:
+            found = []
+        if not found or min(found) < 1:
+            self.fail(f"expected numbers of 1 or more as 4,16,64; given {value!r}", param, ctx)
+        return found
+
+
+class Seconds(click.ParamType):
+    """A time with its unit."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        from matex_tf.planner.simulator import what_if
+
+        if isinstance(value, float):
+            return value
+        try:
+            return what_if.seconds(value)
+        except ValueError:
+            self.fail(f"expected a time as 80ms or 1.5s; given {value!r}", param, ctx)
+
+
+@click.command(context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
+@click.argument("plan", required=False, metavar="[PLAN.json]")
+@click.option(
+    "--ranks", type=Numbers(), metavar="N,...", help="How many ranks; the plan's largest measured unless told."
+)
+@click.option("--what", multiple=True, metavar="NAME=VALUE", help="What if; may stand several times.")
+@click.option("--timeline", metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
+@click.option("--servers", is_flag=True, help="How many parameter servers are needed, by three models.")
+@click.option("--compute", type=Seconds(), metavar="TIME", help="Of --servers without a plan: a step's computation.")
+@click.option(
+    "--transfer", type=Seconds(), metavar="TIME", help="Of --servers without a plan: its pull and push alone."
+)
+@click.option(
+    "--bandwidth-ratio", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
+    help="Of --servers: a server's bandwidth over a worker's.",
+)  # fmt: skip
+@click.option(
+    "--target", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
+    help="Of --servers: the efficiency to be reached.",
+)  # fmt: skip
+def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
+    """Simulate the step of PLAN.json, which `matex plan` wrote, on numbers of ranks that are not there.
+
+    \b
+    matex simulate plan.json --ranks 16,64 --what overlap=off --what link=2us,25GB/s
+    matex simulate --servers --ranks 4,8,16 --compute 80ms --transfer 20ms
+
+    \b
+    overlap=on|off                    gradients are summed while others are computed
+    buckets=best|ibatch|each|25MiB    which gradients share a sum
+    algorithm=mpi|ring|two_level      how sums are made
+    compression=fp16|topk:0.01        what of gradients travels between hosts
+    link=2us,25GB/s                   between hosts: start of a message, and rate
+    slow=3:1.2                        rank 3 computes 20% longer
+    noise=0.03                        deviation of each rank's computation
+    ranks-per-host=8
+    servers=5,async|sync              parameter servers in place of sums
+    pull=default|layerwise|ibatch     of servers: how parameters come
+    """
+    from matex_tf.planner import plan_file
+    from matex_tf.planner.simulator.program import NotAsked
+
+    try:
+        loaded = plan_file.load(plan) if plan else None
+        if asked["servers"]:
+            return _show_servers(loaded, ranks, asked)
+        if loaded is None:
+            raise click.UsageError("name the file of a plan (`matex plan` writes it), or say --servers")
+        return _show_steps(loaded, ranks or [loaded.sizes[-1].ranks], asked)
+    except (plan_file.PlanFileError, NotAsked) as error:
+        raise click.UsageError(str(error)) from None
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any]) -> int:
+    """The table of steps: as planned, with each what-if alone and with all."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from matex_tf.planner.simulator import run, trace, what_if
+
+    words = list(asked["what"])
+    changes = [("as planned", [])] + [(word, [word]) for word in words]
+    if len(words) > 1:
+        # A pull is a pull from servers, and means nothing without them.
+        servers = [word for word in words if word.startswith("servers=")]
+        changes = [(name, one + servers if name.startswith("pull=") else one) for name, one in changes]
+        changes.append(("all of these", words))
+    read = [(name, what_if.read(one)) for name, one in changes]
+    table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
+    assumptions: list[str] = []
+    for count in ranks:
+        for name, what in read:
+            is_last = count == ranks[-1] and name == read[-1][0]
+            per_host = what.ranks_per_host or plan.ranks_per_host
+            path = asked["timeline"] if is_last else None
+            drawn, note = trace.opened(path, count, per_host)
+            if drawn and what.servers is not None:
+                raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
+            outcome = run.run(plan, count, what, asked["steps"], asked["seed"], note)
+            table.add_row(str(count), name, *_figures(outcome))
+            assumptions += [one for one in outcome.assumptions if one not in assumptions]
+            if drawn:
+                drawn.write(path)
+    console = Console()
+    console.print(table)
+    console.print(
+        "Times in ms. slowest: waiting for the slowest rank. exposed: transfers and other collectives, not hidden."
+    )
+    if assumptions:
+        console.print("Links and the like: " + "; ".join(assumptions) + ".", highlight=False)
+    if asked["timeline"]:
+        console.print(f"the timeline is in {asked['timeline']}: open it at https://ui.perfetto.dev", highlight=False)
+    return 0
+
+
+def _figures(outcome: Outcome) -> list[str]:
+    times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
+    return [*(f"{1e3 * time:.2f}" for time in times), f"{outcome.rows / outcome.step:.0f}"]
+
+
+def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
+    """The table of parameter servers: HTC's lemma, XAI's equation and the exact model, each with what it would give."""
+    from rich.console import Console
+
+    if ranks is None:
+        raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
+    given = asked["compute"], asked["transfer"]
+    if plan is None and None in given:
+        raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
+    console = Console()
+    console.print(_servers_table(plan, ranks, *given, asked["bandwidth_ratio"], asked["target"]))
+    console.print(
+        "in brackets: the efficiency that so many servers give by the exact model, a closed queueing network in which "
+        "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
+        highlight=False,
+    )
+    return 0
+
+
+def _servers_table(
+    plan: plan_file.Plan | None, ranks: Sequence[int], compute: float | None, transfer: float | None, ratio: float,
+    target: float,
+) -> Table:  # fmt: skip
+    from rich.table import Table
+
+    from matex_tf.planner import queueing
+    from matex_tf.planner.papers import htc, xai
+    from matex_tf.planner.papers.domain import Estimate
+    from matex_tf.planner.simulator import program
+
+    table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {target:.0%}")
+    for workers in ranks:
+        mean, moved = compute, transfer
+        if plan is not None:
+            one = program.of_plan(plan, workers)
+            network, _, _ = program.links_of(plan, False)
+            mean = one.compute if mean is None else mean
+            moved = 2 * network.message(one.bytes) if moved is None else moved
+        assert mean is not None and moved is not None
+        if mean <= 0 or moved <= 0:
+            raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
+        share = xai.transfer_share(moved, mean + moved)
+        # Lemma 3.2 with 2 S_p / B_ps as this transfer.
+        lemma = htc.servers(workers, moved / 2, ratio, mean)
+        exact = Estimate(queueing.least_servers(workers, mean, moved, ratio, target))
+        cells = [
+            f"{estimate.value:.0f} ({queueing.efficiency(workers, int(estimate.value), mean, moved, ratio):.0%})"
+            + (f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else "")
+            for estimate in (lemma, xai.servers(workers, share, ratio), exact)
+        ]
+        table.add_row(str(workers), f"{share:.3f}", *cells)
+    return table

@@ -1,0 +1,73 @@
+"""Which gradients share a transfer: plans are boundaries, 0 and the number of gradients among them.
+
+Gradients become ready one after another, and their transfers go through one lane in that order. The engine finds the
+best plan by the same dynamic programming (ops/src/engine/layout/buckets.cc); this one needs no compiled ops, and takes
+any price of a transfer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from matex_tf.planner.papers import ibatch
+
+Plan = tuple[int, ...]
+Price = Callable[[float], float]
+"""Seconds of a transfer, by its bytes."""
+
+
+def best(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+    """The plan whose last transfer is over first."""
+    last, held = _last(ready), [0.0, *itertools.accumulate(sizes)]
+    ends, before = [0.0], [0]
+    for past in range(1, len(sizes) + 1):
+        end, first = min(
+            (max(ends[first], last[past - 1]) + price(held[past] - held[first]), first) for first in range(past)
+        )
+        ends.append(end)
+        before.append(first)
+    plan = [len(sizes)]
+    while plan[-1]:
+        plan.append(before[plan[-1]])
+    return tuple(reversed(plan))
+
+
+def greedy(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+    """iBatch's plan with time turned around: its pulls come before the computation that needs them, sums after."""
+    last, start_up = _last(ready), price(0.0)
+    compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *last])]
+    layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
+    mirrored = (ibatch.whole(layers), ibatch.front_to_back(layers), ibatch.back_to_front(layers))
+    plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in mirrored if plan]
+    return min(plans, key=lambda plan: end(plan, ready, sizes, price))
+
+
+def closed_at(sizes: Sequence[float], most: float) -> Plan:
+    """A transfer is closed once it has `most` bytes."""
+    plan, held = [0], 0.0
+    for past, size in enumerate(sizes, 1):
+        held += size
+        if held >= most or past == len(sizes):
+            plan.append(past)
+            held = 0.0
+    return tuple(plan)
+
+
+def each(sizes: Sequence[float]) -> Plan:
+    """Each gradient by itself."""
+    return tuple(range(len(sizes) + 1))
+
+
+def end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
+    """When the last transfer of `plan` is over."""
+    last, free = _last(ready), 0.0
+    for first, past in itertools.pairwise(plan):
+        free = max(free, last[past - 1]) + price(math.fsum(sizes[first:past]))
+    return free
+
+
+def _last(ready: Sequence[float]) -> list[float]:
+    """When each gradient and all before it are ready: transfers keep their order."""
+    return list(itertools.accumulate(ready, max))

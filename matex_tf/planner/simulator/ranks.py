@@ -1,0 +1,248 @@
+"""Ranks that reduce their gradients together, event by event.
+
+A rank computes, event by event: a gradient is ready, another collective is reached, the computation is over. A
+collective starts when the last rank is there and its lane is free, and ends, for all ranks, after its price. Ranks that
+overlap go on computing while the communication lane works on buckets, in their order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matex_tf import arguments
+from matex_tf.planner.events import Events
+from matex_tf.planner.simulator.program import Program
+
+_LEAST_FACTOR = 0.05
+
+_Action = Callable[[int, int, int], None]
+"""Of a rank, by its place among the rank's actions and its number of its kind."""
+
+Note = Callable[[int, str, int, float, float, str, int], None]
+"""Called with (rank, activity, lane, begin, end, label, bytes) of what a timeline shows."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of what ranks do together: each bucket, the sum of everything at once, and each other collective."""
+
+    buckets: Sequence[float]
+    at_once: float
+    meetings: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What makes ranks differ: the deviation of a step's computation, as a part of it; and the factor of slow ranks.
+
+    Where `factors` are given, of measured steps, one of them is drawn for each step of each rank.
+    """
+
+    noise: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    factors: Sequence[float] = ()
+
+
+@dataclass
+class Result:
+    """When each step ended, of all ranks at once; each step's mean and longest computation over the ranks; events."""
+
+    ends: list[float]
+    compute: list[float]
+    longest: list[float]
+    events: int = 0
+
+    @property
+    def step(self) -> float:
+        """Mean seconds of a step."""
+        return self.ends[-1] / len(self.ends)
+
+    @property
+    def mean_compute(self) -> float:
+        return sum(self.compute) / len(self.compute)
+
+    @property
+    def waiting(self) -> float:
+        """Mean seconds by which the slowest rank's computation is longer than the ranks' mean."""
+        return sum(self.longest) / len(self.longest) - self.mean_compute
+
+    @property
+    def exposed(self) -> float:
+        """Mean seconds of a step in which even the slowest rank waits for collectives."""
+        return self.step - self.mean_compute - self.waiting
+
+
+def simulate(
+    program: Program,
+    ranks: int,
+    steps: int,
+    plan: Sequence[int] | None,
+    prices: Prices,
+    disturbance: Disturbance | None = None,
+    seed: int = 1,
+    note: Note | None = None,
+) -> Result:
+    """`steps` steps on `ranks` ranks.
+
+    Args:
+        plan: the boundaries of buckets that are reduced while ranks compute; None: all at once after the computation.
+        note: told of all that happens on each rank, for a timeline.
+    """
+    ranks = arguments.whole_number("simulate", "ranks", ranks)
+    steps = arguments.whole_number("simulate", "steps", steps)
+    return _Simulation(program, ranks, steps, plan, prices, disturbance or Disturbance(), seed, note).run()
+
+
+class _Simulation:
+    """The events of `simulate`; ranks begin each step at once, when the last bucket is there."""
+
+    def __init__(
+        self, program: Program, ranks: int, steps: int, plan: Sequence[int] | None, prices: Prices,
+        disturbance: Disturbance, seed: int, note: Note | None,
+    ):  # fmt: skip
+        self.events, self.random = Events(), random.Random(seed)
+        self.program, self.ranks, self.steps, self.prices = program, ranks, steps, prices
+        self.disturbance, self.note = disturbance, note
+        self.overlaps = plan is not None and bool(program.sizes)
+        self.plan = tuple(plan or ())
+        # What a rank does, by time: (offset, what, its number).
+        actions: list[tuple[float, _Action, int]] = [
+            (at, self.meet, number) for number, (at, _, _) in enumerate(program.meetings)
+        ]
+        if self.overlaps:
+            actions += [(at, self.gradient, number) for number, at in enumerate(program.ready)]
+        self.actions = sorted(actions, key=lambda action: action[0])
+        self.actions.append((program.compute, self.computed, 0))
+        self.bucket_of = [bisect.bisect_right(self.plan, number) - 1 for number in range(len(program.sizes))]
+        self.bucket_ends = {past - 1 for past in self.plan[1:]}
+        self.factor = [1.0] * ranks
+        self.since = [0.0] * ranks  # when the stretch of computation began, for a timeline
+        self.came = [[0.0] * ranks for _ in program.meetings]
+        self.result = Result([], [], [])
+
+    def run(self) -> Result:
+        if self.note:
+            for rank in range(self.ranks):  # a step's computation is drawn after an update only
+                self.note(rank, "announcement", 0, 0.0, 0.0, "the first step", 0)
+        self.begin()
+        self.events.run()
+        self.result.events = self.events.count
+        return self.result
+
+    def begin(self) -> None:
+        """A step, on all ranks."""
+        now, act = self.events.now, self.events.at
+        self.start = now
+        self.arrived = [0] * len(self.prices.meetings)
+        self.ready = [0] * (len(self.plan) - 1)
+        self.next_bucket, self.is_busy, self.over = 0, False, 0
+        self.done = [0.0] * self.ranks
+        offset, first, number = self.actions[0]
+        for rank in range(self.ranks):
+            factor = self.factor[rank] = self.draw(rank)
+            self.since[rank] = now
+            act(now + offset * factor, first, rank, 0, number)
+        computed = [factor * self.program.compute for factor in self.factor]
+        self.result.compute.append(sum(computed) / self.ranks)
+        self.result.longest.append(max(computed))
+
+    def draw(self, rank: int) -> float:
+        chosen = self.disturbance
+        factor = self.random.choice(chosen.factors) if chosen.factors else 1.0
+        if chosen.noise:
+            factor *= max(_LEAST_FACTOR, self.random.gauss(1.0, chosen.noise))
+        return factor * chosen.slow.get(rank, 1.0)
+
+    def go_on(self, rank: int, place: int) -> None:
+        """To the action after `place`."""
+        offset, what, number = self.actions[place + 1]
+        ahead = (offset - self.actions[place][0]) * self.factor[rank]
+        self.events.at(self.events.now + ahead, what, rank, place + 1, number)
+
+    def gradient(self, rank: int, place: int, number: int) -> None:
+        if number in self.bucket_ends:
+            bucket = self.bucket_of[number]
+            self.ready[bucket] += 1
+            if self.ready[bucket] == self.ranks:
+                self.take()
+        self.go_on(rank, place)
+
+    def take(self) -> None:
+        """The next bucket, if it is ready on all ranks and the lane is free."""
+        bucket = self.next_bucket
+        if self.is_busy or bucket == len(self.ready) or self.ready[bucket] < self.ranks:
+            return
+        self.is_busy = True
+        begin, end = self.events.now, self.events.now + self.prices.buckets[bucket]
+        if self.note:
+            first, past = self.plan[bucket : bucket + 2]
+            label, size = self.program.names[past - 1], sum(self.program.sizes[first:past])
+            for rank in range(self.ranks):
+                self.note(rank, "bucket", 1, begin, end, label, size)
+                self.note(rank, "transfer", 1, begin, end, "", size)
+        self.events.at(end, self.transferred)
+
+    def transferred(self) -> None:
+        self.is_busy = False
+        self.next_bucket += 1
+        self.take()
+        self.finish()
+
+    def meet(self, rank: int, place: int, number: int) -> None:
+        """A collective in the thread that computes."""
+        self.compute_until_now(rank)
+        self.came[number][rank] = self.events.now
+        self.arrived[number] += 1
+        if self.arrived[number] == self.ranks:
+            end = self.events.now + self.prices.meetings[number]
+            self.events.at(end, self.met, place, number, self.events.now)
+
+    def met(self, place: int, number: int, begin: float) -> None:
+        for rank in range(self.ranks):
+            if self.note:
+                _, label, size = self.program.meetings[number]
+                self.together(rank, "collective", self.came[number][rank], begin, label, size)
+            self.since[rank] = self.events.now
+            self.go_on(rank, place)
+
+    def computed(self, rank: int, place: int, number: int) -> None:
+        self.compute_until_now(rank)
+        self.done[rank] = self.events.now
+        self.over += 1
+        if self.over == self.ranks and not self.overlaps and self.program.sizes:
+            self.events.at(self.events.now + self.prices.at_once, self.finish)
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """The step, if all is computed and summed."""
+        if self.over < self.ranks or (self.overlaps and self.next_bucket < len(self.ready)):
+            return
+        now = self.events.now
+        if self.note:
+            begin = now - self.prices.at_once
+            for rank in range(self.ranks):
+                if self.overlaps:
+                    self.note(rank, "gap", 0, self.done[rank], now, "", 0)
+                    self.note(rank, "exposed", 0, self.done[rank], now, "", 0)
+                    self.note(rank, "announcement", 0, now, now, "update", self.program.bytes)
+                else:
+                    self.together(rank, "update", self.done[rank], begin, "update", self.program.bytes)
+        self.result.ends.append(now)
+        if len(self.result.ends) < self.steps:
+            self.begin()
+
+    def compute_until_now(self, rank: int) -> None:
+        if self.note:
+            self.note(rank, "gap", 0, self.since[rank], self.events.now, "", 0)
+
+    def together(self, rank: int, activity: str, came: float, begin: float, label: str, size: int) -> None:
+        """A collective that a rank came to at `came`, that began at `begin` and is over now."""
+        assert self.note is not None
+        now = self.events.now
+        self.note(rank, activity, 0, came, now, label, size)
+        self.note(rank, "meet", 0, came, begin, "", 0)
+        self.note(rank, "transfer", 0, begin, now, "", size)

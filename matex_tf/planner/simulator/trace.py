@@ -1,0 +1,54 @@
+"""A simulated run as a timeline for Perfetto, in the format of MATEX_TIMELINE, so that both open side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from matex_tf.observe import timeline
+from matex_tf.ops import records
+
+MOST_RANKS = 64
+"""Of so many ranks, the first ones, a timeline shows what they do."""
+
+
+class Trace:
+    """What is noted of each rank."""
+
+    def __init__(self, ranks: int, per_host: int):
+        self.ranks, self.per_host = ranks, per_host
+        self._rows: list[list[tuple[int, int, int, int, int, int]]] = [[] for _ in range(min(ranks, MOST_RANKS))]
+        self._labels: dict[str, int] = {}
+        self._activities = {name: number for number, name in enumerate(records.ACTIVITIES)}
+
+    def note(self, rank: int, activity: str, lane: int, begin: float, end: float, label: str, size: int) -> None:
+        """As `ranks.Note`; times in seconds."""
+        if rank < MOST_RANKS:
+            number = self._labels.setdefault(label, len(self._labels)) if label else -1
+            start = round(begin * 1e9)
+            self._rows[rank].append((start, round(end * 1e9) - start, size, number, self._activities[activity], lane))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Raises OSError."""
+        shown = len(self._rows)
+        remarks = {
+            "clock": "simulated",
+            "clocks of other hosts": {},
+            "events not kept": [0] * shown,
+            "ranks": f"the first {shown} of {self.ranks}",
+        }
+        parts = (self._part(rank) for rank in range(shown))
+        timeline.write(os.fspath(path), parts, remarks)
+
+    def _part(self, rank: int) -> str:
+        events = np.array(self._rows[rank], records.EVENT)
+        times = np.stack([events["start"], events["start"] + events["duration"]])
+        return timeline.part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
+
+
+def opened(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
+    """A trace and its `note`, where a file is asked for."""
+    trace = Trace(ranks, per_host) if path else None
+    return trace, trace.note if trace else None

@@ -1,0 +1,169 @@
+"""What is changed before a step is simulated: words as `overlap=off` or `link=2us,25GB/s`, read and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf.planner import collectives
+from matex_tf.planner.collectives import Link
+from matex_tf.planner.simulator.program import NotAsked
+
+BUCKETS = ("best", "ibatch", "each")
+PULLS = ("default", "layerwise", "ibatch")
+ALGORITHMS = collectives.EXACT
+
+Changed = dict[str, Any]
+"""Fields of `WhatIf` by name."""
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is asked for; None or empty where the plan's own is kept."""
+
+    overlap: bool | None = None
+    buckets: str | float = "best"
+    """A way of `BUCKETS`, or the bytes at which a bucket is closed."""
+    algorithm: str | None = None
+    compression: str = ""
+    """fp16, or topk:SHARE."""
+    link: Link | None = None
+    slow: dict[int, float] = field(default_factory=dict)
+    noise: float | None = None
+    """None: the steps that were measured are drawn from."""
+    ranks_per_host: int | None = None
+    servers: int | None = None
+    synchronous: bool = False
+    pull: str | None = None
+
+
+def read(words: Sequence[str]) -> WhatIf:
+    """All `words` together.
+
+    Raises:
+        NotAsked: one is not known, and the nearest; or its value is not, and what it may be.
+    """
+    found = WhatIf()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in READERS:
+            near = difflib.get_close_matches(name, READERS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise NotAsked(f"there is no what-if {name!r}; {hint}There are {', '.join(READERS)}")
+        form, read_one = READERS[name]
+        try:
+            if not equals or not value:
+                raise ValueError(word)
+            found = dataclasses.replace(found, **read_one(value))
+        except (ValueError, KeyError, TypeError):
+            hint = _nearest(value, form)
+            raise NotAsked(f"expected {name}={form}; given {word!r}{hint}") from None
+    if "pull" in {word.partition("=")[0] for word in words} and found.servers is None:
+        raise NotAsked("pull= is of parameter servers: say servers=NUMBER, too")
+    return found
+
+
+def seconds(text: str) -> float:
+    """ "2us" as 2e-6. Raises ValueError."""
+    return _quantity(text, _SECONDS)
+
+
+def size(text: str) -> float:
+    """ "25MiB" as bytes. Raises ValueError."""
+    return _quantity(text, _BYTES)
+
+
+def _quantity(text: str, units: dict[str, float]) -> float:
+    found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
+    if not found or found[2] not in units or float(found[1]) < 0:
+        raise ValueError(text)
+    return float(found[1]) * units[found[2]]
+
+
+def _nearest(value: str, form: str) -> str:
+    near = difflib.get_close_matches(value, re.split(r"[|,]", form), n=1)
+    return f"; did you mean {near[0]}?" if near and near[0] != value else ""
+
+
+def _among(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
+    return lambda value: {name: {one: one for one in choices}[value]}
+
+
+def _buckets(value: str) -> Changed:
+    if value in BUCKETS:
+        return {"buckets": value}
+    most = size(value)
+    if most <= 0:
+        raise ValueError(value)
+    return {"buckets": most}
+
+
+def _compression(value: str) -> Changed:
+    kind, _, share = value.partition(":")
+    if value in ("fp16", "bf16") or (kind == "topk" and 0 < float(share) <= 1):
+        return {"compression": value}
+    raise ValueError(value)
+
+
+def _link(value: str) -> Changed:
+    if value in collectives.NETWORKS:
+        return {"link": collectives.NETWORKS[value]}
+    start_up, _, rate = value.partition(",")
+    if not rate.endswith("/s"):
+        raise ValueError(value)
+    rate_in_bytes = size(rate[:-2])
+    if rate_in_bytes == 0:
+        raise ValueError(value)
+    return {"link": Link(seconds(start_up), 1 / rate_in_bytes)}
+
+
+def _slow(value: str) -> Changed:
+    pairs = [one.split(":") for one in value.split(",")]
+    slow = {int(rank): float(factor) for rank, factor in pairs}
+    if min(slow) < 0 or min(slow.values()) <= 0:
+        raise ValueError(value)
+    return {"slow": slow}
+
+
+def _noise(value: str) -> Changed:
+    noise = float(value)
+    if not 0 <= noise < 1:
+        raise ValueError(value)
+    return {"noise": noise}
+
+
+def _whole(name: str) -> Callable[[str], Changed]:
+    def read_whole(value: str) -> Changed:
+        number = int(value)
+        if number < 1:
+            raise ValueError(value)
+        return {name: number}
+
+    return read_whole
+
+
+def _servers(value: str) -> Changed:
+    number, _, way = value.partition(",")
+    return {**_whole("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[way]}
+
+
+READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
+    "overlap": ("on|off", lambda value: {"overlap": {"on": True, "off": False}[value]}),
+    "buckets": ("best|ibatch|each|25MiB", _buckets),
+    "algorithm": ("|".join(ALGORITHMS), _among("algorithm", ALGORITHMS)),
+    "compression": ("fp16|bf16|topk:0.01", _compression),
+    "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _link),
+    "slow": ("RANK:FACTOR,... as 3:1.2", _slow),
+    "noise": ("0.03, a part of a step's computation", _noise),
+    "ranks-per-host": ("NUMBER", _whole("ranks_per_host")),
+    "servers": ("NUMBER,async|sync", _servers),
+    "pull": ("|".join(PULLS), _among("pull", PULLS)),
+}
+"""By name: the form of the value, for messages, and what reads it."""

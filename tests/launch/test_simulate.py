@@ -1,0 +1,80 @@
+"""The words of `matex simulate`, in this process: it starts nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from matex_tf.launch import cli
+from matex_tf.planner import plan_file
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def size(ranks, rows):
+        return plan_file.Size(
+            ranks, 1, rows, (0.01 * rows,) * 3, (0.005 * rows, 0.01 * rows), (0.001,), 1 << 28, 1 << 29
+        )
+
+    gradients = plan_file.Gradient("dense/kernel", 4 << 20), plan_file.Gradient("dense/bias", 4 << 10)
+    collectives = (plan_file.Collective("collective", "bn/mean", 256),)
+    sizes = size(1, 64), size(4, 16)
+    path = tmp_path / "plan.json"
+    plan_file.save(
+        plan_file.Plan(("train.py",), "here", 4, 2, "strong", True, 64, 100, gradients, collectives, sizes), path
+    )
+    return str(path)
+
+
+def said(capsys, *words):
+    code = cli.main(["simulate", *words])
+    told = capsys.readouterr()
+    return code, " ".join(told.out.split()), told.err
+
+
+def test_a_plan_is_simulated_with_each_what_if_and_with_all(plan, capsys, tmp_path):
+    path = tmp_path / "sim.json"
+    code, table, _ = said(
+        capsys, plan, "--ranks", "1,8", "--what", "overlap=off", "--what", "link=2us,25GB/s", "--timeline", str(path)
+    )
+    assert code == 0
+    for words in ("as planned", "overlap=off", "link=2us,25GB/s", "all of these", "assumed between hosts: ethernet25"):
+        assert words in table, table
+    assert table.count("as planned") == 2
+    assert any(row["name"] == "compute" for row in json.loads(path.read_text())["traceEvents"])
+
+
+def test_servers_by_three_models_side_by_side(plan, capsys):
+    code, table, _ = said(capsys, "--servers", "--ranks", "4,8", "--compute", "80ms", "--transfer", "20ms")
+    assert code == 0 and all(words in table for words in ("lemma 3.2", "eq. 6", "exact, for 95%", "below 1/7")), table
+    four, eight = (next(line for line in table.split("│ │") if f" {n} │ 0.200" in f" {line}") for n in (4, 8))
+    assert "outside its domain" not in four and "2 (99%)" in four and "3 (99%)" in eight
+    code, table, _ = said(capsys, "--servers", "--ranks", "4", plan)
+    assert code == 0 and "eq. 6" in table
+
+
+@pytest.mark.parametrize(
+    "words, answer",
+    [
+        (["PLAN", "--what", "overlp=off"], "did you mean overlap?"),
+        (["PLAN", "--ranks", "none"], "as 4,16,64"),
+        (["PLAN", "--what", "slow=9:2", "--ranks", "4"], "ranks 0 to 3"),
+        (["PLAN", "--whta", "x"], "--what"),
+        (["no-such.json"], "no-such.json: No such file"),
+        ([], "name the file of a plan"),
+        (["--servers"], "--ranks 4,8,16"),
+        (["--servers", "--ranks", "4"], "--compute TIME"),
+        (["--servers", "--ranks", "4", "--compute", "80", "--transfer", "1ms"], "as 80ms"),
+    ],
+)
+def test_what_is_wrong_is_said(plan, capsys, words, answer):
+    code, _, error = said(capsys, *(plan if word == "PLAN" else word for word in words))
+    assert code == 2 and answer in error, error
+
+
+def test_what_is_no_plan_is_said(capsys, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("[]")
+    code, _, error = said(capsys, str(path))
+    assert code == 2 and "no plan" in error

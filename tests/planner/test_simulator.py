@@ -1,0 +1,186 @@
+"""Ranks that reduce together, event by event: what can be said of a step without events, and what-ifs one by one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from matex_tf.planner import buckets, plan_file
+from matex_tf.planner.collectives import Link
+from matex_tf.planner.simulator import program, ranks, run, what_if
+
+GRADIENTS = 60
+
+
+def a_plan(overlaps=True, scaling="strong", links=()):
+    """Of 1,024 rows on hosts of 16 ranks: 2 ms and 1 ms a row, a third of it before the first gradient."""
+    random = np.random.default_rng(1)
+    gradients = tuple(
+        plan_file.Gradient(f"layer{number}/kernel", int(4 * 10 ** random.uniform(2, 5))) for number in range(GRADIENTS)
+    )
+
+    def size(count, rows):
+        compute = 0.002 + 0.001 * rows
+        ready = tuple(compute * (1 / 3 + 2 / 3 * (number + 1) / GRADIENTS) for number in range(GRADIENTS))
+        return plan_file.Size(count, 1, rows, (compute,) * 3, ready, (compute * 0.1, compute * 0.2), 1 << 29, 1 << 30)
+
+    return plan_file.Plan(
+        ("train.py",), "here", 16, 16, scaling, overlaps, 1024, 100, gradients,
+        (plan_file.Collective("collective", "bn/mean", 256), plan_file.Collective("collective", "bn/variance", 256)),
+        (size(1, 1024), size(16, 64), size(1024, 1)), links, "ethernet25",
+    )  # fmt: skip
+
+
+def simulated(*words, count=64, plan=None, **other):
+    return run.run(plan or a_plan(), count, what_if.read(["noise=0", *words]), **other)
+
+
+def program_of(sizes, ready, meetings=(), compute=None):
+    return program.Program(1, compute or ready[-1], tuple(map(str, sizes)), tuple(sizes), tuple(ready), tuple(meetings))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_step_ends_when_its_last_bucket_does(count):
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        gradients = int(random.integers(1, 12))
+        ready = np.cumsum(random.exponential(1.0, gradients)).tolist()
+        sizes = random.integers(1, 100, gradients).tolist()
+
+        def price(size):
+            return 0.3 + 0.02 * size
+
+        plan = buckets.closed_at(sizes, 80)
+        prices = ranks.Prices([price(sum(sizes[a:b])) for a, b in itertools.pairwise(plan)], price(sum(sizes)), ())
+        found = ranks.simulate(program_of(sizes, ready), count, 3, plan, prices)
+        assert found.step == pytest.approx(buckets.end(plan, ready, sizes, price))
+        at_once = ranks.simulate(program_of(sizes, ready), count, 3, None, prices)
+        assert at_once.step == pytest.approx(ready[-1] + price(sum(sizes)))
+        # What is told apart makes up the whole.
+        assert found.mean_compute + found.waiting + found.exposed == pytest.approx(found.step)
+
+
+def test_collectives_wait_for_the_last_rank_and_buckets_for_their_lane():
+    # Rank 1 is twice as slow: it comes to the collective at 2, and has its gradient at 4 of the 3 that are left.
+    one = program_of([8], [2.0], [(1.0, "statistics", 4)], compute=2.0)
+    prices = ranks.Prices([0.5], 0.5, [0.25])
+    slow = ranks.Disturbance(slow={1: 2.0})
+    assert ranks.simulate(one, 2, 1, (0, 1), prices, slow).step == pytest.approx(2.0 + 0.25 + 2.0 + 0.5)
+    # Both buckets are ready long before the first is over.
+    two = program_of([8, 8], [0.1, 0.2], compute=0.3)
+    assert ranks.simulate(two, 3, 1, (0, 1, 2), ranks.Prices([1.0, 2.0], 3.0, ())).step == pytest.approx(3.1)
+
+
+def test_greedy_buckets_are_never_better_than_the_best():
+    random = np.random.default_rng(3)
+    for _ in range(100):
+        count = int(random.integers(1, 12))
+        ready = np.cumsum(random.exponential(1.0, count)).tolist()
+        sizes = random.choice([1.0, 10.0, 200.0], count).tolist()
+        start_up, byte = random.choice([0.01, 0.5, 3.0]), random.choice([0.001, 0.02])
+
+        def price(size):
+            return start_up + byte * size  # noqa: B023
+
+        best = buckets.end(buckets.best(ready, sizes, price), ready, sizes, price)
+        for plan in (buckets.greedy(ready, sizes, price), buckets.closed_at(sizes, 20), buckets.each(sizes)):
+            assert plan[0] == 0 and plan[-1] == count and buckets.end(plan, ready, sizes, price) >= best - 1e-12
+
+
+def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
+    plan = a_plan()
+    for count, rows in ((1, 1024), (3, 342), (16, 64), (100, 11), (1024, 1), (4096, 1)):
+        found = program.of_plan(plan, count)
+        assert found.rows == rows and found.compute == pytest.approx(0.002 + 0.001 * rows)
+        assert found.ready[-1] == pytest.approx(found.compute) and len(found.meetings) == 2
+    weak = program.of_plan(a_plan(scaling="weak"), 64)
+    assert weak.rows == 1024
+
+
+def test_links_are_those_of_the_plan():
+    seconds = tuple(2 * (1e-4 + size / 2 / 1e9) + size / 2 / 5e9 for size in plan_file.LINK_BYTES)
+    measured = plan_file.LinkMeasurement("two hosts", 2, 2, plan_file.LINK_BYTES, seconds, seconds, 0.0)
+    network, _, source = program.links_of(a_plan(links=(measured,)), False)
+    assert network.message(1 << 20) == pytest.approx(1e-4 + (1 << 20) / 1e9) and source == "measured between hosts"
+    assert program.assumed("2e-6:25e9") == Link(2e-6, 1 / 25e9)
+    with pytest.raises(program.NotAsked, match="infiniband"):
+        program.assumed("token ring")
+
+
+def test_what_ifs_change_what_they_name():
+    planned = simulated()
+    assert simulated("overlap=off").step > planned.step
+    assert simulated("link=1us,100GB/s").step < planned.step < simulated("link=ethernet1").step
+    assert simulated("slow=3:1.5").waiting > planned.waiting + 0.3 * planned.compute
+    assert simulated("compression=topk:0.001", "link=ethernet1").step < simulated("link=ethernet1").step
+    assert simulated("ranks-per-host=64").assumptions == ()
+    best = simulated("overlap=on").step
+    for way in ("ibatch", "each", "64KiB", "1GiB"):
+        assert simulated("overlap=on", f"buckets={way}").step >= best * (1 - 1e-9), way
+    assert simulated("overlap=on", "buckets=each").transfers == GRADIENTS
+    algorithms = [simulated(f"algorithm={one}", "overlap=off").step for one in what_if.ALGORITHMS]
+    assert simulated("overlap=off").step == pytest.approx(min(algorithms)) and len(set(algorithms)) == 3
+    assert run.run(a_plan(), 64, what_if.read(["noise=0.1"])).waiting > 0.15 * planned.compute
+    assert simulated(count=1).exposed == pytest.approx(0), "alone nothing is summed"
+
+
+def test_servers_and_pulls():
+    few, many = (simulated(f"servers={number},async", "ranks-per-host=1") for number in (1, 64))
+    assert few.step > many.step > simulated("ranks-per-host=1").compute
+    together = simulated("servers=8,sync")
+    pulls = {one: simulated("servers=8,sync", f"pull={one}").step for one in what_if.PULLS}
+    assert together.step == pulls["default"] > pulls["ibatch"]
+    assert simulated("servers=8,sync", "slow=3:2").step > together.step
+
+
+def test_wrong_words_are_answered_with_the_nearest():
+    for word, answer in (
+        ("overlp=off", "did you mean overlap"),
+        ("buckets=ibtch", "did you mean ibatch"),
+        ("algorithm=rings", "did you mean ring"),
+        ("link=2us", "link=2us,25GB/s"),
+        ("slow=3", "3:1.2"),
+        ("noise=3", "noise=0.03"),
+        ("servers=0", "servers=NUMBER"),
+        ("overlap", "overlap=on|off"),
+        ("pull=ibatch", "servers=NUMBER"),
+        ("ranks-per-host=0", "NUMBER"),
+        ("compression=topk:2", "topk:0.01"),
+    ):
+        with pytest.raises(program.NotAsked) as error:
+            what_if.read([word])
+        assert answer in str(error.value), error.value
+    with pytest.raises(program.NotAsked, match="ranks 0 to 63"):
+        simulated("slow=64:2")
+    with pytest.raises(program.NotAsked, match="all ready at once"):
+        simulated("overlap=on", plan=a_plan(overlaps=False))
+
+
+def test_a_thousand_ranks_have_an_event_for_each_gradient_of_each():
+    found = simulated("overlap=on", count=1024, steps=3)
+    assert 3 * 1024 * (GRADIENTS + 2) < found.events < 3 * 1024 * (GRADIENTS + 4)
+
+
+def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
+    from matex_tf.planner.simulator import trace
+
+    path = tmp_path / "sim.json"
+    drawn = trace.Trace(4, 2)
+    found = simulated("overlap=on", "slow=1:1.5", "ranks-per-host=2", count=4, steps=2, note=drawn.note)
+    drawn.write(path)
+    rows = json.loads(path.read_text())["traceEvents"]
+    assert {row["args"]["name"] for row in rows if row["name"] == "process_name"} == {
+        f"rank {rank} (simulated host {rank // 2})" for rank in range(4)
+    }
+    complete = [row for row in rows if row["ph"] == "X"]
+    assert max(row["ts"] + row["dur"] for row in complete) == pytest.approx(2e6 * found.step, rel=1e-3)
+    for rank, factor in ((0, 1.0), (1, 1.5)):
+        computed = sum(row["dur"] for row in complete if row["pid"] == rank and row["name"] == "compute")
+        assert computed == pytest.approx(2e6 * factor * program.of_plan(a_plan(), 4).compute, rel=1e-3)
+    names = {row["name"] for row in complete if row["tid"] == 0}
+    assert {"compute", "wait for other ranks", "wait for sums", "bn/mean", "announce update"} <= names
+    buckets_drawn = [row for row in complete if row["pid"] == 0 and row["cat"] == "bucket"]
+    assert len(buckets_drawn) == 2 * found.transfers and all(row["tid"] == 1 for row in buckets_drawn)
