@@ -105,6 +105,7 @@ def _write(name: str, text: str = "") -> None:
     folder = settings.current().proof
     with real_files.plainly():
         if folder and os.path.isdir(folder):
-            part = Path(folder, f"{name}.{world.current().rank}.part")
+            # Several may write the same at once: ranks, or processes of which each takes itself for the only one.
+            part = Path(folder, f"{name}.{world.current().host}-{os.getpid()}.part")
             part.write_text(text)
             part.rename(Path(folder, name))  # read whole or not at all

@@ -1,6 +1,7 @@
 """Of ranks that are lost the one that ended first is named, however late one looks."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import asdict
 import pytest
 
 import launch
+from matex_tf import settings
 from matex_tf.launch import rank_ends
 from matex_tf.runtime import exit_marks
 
@@ -71,3 +73,24 @@ def test_matex_run_ends_with_what_was_the_cause():
     assert failed.stderr.splitlines()[-1] == "ValueError: a reason of my own"
     assert failed.stderr.count("Traceback") == 1 and "rank 2 of 3 on " in failed.stderr
     assert "failed at script.py, line 4" in failed.stderr
+
+
+def write_often(begins):
+    begins.wait()
+    for _ in range(200):
+        exit_marks.excuse()
+
+
+def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(tmp_path, monkeypatch):
+    """Those that mpirun started to be each for itself are all rank 0."""
+    monkeypatch.setattr(settings.current(), "proof", str(tmp_path))
+    context = multiprocessing.get_context("fork")
+    begins = context.Event()
+    several = [context.Process(target=write_often, args=(begins,)) for _ in range(4)]
+    for one in several:
+        one.start()
+    begins.set()
+    for one in several:
+        one.join()
+    assert [one.exitcode for one in several] == [0] * 4
+    assert os.listdir(tmp_path) == ["each-for-itself"]
