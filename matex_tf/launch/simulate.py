@@ -74,6 +74,8 @@ class Seconds(click.ParamType):
 def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     """Simulate the step of PLAN.json, which `matex plan` wrote, on numbers of ranks that are not there.
 
+    In place of a plan a file of MATEX_TIMELINE is played again, with `--what slow=RANK:FACTOR`.
+
     \b
     matex simulate plan.json --ranks 16,64 --what overlap=off --what link=2us,25GB/s
     matex simulate --servers --ranks 4,8,16 --compute 80ms --transfer 20ms
@@ -91,9 +93,12 @@ def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     pull=default|layerwise|ibatch     of servers: how parameters come
     """
     from matex_tf.planner import plan_file
+    from matex_tf.planner.simulator import replay
     from matex_tf.planner.simulator.program import NotAsked
 
     try:
+        if plan and replay.is_timeline(plan):
+            return _show_replay(plan, ranks, asked)
         loaded = plan_file.load(plan) if plan else None
         if asked["servers"]:
             return _show_servers(loaded, ranks, asked)
@@ -104,6 +109,32 @@ def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
+    """The table of a timeline's step: as measured, played again, and with slow ranks."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from matex_tf.planner.simulator import replay, what_if
+
+    words = asked["what"]
+    others = [word for word in words if not word.startswith("slow=")]
+    others += ["--ranks"] * (ranks is not None) + ["--timeline"] * (asked["timeline"] is not None)
+    if others or asked["servers"]:
+        raise click.UsageError(
+            f"a timeline is played again with slow=RANK:FACTOR only; {[*others, '--servers'][0]} needs a plan"
+        )
+    table = Table(Column("what", no_wrap=True), "step, ms")
+    again = replay.replay(path)
+    table.add_row("measured", f"{1e3 * again.measured:.2f}")
+    table.add_row("played again", f"{1e3 * again.replayed:.2f}")
+    for word in words:
+        table.add_row(word, f"{1e3 * replay.replay(path, what_if.read([word]).slow).replayed:.2f}")
+    console = Console()
+    console.print(table)
+    console.print(f"Means of {again.steps} steps, with what lies between epochs. Collectives take as long as they did.")
+    return 0
 
 
 def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any]) -> int:

@@ -54,6 +54,17 @@ def test_servers_by_three_models_side_by_side(plan, capsys):
     assert code == 0 and "eq. 6" in table
 
 
+def test_a_timeline_is_played_again(plan, capsys, tmp_path):
+    path = str(tmp_path / "sim.json")
+    said(capsys, plan, "--ranks", "8", "--what", "overlap=on", "--timeline", path)
+    code, table, _ = said(capsys, path, "--what", "slow=1:1.5")
+    assert code == 0 and all(words in table for words in ("measured", "played again", "slow=1:1.5", "16 steps")), table
+    code, _, error = said(capsys, path, "--what", "link=2us,25GB/s")
+    assert code == 2 and "link=2us,25GB/s needs a plan" in error
+    code, _, error = said(capsys, path, "--servers")
+    assert code == 2 and "--servers needs a plan" in error
+
+
 @pytest.mark.parametrize(
     "words, answer",
     [

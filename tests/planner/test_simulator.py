@@ -10,7 +10,7 @@ import pytest
 
 from matex_tf.planner import buckets, plan_file
 from matex_tf.planner.collectives import Link
-from matex_tf.planner.simulator import program, ranks, run, what_if
+from matex_tf.planner.simulator import program, ranks, replay, run, trace, what_if
 
 GRADIENTS = 60
 
@@ -165,8 +165,6 @@ def test_a_thousand_ranks_have_an_event_for_each_gradient_of_each():
 
 
 def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
-    from matex_tf.planner.simulator import trace
-
     path = tmp_path / "sim.json"
     drawn = trace.Trace(4, 2)
     found = simulated("overlap=on", "slow=1:1.5", "ranks-per-host=2", count=4, steps=2, note=drawn.note)
@@ -184,3 +182,26 @@ def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
     assert {"compute", "wait for other ranks", "wait for sums", "bn/mean", "announce update"} <= names
     buckets_drawn = [row for row in complete if row["pid"] == 0 and row["cat"] == "bucket"]
     assert len(buckets_drawn) == 2 * found.transfers and all(row["tid"] == 1 for row in buckets_drawn)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_slow_rank(overlap, tmp_path):
+    words = f"overlap={overlap}", "ranks-per-host=1", "link=20us,1GB/s", "buckets=64KiB"
+    for noise in ("noise=0", "noise=0.1"):
+        path = tmp_path / "sim.json"
+        drawn = trace.Trace(4, 1)
+        found = simulated(*words, noise, count=4, steps=12, note=drawn.note)
+        drawn.write(path)
+        again = replay.replay(path)
+        assert again.steps > 5 and again.replayed == pytest.approx(again.measured, rel=1e-3)
+        if noise == "noise=0":
+            assert again.measured == pytest.approx(found.step, rel=1e-3)
+            slow = simulated(*words, "slow=2:1.5", count=4, steps=12)
+            assert replay.replay(path, {2: 1.5}).replayed == pytest.approx(slow.step, rel=0.01)
+    with pytest.raises(program.NotAsked, match="ranks 0 to 3"):
+        replay.replay(path, {4: 2.0})
+    rows = json.loads(path.read_text())["traceEvents"]
+    rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
+    path.write_text(json.dumps({"traceEvents": rows}))
+    with pytest.raises(program.NotAsked, match="not the same collectives"):
+        replay.replay(path)

@@ -120,6 +120,8 @@ class _Simulation:
         self.bucket_ends = {past - 1 for past in self.plan[1:]}
         self.factor = [1.0] * ranks
         self.since = [0.0] * ranks  # when the stretch of computation began, for a timeline
+        self.had = [[0.0] * ranks for _ in self.plan[1:]]
+        self.lane_free = 0.0
         self.came = [[0.0] * ranks for _ in program.meetings]
         self.result = Result([], [], [])
 
@@ -165,6 +167,7 @@ class _Simulation:
     def gradient(self, rank: int, place: int, number: int) -> None:
         if number in self.bucket_ends:
             bucket = self.bucket_of[number]
+            self.had[bucket][rank] = self.events.now
             self.ready[bucket] += 1
             if self.ready[bucket] == self.ranks:
                 self.take()
@@ -181,12 +184,15 @@ class _Simulation:
             first, past = self.plan[bucket : bucket + 2]
             label, size = self.program.names[past - 1], sum(self.program.sizes[first:past])
             for rank in range(self.ranks):
+                ready = max(self.lane_free, self.had[bucket][rank])
+                self.note(rank, "own gradients", 1, self.lane_free, ready, "", 0)
+                self.note(rank, "meet", 1, ready, begin, "", 0)
                 self.note(rank, "bucket", 1, begin, end, label, size)
                 self.note(rank, "transfer", 1, begin, end, "", size)
         self.events.at(end, self.transferred)
 
     def transferred(self) -> None:
-        self.is_busy = False
+        self.is_busy, self.lane_free = False, self.events.now
         self.next_bucket += 1
         self.take()
         self.finish()
