@@ -25,8 +25,16 @@ def _made(power: int | None, count: int | None) -> Element:
 
 
 def _of_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
-    counts = _count(first), _count(second)
-    return None if None in counts else int(compute(*counts))
+    one, other = _count(first), _count(second)
+    return None if one is None or other is None else int(compute(one, other))
+
+
+def _divided(first: Element, second: Element) -> tuple[int | None, int | None]:
+    """What remains of a division, and the quotient rounded down, where both are known."""
+    one, other = _count(first), _count(second)
+    if one is None or not other:
+        return None, None
+    return one % other, one // other
 
 
 def add(first: Element, second: Element) -> Element:
@@ -47,17 +55,16 @@ def subtract(first: Element, second: Element) -> Element:
 
 
 def multiply(first: Element, second: Element) -> Element:
-    if None in (first.power, second.power):
+    if first.power is None or second.power is None:
         return Element(None)
     return _made(first.power + second.power, _of_counts(first, second, lambda a, b: a * b))
 
 
 def divide_exactly(first: Element, second: Element) -> Element:
-    if None in (first.power, second.power):
+    if first.power is None or second.power is None:
         return Element(None)
-    counts = _count(first), _count(second)
-    whole = None not in counts and counts[1] != 0 and counts[0] % counts[1] == 0
-    return _made(first.power - second.power, counts[0] // counts[1] if whole else None)
+    remains, quotient = _divided(first, second)
+    return _made(first.power - second.power, quotient if remains == 0 else None)
 
 
 def divide_down(first: Element, second: Element) -> Element:
@@ -66,22 +73,21 @@ def divide_down(first: Element, second: Element) -> Element:
         return first
     if first.power is None or second.power is None:
         return Element(None)
-    counts = _count(first), _count(second)
-    if None in counts or counts[1] == 0:
+    remains, quotient = _divided(first, second)
+    if remains is None:
         return Element(0 if first.power == second.power else None)
-    if first.power == second.power or (second.power == 0 and counts[0] % counts[1] == 0):
-        return _made(first.power - second.power, counts[0] // counts[1])
+    if first.power == second.power or (second.power == 0 and remains == 0):
+        return _made(first.power - second.power, quotient)
     return Element(None)
 
 
 def remainder(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
-    counts = _count(first), _count(second)
-    known = None not in counts and counts[1] != 0
-    if known and second.power == 0 and counts[0] % counts[1] == 0:
+    remains, _ = _divided(first, second)
+    if second.power == 0 and remains == 0:
         return Element(0, 0)
-    return _made(first.power if first.power == second.power else None, counts[0] % counts[1] if known else None)
+    return _made(first.power if first.power == second.power else None, remains)
 
 
 def least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:

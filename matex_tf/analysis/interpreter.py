@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, partial, replicated, unknown
+from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, all_known, partial, replicated, unknown
 from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, randoms
 from matex_tf.analysis.rules.registry import NeverError, settled
 
@@ -121,7 +121,8 @@ class Interpreter:
 
     def variable(self, handle: Any) -> Placement:
         """The placement of what is read of the variable with `handle`, a tensor of this graph."""
-        origin, interpreter = self.origin(handle), self
+        origin = self.origin(handle)
+        interpreter: Interpreter | None = self
         if id(origin) in _exempt:
             return partial(0)
         while interpreter is not None:
@@ -145,11 +146,11 @@ class Interpreter:
             return []
         if not known or tensor.op.type not in arithmetic.ENTRYWISE:
             return None
-        shapes = [self.shape(part) for part in tensor.op.inputs]
-        if None in shapes:
+        shapes = all_known(self.shape(part) for part in tensor.op.inputs)
+        if shapes is None:
             return None
         longest = max(map(len, shapes))
-        padded = [[1] * (longest - len(shape)) + shape for shape in shapes]
+        padded = [[*[1] * (longest - len(shape)), *shape] for shape in shapes]
         # Of sizes that are not fixed nothing is known, but those of 1 are repeated.
         return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded)]
 

@@ -17,8 +17,10 @@ sum over rows that is divided by it is partial with k = 1: a mean. So no number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+_Known = TypeVar("_Known")
 
 REPLICATED, SHARDED, PARTIAL, DERIVED, ROW_NUMBERS, EMPTY, UNKNOWN = (
     "replicated", "sharded", "partial", "derived", "row numbers", "empty", "unknown",
@@ -114,6 +116,12 @@ def unknown(op: Any, why: str) -> Placement:
     return Placement(UNKNOWN, why=(op, why))
 
 
+def all_known(values: Iterable[_Known | None]) -> list[_Known] | None:
+    """The values as a list; None where one of them is not known."""
+    known = list(values)
+    return None if None in known else [value for value in known if value is not None]
+
+
 def as_partial(one: Placement) -> Placement | None:
     """`one` as a partial placement, if it is one: what is replicated is the mean over rows of itself."""
     if one.kind == PARTIAL:
@@ -150,15 +158,13 @@ def join(op: Any, first: Placement, second: Placement) -> Placement:
         if one.zero and one.kind == REPLICATED and other.kind in (REPLICATED, PARTIAL):
             return other._replace(zero=other.zero and one.zero)
     if first._replace(elements=None, zero=False) == second._replace(elements=None, zero=False):
-        same_length = first.elements and second.elements and len(first.elements) == len(second.elements)
         if not (first.is_mixed or second.is_mixed):
             return first._replace(elements=None, zero=False)
-        if same_length:
-            pairs = zip(first.elements, second.elements)
-            return vector([_join_elements(a, b) for a, b in pairs])
-    parts = as_partial(first), as_partial(second)
-    if None not in parts and parts[0] == parts[1]:
-        return parts[0]
+        if first.elements and second.elements and len(first.elements) == len(second.elements):
+            return vector([_join_elements(a, b) for a, b in zip(first.elements, second.elements)])
+    part = as_partial(first)
+    if part is not None and part == as_partial(second):
+        return part
     for one in (first, second):
         if one.kind == UNKNOWN:
             return one

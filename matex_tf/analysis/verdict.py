@@ -179,8 +179,8 @@ def _place_of(op: Any) -> str:
 def _library_roots() -> tuple[str, ...]:
     """The folders of the libraries that make ops on behalf of a script: for messages alone."""
     found = [
-        os.path.dirname(os.path.abspath(module.__file__))
+        os.path.dirname(os.path.abspath(file))
         for name in ("tensorflow", "keras", "tf_keras", "matex_tf", "matex_tf.ops", "runpy")
-        if (module := sys.modules.get(name)) is not None and getattr(module, "__file__", None)
+        if (file := getattr(sys.modules.get(name), "__file__", None))
     ]
     return tuple(found) or ("\0",)

@@ -12,6 +12,7 @@ from matex_tf.analysis.placement import (
     SHARDED,
     Element,
     Placement,
+    all_known,
     as_partial,
     fits,
     foremost,
@@ -176,8 +177,8 @@ def added(node: Node) -> Placement:
         return inputs[0]._replace(elements=None)
     if all(one.kind == REPLICATED and not one.is_mixed for one in terms) and len({one.power for one in terms}) == 1:
         return replicated(terms[0].power)
-    parts = [as_partial(one) for one in terms]
-    if None not in parts and len(set(parts)) == 1:
+    parts = all_known(as_partial(one) for one in terms)
+    if parts is not None and len(set(parts)) == 1:
         return parts[0]
     return together(node)
 
@@ -220,10 +221,8 @@ def select(node: Node) -> Placement:
     else:
         shard = frame(node)
     if shard is None:
-        parts = [as_partial(one) for one in branches if not one.zero]
-        if condition.is_same and parts and None not in parts and len(set(parts)) == 1 and not all(
-            one.is_same for one in branches
-        ):  # fmt: skip
+        parts = all_known(as_partial(one) for one in branches if not one.zero)
+        if condition.is_same and parts and len(set(parts)) == 1 and not all(one.is_same for one in branches):
             return parts[0]
         return figures(node)
     if not (condition.is_same or (condition.is_sharded and condition.power == 0)):
@@ -239,16 +238,17 @@ def _numbers(node: Node, compute: Callable[[Element, Element], Element]) -> Plac
 
     None: the inputs are others, or nothing is known of the one number that it is.
     """
-    if not all(one.elements is not None for one in node.inputs):
+    followed = all_known(one.elements for one in node.inputs)
+    if followed is None:
         return None
-    first, second = (one.elements for one in node.inputs)
+    first, second = followed
     if len(first) != len(second):
         first = first * len(second) if len(first) == 1 else first
         second = second * len(first) if len(second) == 1 else second
-    made = vector([compute(a, b) for a, b in zip(first, second)])
-    if len(made.elements) == 1 and made.elements[0].power is None and not any(one.is_mixed for one in node.inputs):
+    made = [compute(a, b) for a, b in zip(first, second)]
+    if len(made) == 1 and made[0].power is None and not any(one.is_mixed for one in node.inputs):
         return None
-    return made
+    return vector(made)
 
 
 _WHOLE = {

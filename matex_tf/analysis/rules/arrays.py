@@ -6,6 +6,7 @@ from matex_tf.analysis.placement import (
     REPLICATED,
     Element,
     Placement,
+    all_known,
     as_partial,
     fits,
     foremost,
@@ -53,8 +54,8 @@ def _figures(node: Node, indexes: range | list[int]) -> Placement:
     found = [node.inputs[index] for index in indexes]
     if all(one.is_same for one in found):
         return replicated()
-    parts = [as_partial(one) for one in found if not one.zero]
-    if None not in parts and len({one.power for one in parts}) == 1:
+    parts = all_known(as_partial(one) for one in found if not one.zero)
+    if parts is not None and len({one.power for one in parts}) == 1:
         return parts[0]
     return figures(node, indexes)
 
@@ -62,9 +63,9 @@ def _figures(node: Node, indexes: range | list[int]) -> Placement:
 @rule("Pack")
 def pack(node: Node) -> Placement:
     if node.rank(0) == 0:
-        found = [_entries(node, index, 1) for index in range(len(node.inputs))]
-        if None not in found and not all(one.is_same and one.elements is None for one in node.inputs):
-            return vector([entry for entries in found for entry in entries])
+        numbers = all_known(_entries(node, index, 1) for index in range(len(node.inputs)))
+        if numbers is not None and not all(one.is_same and one.elements is None for one in node.inputs):
+            return vector([entry for entries in numbers for entry in entries])
     every = range(len(node.inputs))
     found = alike(node, every)
     if found is None:
@@ -101,14 +102,15 @@ def unpack(node: Node) -> list[Placement] | Placement:
 def concatenate(node: Node) -> Placement:
     parts = range(len(node.inputs) - 1)
     if node.rank(0) == 1 and any(node.inputs[index].elements is not None for index in parts):
-        found = [_entries(node, index, node.shape(index)[0]) for index in parts]
-        if None not in found:
-            return vector([entry for entries in found for entry in entries])
+        numbers = all_known(_entries(node, index, node.shape(index)[0]) for index in parts)
+        if numbers is not None:
+            return vector([entry for entries in numbers for entry in entries])
     if not any(node.inputs[index].is_sharded for index in parts):
         return _figures(node, parts)
     axis = node.axes(len(node.inputs) - 1, node.rank(0))[0]
     below = len(parts) > 1 and node.inputs[0].is_sharded and axis == node.inputs[0].axis
     found = alike(node, parts, below)
+    assert found is not None  # one is sharded
     if not below:
         return found
     # One batch below the other: on each rank its part of both.

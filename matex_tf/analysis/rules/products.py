@@ -28,7 +28,7 @@ def multiply(node: Node) -> Placement:
     swapped = [node.attr(name) for name in names]
     ranks = [node.rank(0), node.rank(1)]
     # Each axis by its place from the end, rows of the result -2, its columns -1, and what is summed over 0.
-    roles = []
+    roles: list[int | None] = []
     for which, (one, rank, swap) in enumerate(zip((first, second), ranks, swapped)):
         if not one.is_sharded:
             roles.append(None)

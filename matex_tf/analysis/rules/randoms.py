@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from matex_tf.analysis.placement import SHARDED, Placement, replicated
-from matex_tf.analysis.rules.registry import MEET, Node, UnprovedError, rule
-from matex_tf.analysis.rules.shapes import rows_place
+from matex_tf.analysis.rules.registry import MEET, Node, UnprovedError, entries, rows_place, rule
 
 _OF_SEED = {"StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg"}
 
@@ -24,7 +23,7 @@ def draw(node: Node) -> Placement:
         # Of a seed that each rank has for itself every rank has other numbers.
         node.need_same(*range(1, len(node.inputs)))
         return replicated()
-    return Placement(SHARDED, axis=place, unit=node.inputs[0].elements[place].unit, drawn=True)
+    return Placement(SHARDED, axis=place, unit=entries(node.inputs[0])[place].unit, drawn=True)
 
 
 @rule("RandomGamma", "StatelessRandomGammaV2", "StatelessRandomGammaV3", "RandomPoissonV2", "StatelessRandomPoisson",

@@ -11,11 +11,12 @@ from matex_tf.analysis.placement import (
     SHARDED,
     Element,
     Placement,
+    all_known,
     partial,
     replicated,
     vector,
 )
-from matex_tf.analysis.rules.registry import MEET, WEIGHS, Node, UnprovedError, figures, need_fit, rule
+from matex_tf.analysis.rules.registry import MEET, WEIGHS, Node, UnprovedError, entries, figures, need_fit, rule
 
 
 @rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", shaped_alike=True)
@@ -48,25 +49,22 @@ def reduce(node: Node) -> Placement:
 
 def _of_elements(node: Node, one: Placement) -> Placement:
     """The product or sum of a vector of whole numbers."""
-    found = one.elements
+    found = entries(one)
+    powers = all_known(element.power for element in found)
     if node.type == "Sum":
-        same = len({element.power for element in found}) == 1
-        power = found[0].power if same and found else None if found else 0
+        power = found[0].power if len({element.power for element in found}) == 1 else None if found else 0
     else:
-        power = None if any(element.power is None for element in found) else sum(element.power for element in found)
-    value = None
-    if power == 0 and all(element.value is not None and element.power == 0 for element in found):
-        value = 1 if node.type == "Prod" else 0
-        for element in found:
-            value = value * element.value if node.type == "Prod" else value + element.value
+        power = None if powers is None else sum(powers)
+    values = all_known(element.value if element.power == 0 else None for element in found)
+    value = None if power != 0 or values is None else math.prod(values) if node.type == "Prod" else sum(values)
     unit = _unit(node.type, found) if power == -1 else None
     return vector([Element(power, value, unit)])
 
 
 def _unit(kind: str, found: tuple[Element, ...]) -> int | None:
     """How many times the number of rows such a product or sum is."""
-    counts = [one.unit if one.power == -1 else one.value for one in found]
-    if None in counts:
+    counts = all_known(one.unit if one.power == -1 else one.value for one in found)
+    if counts is None:
         return None
     return math.prod(counts) if kind == "Prod" else sum(counts)
 

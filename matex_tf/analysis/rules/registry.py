@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.analysis.placement import DERIVATION, DERIVED, Placement, fits, replicated, unknown
+from matex_tf.analysis.placement import DERIVATION, DERIVED, Element, Placement, fits, replicated, unknown
 
 RULES: dict[str, Callable[[Node], Placement | Sequence[Placement]]] = {}
 
@@ -147,6 +147,31 @@ def rule(*types: str, shaped_alike: bool = False) -> Callable[..., Any]:
         return function
 
     return register
+
+
+def entries(one: Placement) -> tuple[Element, ...]:
+    """The entries of a short vector or scalar of whole numbers.
+
+    Raises:
+        UnprovedError: they are not followed.
+    """
+    if one.elements is None:
+        raise UnprovedError(SIZES)
+    return one.elements
+
+
+def rows_place(sizes: Placement) -> int | None:
+    """Which of the sizes in a vector is a number of rows; None if all are fixed.
+
+    Raises:
+        UnprovedError: that is not known.
+    """
+    if sizes.is_same:
+        return None
+    powers = [one.power for one in sizes.elements or ()]
+    if sorted(powers, key=str) != sorted([-1] + [0] * (len(powers) - 1), key=str):
+        raise NeverError("a shape is computed from the number of rows")
+    return powers.index(-1)
 
 
 def constant_of(tensor: Any) -> np.ndarray | None:

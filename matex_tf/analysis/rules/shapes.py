@@ -11,11 +11,23 @@ from matex_tf.analysis.placement import (
     SHARDED,
     Element,
     Placement,
+    all_known,
     partial,
     replicated,
     vector,
 )
-from matex_tf.analysis.rules.registry import FIXED, MEET, NeverError, Node, UnprovedError, constant_of, figures, rule
+from matex_tf.analysis.rules.registry import (
+    FIXED,
+    MEET,
+    NeverError,
+    Node,
+    UnprovedError,
+    constant_of,
+    entries,
+    figures,
+    rows_place,
+    rule,
+)
 
 _MOST = 64  # entries of a vector that are followed
 
@@ -25,10 +37,11 @@ def constant(node: Node) -> Placement:
     tensor = node.op.outputs[0]
     shape = tensor.shape
     count = shape.num_elements()
-    if tensor.dtype.is_integer and shape.rank is not None and shape.rank <= 1 and count <= _MOST:
-        return vector([Element(0, int(value)) for value in constant_of(tensor).reshape(-1)])
     is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
-    return replicated()._replace(zero=bool(is_number and count and not constant_of(tensor).any()))
+    found = constant_of(tensor) if is_number else None
+    if found is not None and tensor.dtype.is_integer and shape.rank is not None and shape.rank <= 1 and count <= _MOST:
+        return vector([Element(0, int(value)) for value in found.reshape(-1)])
+    return replicated()._replace(zero=bool(found is not None and count and not found.any()))
 
 
 @rule("Shape")
@@ -57,11 +70,11 @@ def _sizes(node: Node, index: int) -> Placement:
 
 @rule("Size")
 def size(node: Node) -> Placement:
-    elements = _sizes(node, 0).elements
+    elements = entries(_sizes(node, 0))
     if any(one.sums for one in elements):
         return partial(0)
-    counts = [one.unit if one.power == -1 else one.value for one in elements]
-    count = None if None in counts else math.prod(counts)
+    counts = all_known(one.unit if one.power == -1 else one.value for one in elements)
+    count = None if counts is None else math.prod(counts)
     is_rows = any(one.power == -1 for one in elements)
     return vector([Element(-1, unit=count) if is_rows else Element(0, count)])
 
@@ -91,7 +104,7 @@ def fill(node: Node) -> Placement:
     if place is None:
         node.need_same(0)
         return value._replace(elements=_short(node, value))
-    return Placement(SHARDED, value.power, place, unit=sizes.elements[place].unit, zero=value.zero)
+    return Placement(SHARDED, value.power, place, unit=entries(sizes)[place].unit, zero=value.zero)
 
 
 def _short(node: Node, value: Placement) -> tuple[Element, ...] | None:
@@ -100,20 +113,6 @@ def _short(node: Node, value: Placement) -> tuple[Element, ...] | None:
     if value.elements is None or node.op.outputs[0].shape.rank != 1 or count is None or count > _MOST:
         return None
     return value.elements * count
-
-
-def rows_place(sizes: Placement) -> int | None:
-    """Which of the sizes in a vector is a number of rows; None if all are fixed.
-
-    Raises:
-        UnprovedError: that is not known.
-    """
-    if sizes.is_same:
-        return None
-    powers = [one.power for one in sizes.elements or ()]
-    if sorted(powers, key=str) != sorted([-1] + [0] * (len(powers) - 1), key=str):
-        raise NeverError("a shape is computed from the number of rows")
-    return powers.index(-1)
 
 
 @rule("Reshape")
@@ -167,8 +166,8 @@ def _is(size: Element, value: int) -> bool:
 
 def _divided(unit: int | None, inner: list[int | None], rest: tuple[Element, ...]) -> tuple[bool, int | None]:
     """Whether `unit` entries with the sizes of `inner` make whole ones with those of `rest`; and how many, if known."""
-    sizes = [size.value for size in rest]
-    if None in sizes or -1 in sizes or 0 in sizes:
+    sizes = all_known(size.value for size in rest)
+    if sizes is None or -1 in sizes or 0 in sizes:
         return False, None
     known = math.prod(size for size in [unit, *inner] if size is not None)
     divides = known % math.prod(sizes) == 0
@@ -256,7 +255,7 @@ def broadcast(node: Node) -> Placement:
         if one.is_sharded:
             raise UnprovedError("it names the number of rows of its batch")
         return _kept(node, one)
-    ahead = len(sizes.elements) - node.rank(0)
+    ahead = len(entries(sizes)) - node.rank(0)
     if one.is_sharded:
         if one.axis + ahead != place or not one.even:
             raise UnprovedError(MEET)
@@ -265,7 +264,7 @@ def broadcast(node: Node) -> Placement:
         raise NeverError("a figure of the rows is repeated for each of them")
     if place >= ahead and node.shape(0)[place - ahead] != 1:
         raise NeverError(FIXED)
-    return Placement(SHARDED, one.power, place, unit=sizes.elements[place].unit, zero=one.zero)
+    return Placement(SHARDED, one.power, place, unit=entries(sizes)[place].unit, zero=one.zero)
 
 
 @rule("Tile")
@@ -280,16 +279,19 @@ def tile(node: Node) -> Placement:
         return _kept(node, one)
     if one.kind != REPLICATED or one.is_mixed or node.shape(0)[place] != 1:
         raise UnprovedError(FIXED)
-    return Placement(SHARDED, one.power, place, unit=times.elements[place].unit, zero=one.zero)
+    return Placement(SHARDED, one.power, place, unit=entries(times)[place].unit, zero=one.zero)
 
 
 @rule("Range")
 def numbers(node: Node) -> Placement:
     start, limit, delta = node.inputs
-    found = [one.elements[0] if one.elements else None for one in (start, limit, delta)]
-    values = [one.value if one and one.power == 0 else None for one in found]
-    if None not in values and values[2] and len(range(*values)) <= _MOST:
+    found = all_known(one.elements[0] if one.elements else None for one in (start, limit, delta))
+    if found is None:
+        return figures(node)
+    values = all_known(one.value if one.power == 0 else None for one in found)
+    if values is not None and values[2] and len(range(*values)) <= _MOST:
         return vector([Element(0, value) for value in range(*values)])
-    if limit.power == -1 and None not in found and _is(found[0], 0) and _is(found[2], 1) and found[1].unit != 0:
-        return Placement(ROW_NUMBERS, unit=found[1].unit)
+    first, last, step = found
+    if limit.power == -1 and _is(first, 0) and _is(step, 1) and last.unit != 0:
+        return Placement(ROW_NUMBERS, unit=last.unit)
     return figures(node)

@@ -8,6 +8,7 @@ from matex_tf.analysis.rules.registry import (
     SIZES,
     Node,
     UnprovedError,
+    entries,
     figures,
     rule,
 )
@@ -70,7 +71,7 @@ def _is_single(node: Node, index: int, from_start: int, to_end: int, shrink: int
         return False
     is_first = (not shrink and from_start) or _is(node, 1, index, 0)
     if shrink:
-        return is_first or _is(node, 1, index, -1)
+        return bool(is_first) or _is(node, 1, index, -1)
     return bool((is_first and not to_end and _is(node, 2, index, 1)) or (to_end and _is(node, 1, index, -1)))
 
 
@@ -100,8 +101,8 @@ def _of_all_rows(node: Node, index: int, from_start: int, to_end: int) -> Placem
         raise UnprovedError(BY_NUMBER)
     if one.blocks and None not in one.blocks:
         total = sum(one.blocks)
-        return take_blocks(one, begin, total if to_end else min(end, total))
-    if begin == 0 and one.unit is not None and end >= one.unit:
+        return take_blocks(one, begin, total if end is None else min(end, total))
+    if begin == 0 and one.unit is not None and end is not None and end >= one.unit:
         return one
     raise UnprovedError(BY_NUMBER)
 
@@ -116,12 +117,12 @@ def _rows(one: Element | None) -> int | None:
 def _sliced_elements(node: Node, one: Placement) -> Placement:
     if node.attr("ellipsis_mask") or node.attr("new_axis_mask"):
         raise UnprovedError(SIZES)
-    begin, end, stride = (_value(node, index) for index in (1, 2, 3))
-    begin = None if node.attr("begin_mask") & 1 else begin
-    end = None if node.attr("end_mask") & 1 else end
+    first, last, stride = (_value(node, index) for index in (1, 2, 3))
+    begin = None if node.attr("begin_mask") & 1 else first
+    end = None if node.attr("end_mask") & 1 else last
     if node.attr("shrink_axis_mask") & 1:
-        return scalar_of(one.elements[begin])
-    return vector(one.elements[slice(begin, end, stride)])
+        return scalar_of(entries(one)[first])
+    return vector(entries(one)[slice(begin, end, stride)])
 
 
 def scalar_of(element: Element) -> Placement:
@@ -146,16 +147,16 @@ def slice_(node: Node) -> Placement:
         return figures(node)
     if begin.elements is None or sizes.elements is None:
         raise UnprovedError(BY_NUMBER)
-    count = sizes.elements[one.axis]
-    start, rows = _rows(begin.elements[one.axis]), _rows(count)
-    goes_on = count.power == 0 and count.value == -1
+    along = sizes.elements[one.axis]
+    first, rows = _rows(begin.elements[one.axis]), _rows(along)
+    goes_on = along.power == 0 and along.value == -1
     found = one
-    if start is None or not (goes_on or rows):
+    if first is None or not (goes_on or rows):
         raise UnprovedError(BY_NUMBER)
-    if one.blocks and None not in one.blocks and (start or not goes_on):
-        found = take_blocks(one, start, sum(one.blocks) if goes_on else start + rows)
-    elif start or not (goes_on or (one.even and one.unit == rows)):
+    if one.blocks and None not in one.blocks and (first or not goes_on):
+        found = take_blocks(one, first, sum(one.blocks) if goes_on else first + (rows or 0))
+    elif first or not (goes_on or (one.even and one.unit == rows)):
         raise UnprovedError(BY_NUMBER)
-    if any(other.power != 0 for part in (begin, sizes) for at, other in enumerate(part.elements) if at != one.axis):
+    if any(other.power != 0 for part in (begin, sizes) for at, other in enumerate(entries(part)) if at != one.axis):
         raise UnprovedError("it is as long as a figure of the rows says")
     return found
