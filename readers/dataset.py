@@ -15,7 +15,7 @@ from matex_tf.readers.rows import held, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
 Batch = tuple[share_arrays.ShareArray, "share_arrays.ShareArray | None"]
@@ -309,10 +309,10 @@ class DataSet:
         self._require(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        mine = self._held.rows(part, field)[: deal.held(self.rank)].view()
+        mine = self._held.rows(part, field)[: deal.held(self.rank)].view(share_arrays.ShareArray)
         if part == "training":
             mine.dealt = share_arrays.Dealt(deal.batch_size, self._reshuffle)
-        return mine  # type: ignore[return-value]
+        return mine
 
     def __repr__(self) -> str:
         deal = self._deals["training"]
@@ -320,8 +320,8 @@ class DataSet:
         rows = " and ".join(f"{count} {part}" for part, count in counts if count)
         count = deal.held(self.rank)
         if deal.distribution == "block":
-            mine = self.local_slice
-            which = f"training rows {mine.start} to {mine.stop}"
+            start, stop = row_shares.rows_of(deal.count, self.rank, self.size)
+            which = f"training rows {start} to {stop}"
         elif deal.distribution == "cyclic":
             which = f"{count} training rows, one in {self.size} from row {self.rank} on"
         else:

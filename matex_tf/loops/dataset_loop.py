@@ -19,7 +19,7 @@ from matex_tf.runtime import notes, objects
 from matex_tf.sharding import row_shares, sliced_dataset, step_weight
 from matex_tf.world import world
 
-_own: weakref.WeakSet = weakref.WeakSet()
+_own: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loops at work whose batches are of each rank's own rows."""
 
 

@@ -31,7 +31,9 @@ _open: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 class _Plan:
     """How calls of a function with arguments of some kinds are made."""
 
-    def __init__(self, kind: str, function: Any, arguments: step_arguments.Arguments, why: str = "", calls_model=False):
+    def __init__(
+        self, kind: str, function: Any, arguments: step_arguments.Arguments, why: str = "", calls_model: bool = False
+    ):
         self.kind, self.why, self.calls_model = kind, why, calls_model
         self.function = function  # None: the one that is called, which a plan of it must not keep alive
         self.calls = 0

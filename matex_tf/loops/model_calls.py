@@ -44,7 +44,7 @@ _WHOLE_ENOUGH = 2
 _models: weakref.WeakKeyDictionary[Any, _Model] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Of tapes under which a model was called: why a call could not be shared, if one could not."""
-_gaining: weakref.WeakSet = weakref.WeakSet()
+_gaining: weakref.WeakSet[Any] = weakref.WeakSet()
 """Tapes under which a call was shared, or may be next time."""
 _state = threading.local()
 
@@ -55,7 +55,7 @@ class _Model:
     def __init__(self, model: Any, original: Callable[..., Any]):
         import tensorflow as tf
 
-        alive = weakref.ref(model)
+        alive: Callable[[], Any] = weakref.ref(model)
         self.name = str(model.name)
         self.function = tf.function(lambda *args, **kwargs: original(alive(), *args, **kwargs), autograph=False)
         self.losses = lambda: list(alive().losses)
@@ -221,7 +221,8 @@ def _together(
         raise failure
     for rank, (count, theirs, full) in enumerate(everyone):
         if theirs is not None:
-            raise _like(*theirs, rank)
+            kind, text = theirs
+            raise _like(kind, text, rank)
         if count != everyone[0][0]:
             raise world.RankError(
                 f"the model '{known.name}' is called with different numbers of rows: {everyone[0][0]} on rank 0, "

@@ -42,8 +42,8 @@ def proof(
         for tensor in outputs:
             placement = found.of(tensor)
             if placement.kind != SHARDED or not recombine.can_be_whole(placement):
-                why = verdict.reason_of(placement) if placement.why else None
-                verdict.fail(graph, why or verdict.Reason(f"what it returns is {placement.kind}", tensor.op))
+                reason = verdict.reason_of(placement) if placement.why else None
+                verdict.fail(graph, reason or verdict.Reason(f"what it returns is {placement.kind}", tensor.op))
         before = set(graph.get_operations())
         if any(loss.op in before for loss in losses() if not hasattr(loss, "numpy")):
             verdict.fail(graph, verdict.Reason(ADDS))

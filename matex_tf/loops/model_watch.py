@@ -107,7 +107,9 @@ class Watch:
         changed = sorted(name for name in after if after[name] != self._before.get(name))
         return KEEPS.format(", ".join(changed[:3])) if changed else ""
 
-    def _note(self, kind, inputs, attrs, outputs, op_name=None, graph=None):  # as TensorFlow calls it
+    def _note(
+        self, kind: str, inputs: Any, attrs: Any, outputs: Any, op_name: str | None = None, graph: Any = None
+    ) -> None:  # as TensorFlow calls it
         if graph is not None:
             return
         given = []

@@ -120,12 +120,13 @@ def _unit(tensor: Any, axis: int) -> Any:
 
 
 @functools.cache
-def _size_kind(kind: type) -> type:
+def _size_kind(kind: Any) -> Any:
     """The class of tensors that are open sizes: they know when the script asks whether they are of another class."""
 
     class OpenSize(kind):
-        @property
-        def __class__(self) -> type:  # which isinstance reads where an object is not of the class that is asked for
+        # isinstance reads it where an object is not of the class that is asked for.
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
             if _asks(sys._getframe(1), isinstance):
                 _refuse(self, ASKED)
             return kind
@@ -175,7 +176,7 @@ def _kind() -> type:
             values = tf.TensorShape(self._dims).as_list()
             for index, (tensor, axis) in self.open.items():
                 values[index] = tf.shape(tensor)[axis]
-                values[index].__class__ = _size_kind(type(values[index]))
+                values[index].__class__ = _size_kind(type(values[index]))  # type: ignore[arg-type]
             return values
 
         def as_list(self) -> list[Any]:

@@ -32,11 +32,11 @@ class Arguments:
         """What another call has in common that the same trace is for."""
         import tensorflow as tf
 
-        kinds = []
+        kinds: list[Any] = []
         for leaf, is_rows in zip(self.leaves, self.are_rows):
             if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
                 shape = _sizes(leaf)
-                kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
+                kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows and shape else shape))
             elif isinstance(leaf, (bool, int, float, str, bytes, type(None))):
                 kinds.append((type(leaf), leaf))
             else:
@@ -91,7 +91,7 @@ def of_any_rows(leaf: Any) -> Any:
     """What an argument of rows is traced for: any number of them."""
     import tensorflow as tf
 
-    return tf.TensorSpec([None, *_sizes(leaf)[1:]], tf.as_dtype(leaf.dtype))
+    return tf.TensorSpec([None, *(_sizes(leaf) or ())[1:]], tf.as_dtype(leaf.dtype))
 
 
 def compare(arguments: Arguments, is_first: bool, what: str) -> None:

@@ -58,6 +58,7 @@ def in_graph(
 
     flat = tf.nest.flatten(target)
     tensors = [part for part in flat if isinstance(part, tf.Tensor)]
+    why: Placement | None
     if len(tensors) != len(flat):
         chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
     else:
@@ -85,8 +86,8 @@ def in_graph(
         reduction.mark(of, born=False)
         return result
     reduction.mark(of, born=True)
-    scalars = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None] if why is None else []
-    scalars = [part for part in scalars if interpreter.placement_of(part).kind == PARTIAL]
+    unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None]
+    scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
     reduced, totals = reduction.reduce(
         [found[index] for index in trained],
         of,

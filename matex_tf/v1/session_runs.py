@@ -88,12 +88,13 @@ def _shape_of(fetches: Any) -> Any:
 
 
 def _rebuild(fetches: Any, replace: Any) -> Any:
+    kind: Any = type(fetches)
     if isinstance(fetches, Mapping):
-        return type(fetches)((key, _rebuild(fetches[key], replace)) for key in fetches)
+        return kind((key, _rebuild(fetches[key], replace)) for key in fetches)
     if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*[_rebuild(part, replace) for part in fetches])
+        return kind(*[_rebuild(part, replace) for part in fetches])
     if isinstance(fetches, (list, tuple)):
-        return type(fetches)(_rebuild(part, replace) for part in fetches)
+        return kind(_rebuild(part, replace) for part in fetches)
     return None if fetches is None else replace(fetches)
 
 

@@ -131,7 +131,7 @@ class _Variable(Variable):
     def get_into(self, piece: np.ndarray, start: int, stop: int) -> None:
         self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
 
-    def collectively(self) -> contextlib.AbstractContextManager:
+    def collectively(self) -> contextlib.AbstractContextManager[object]:
         return self._dataset.collective
 
 

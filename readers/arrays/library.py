@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from matex_tf.readers.base.formats import ReaderError
 
@@ -31,8 +31,8 @@ _worker: _Worker | None = None
 class _Worker(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="matex_tf reader", daemon=True)
-        self.todo: queue.SimpleQueue = queue.SimpleQueue()
-        self.done: queue.SimpleQueue = queue.SimpleQueue()
+        self.todo: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self.lost = False
         self.start()
 
@@ -53,10 +53,14 @@ class _Worker(threading.Thread):
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
         libc.signal(number, ctypes.cast(libc.pause, ctypes.c_void_p))
-        signal.pthread_kill(self.ident, number)
+        signal.pthread_kill(self._number(), number)
 
     def processor_time(self) -> float:
-        return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
+        return time.clock_gettime(time.pthread_getcpuclockid(self._number()))
+
+    def _number(self) -> int:
+        assert self.ident is not None  # it was started when it was made
+        return self.ident
 
 
 def seconds(size: int) -> float:

@@ -54,7 +54,7 @@ class Variable(ABC):
         """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
 
     @abstractmethod
-    def collectively(self) -> contextlib.AbstractContextManager:
+    def collectively(self) -> contextlib.AbstractContextManager[object]:
         """Within it every rank that has the file open takes part in each call that reads."""
 
     def index(self, start: int, stop: int) -> tuple[slice, ...]:
@@ -179,7 +179,8 @@ class Stack(Format):
         file = self._file(path)
         lengths = {}
         for field, names in self.wanted.items():
-            for name in names or ([] if field == "labels" else [None]):
+            chosen: Sequence[str | None] = names or ([] if field == "labels" else [None])
+            for name in chosen:
                 variable = self._variable(file, path, name)
                 lengths[variable.name] = variable.length
                 self._agree(field, path, variable)
@@ -219,7 +220,7 @@ class Stack(Format):
             return self._sample % len(shape)
         if self._sample is None:
             return 0
-        if self._sample in dimensions:
+        if isinstance(self._sample, str) and self._sample in dimensions:
             return list(dimensions).index(self._sample)
         there = ", ".join(str(dimension) for dimension in dimensions) or f"{len(shape)} without names"
         raise ReaderError(

@@ -180,6 +180,7 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
         raise ValueError(
             f"DataSet: there is no format {arguments.given(name)}; the formats are {', '.join(sorted(_formats))}"
         )
+    make: Callable[..., Format] = kind
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     right = [parameter.name for parameter in parameters]
     unknown = sorted(set(options) - set(right))
@@ -190,7 +191,7 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     if needed:
         raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {needed[0]}=...")
     try:
-        opened = kind(path, **options)
+        opened = make(path, **options)
     except ImportError as error:
         raise ReaderError(
             f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "

@@ -216,8 +216,8 @@ class Csv(Format):
                 f"{text.file(self._records.open - 1)}: expected every quote to be closed, found one open at the end of "
                 "the file. Where quotes are letters like others, give quote=None"
             )
-        counts = [count for _, count, _ in found]
-        if None in counts or self._taking is None:
+        counts = [count for _, count, _ in found if count is not None]
+        if len(counts) < len(found) or self._taking is None:
             self._taking = None
             return
         failed = any(failed for _, _, failed in found)

@@ -43,7 +43,7 @@ def unpack(path: Path) -> Path:
         target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
     try:
         with os.fdopen(target, "wb") as file, gzip.open(path) as source:
-            shutil.copyfileobj(_Watched(source), file, 1 << 20)  # type: ignore[misc]
+            shutil.copyfileobj(_Watched(source), file, 1 << 20)
     except BaseException as error:
         remove(Path(name))
         if isinstance(error, _DAMAGED):
@@ -68,7 +68,7 @@ class _Watched:
     def __init__(self, file: gzip.GzipFile):
         self._file = file
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = -1) -> bytes:
         agreement.stop_if_others_failed()
         return self._file.read(count)
 

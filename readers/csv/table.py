@@ -41,8 +41,8 @@ class Table:
 
     def choose(self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None) -> None:
         """Raises ReaderError for a column that isn't there."""
-        one_label = not isinstance(labels, (list, tuple))
-        wanted = [] if labels is None else [labels] if one_label else list(labels)  # type: ignore[list-item]
+        several = labels if isinstance(labels, (list, tuple)) else None
+        wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
         chosen = [self._column(column) for column in wanted]
         if isinstance(columns, (str, int)):
             columns = [columns]
@@ -56,7 +56,7 @@ class Table:
         if not data:
             raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
         self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
-        self.single = {"data": False, "labels": one_label}
+        self.single = {"data": False, "labels": several is None}
 
     def _column(self, column: Column) -> int:
         if isinstance(column, bool) or not isinstance(column, (str, int, np.integer)):
@@ -66,7 +66,7 @@ class Table:
         if self.names.count(str(column)) > 1:
             raise ReaderError(f"{self.path}: expected one column {column!r}, found several; name it by its number")
         if column in self.names:
-            return self.names.index(column)  # type: ignore[arg-type]
+            return self.names.index(str(column))
         raise ReaderError(
             f"{self.path}: expected a column {column!r}, found none{files.similar(column, self.names)}; the columns "
             f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"

@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
@@ -28,6 +28,7 @@ def unpack(archive: Path, names: Collection[str]) -> dict[str, Path]:
         packed = file.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(archive) if packed else open(archive, "rb") as source:
+            # A stream is only read.
             with tarfile.open(fileobj=_Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = os.path.basename(member.name)
@@ -73,13 +74,19 @@ def remove(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
+class Readable(Protocol):
+    """What gives its bytes one after another."""
+
+    def read(self, count: int = ..., /) -> bytes: ...
+
+
 class _Watched:
     """A file whose reading ends where another rank has failed."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: Readable):
         self._file = file
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = -1) -> bytes:
         agreement.stop_if_others_failed()
         return self._file.read(count)
 

@@ -218,7 +218,7 @@ class _PickledBatch:
         name = getattr(name, "name", name)
         name = name.decode("latin-1") if isinstance(name, bytes) else name
         shape = getattr(data, "shape", None)
-        if name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
+        if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
                 f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
                 f"found {name if isinstance(name, str) else pickle_parser.shown(name):.60} of shape "

@@ -114,7 +114,7 @@ class IdxFile:
                     f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
                     f"items {start} to {stop}: {error}"
                 ) from None
-        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype)
+        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShareArray)
 
     def _fill(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))

@@ -77,5 +77,5 @@ def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
     return folder / found[0]
 
 
-def _pattern(part: str, field: str) -> re.Pattern:
+def _pattern(part: str, field: str) -> re.Pattern[str]:
     return re.compile(rf"{_PREFIXES[part]}-{_CONTENTS[field][0]}[-.]idx\d+-\w+(\.gz)?")

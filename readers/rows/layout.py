@@ -92,13 +92,14 @@ class Deal:
                 f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
             )
         self.count, self.size, self.distribution, self.batch_size = count, size, distribution, batch_size
+        self._batch = batch_size or 1  # of "batch", the only one that asks
 
     def held(self, rank: int) -> int:
         """How many rows a rank has."""
         if self.distribution != "batch":
             start, stop = row_shares.rows_of(self.count, rank, self.size)
             return stop - start
-        return int(apportion.batch_rows_taken(self.count, self.batch_size, self.size, self.count)[rank])
+        return int(apportion.batch_rows_taken(self.count, self._batch, self.size, self.count)[rank])
 
     def counts(self) -> list[int]:
         return [self.held(rank) for rank in range(self.size)]
@@ -110,18 +111,18 @@ class Deal:
             return mine + row_shares.rows_of(self.count, rank, self.size)[0]
         if self.distribution == "cyclic":
             return rank + mine * self.size
-        first, last = row_shares.rows_of(self.batch_size, rank, self.size)
-        whole = self.count // self.batch_size
-        rest_first = row_shares.rows_of(self.count % self.batch_size, rank, self.size)[0]
+        first, last = row_shares.rows_of(self._batch, rank, self.size)
+        whole = self.count // self._batch
+        rest_first = row_shares.rows_of(self.count % self._batch, rank, self.size)[0]
         if last == first:
-            return whole * self.batch_size + rest_first + mine
+            return whole * self._batch + rest_first + mine
         batch = mine // (last - first)
-        return batch * self.batch_size + np.where(batch < whole, first, rest_first) + mine % (last - first)
+        return batch * self._batch + np.where(batch < whole, first, rest_first) + mine % (last - first)
 
     def taken(self, rows: int) -> list[int]:
         """How many rows of each rank are among the first `rows` that the ranks consume together."""
         if self.distribution == "batch":
-            return apportion.batch_rows_taken(self.count, self.batch_size, self.size, rows)
+            return apportion.batch_rows_taken(self.count, self._batch, self.size, rows)
         return apportion.share_rows_taken(self.counts(), rows)
 
     def local(self, rank: int) -> Any:

@@ -41,8 +41,8 @@ def open_source(
     def headers() -> Format:
         if path is None and isinstance(format, str) and known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
-        found = (recognise(format), format) if path is None else (format, path)
-        return open_format(*found, options, missing)
+        kind, place = (recognise(format), format) if path is None else (format, path)
+        return open_format(kind, place, options, missing)
 
     def rows() -> Source:
         source = Source(opened, cut.split, cut.window, cut.horizon)

@@ -61,7 +61,7 @@ class Source:
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
-            first = int(self.split.rows(part, np.int64(0))) if len(positions) else 0
+            first = int(self.split.rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
             return "training", range(positions.start + first, positions.stop + first)
         return "training", self.split.rows(part, np.asarray(positions, np.int64))
 

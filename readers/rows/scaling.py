@@ -44,7 +44,7 @@ class Standard:
         return scaled
 
 
-Moments = tuple[int, np.ndarray, np.ndarray]
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def moments(rows: np.ndarray) -> Moments:
@@ -76,6 +76,13 @@ def merged(one: Moments | None, other: Moments | None) -> Moments | None:
 
 
 def standard(of_ranks: Sequence[Moments | None]) -> Standard:
-    """The scaling by the moments of all ranks' rows."""
-    count, mean, squares = functools.reduce(merged, of_ranks)
+    """The scaling by the moments of all ranks' rows.
+
+    Raises:
+        ValueError: no rank has any.
+    """
+    found = functools.reduce(merged, of_ranks)
+    if found is None:
+        raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
+    count, mean, squares = found
     return Standard(mean, np.sqrt(squares / np.maximum(count, 1)))

@@ -111,7 +111,8 @@ class _Feed:
     """Takes rows off a sequence of stacks."""
 
     def __init__(self, stacks: Iterator[list[np.ndarray]]):
-        self._stacks, self._now, self._at = stacks, None, 0
+        self._stacks, self._at = stacks, 0
+        self._now: list[np.ndarray] | None = None
 
     def take(self, rows: int) -> list[np.ndarray]:
         taken: list[list[np.ndarray]] = []
