@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
-from matex_tf.readers.images import archives, pickle_parser
+from matex_tf.readers.images import archives, pickle_parser, pickle_values
 from matex_tf.readers.images.archives import Stored
 from matex_tf.sharding.share_arrays import ShareArray
 
@@ -211,7 +211,7 @@ class _PickledBatch:
         if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
                 f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
-                f"{pickle_parser.shown(labels)}; the pickle has {files.listing(name[:60] for name in values)}"
+                f"{pickle_values.shown(labels)}; the pickle has {files.listing(name[:60] for name in values)}"
             )
         self.rows = len(labels)
         name = getattr(data, "dtype", None)
@@ -221,19 +221,19 @@ class _PickledBatch:
         if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
                 f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
-                f"found {name if isinstance(name, str) else pickle_parser.shown(name):.60} of shape "
-                f"{pickle_parser.shown(shape)}"
+                f"found {name if isinstance(name, str) else pickle_values.shown(name):.60} of shape "
+                f"{pickle_values.shown(shape)}"
             )
         self._content = data.content
-        if not isinstance(self._content, (pickle_parser.Lying, bytes)):
-            raise ReaderError(f"{path}: expected bytes of images, found {pickle_parser.shown(self._content)}")
-        found = self._content.length if isinstance(self._content, pickle_parser.Lying) else len(self._content)
+        if not isinstance(self._content, (pickle_values.Lying, bytes)):
+            raise ReaderError(f"{path}: expected bytes of images, found {pickle_values.shown(self._content)}")
+        found = self._content.length if isinstance(self._content, pickle_values.Lying) else len(self._content)
         if found != self.rows * _PIXELS or self.rows == 0:
             raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
         self._labels = np.array(labels, np.int64)
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        if not isinstance(self._content, pickle_parser.Lying):
+        if not isinstance(self._content, pickle_values.Lying):
             return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
         data = self._file.read(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
         return np.frombuffer(data, np.uint8)

@@ -9,74 +9,17 @@ The format: Python's Lib/pickletools.py.
 
 from __future__ import annotations
 
-import reprlib
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.images.pickle_values import Array, Dtype, Lying, Name, Text, shown
 
 _LONG = 4096
 _MOST_STEPS = 4_000_000
 _MOST_KEYS = 1000  # keys can be chosen so that a dict takes the square of their number in time
 _MOST_SHOWN = 200
-
-
-@dataclass(frozen=True)
-class Lying:
-    """Bytes of the file that were not read."""
-
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Text:
-    """A long text whose letters stand for bytes (Latin-1), as Python 3 writes bytes for Python 2; bytes of UTF-8."""
-
-    data: bytes
-
-
-class Array:
-    """An array as its pickle describes it: shape, the name of its dtype, its bytes, and their order."""
-
-    shape: Any = None
-    dtype: Any = None
-    fortran: Any = False
-    content: Any = None
-
-
-class _Dtype:
-    name: Any = None
-
-
-@dataclass(frozen=True)
-class _Name:
-    module: str
-    name: str
-
-    @property
-    def what(self) -> str:
-        # The same functions under the names of NumPy 1 and 2.
-        return f"{self.module.replace('numpy._core', 'numpy.core')}.{self.name}"
-
-
-class _Shown(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxlong = 2, 60, 60
-
-    def repr_bytes(self, value: bytes, level: int) -> str:
-        return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
-
-    def repr_instance(self, value: Any, level: int) -> str:
-        return repr(value) if value is None or isinstance(value, (bool, float)) else type(value).__name__
-
-
-def shown(value: Any) -> str:
-    """A short text of any value of a pickle, for a message."""
-    return _Shown().repr(value)
 
 
 _MARK = object()
@@ -222,26 +165,26 @@ def _tuple(count: int | None) -> Any:
     return _push(make)
 
 
-def _global_line(reader: _Reader) -> _Name:
-    return _Name(reader.line().decode("latin-1"), reader.line().decode("latin-1"))
+def _global_line(reader: _Reader) -> Name:
+    return Name(reader.line().decode("latin-1"), reader.line().decode("latin-1"))
 
 
-def _global_stack(reader: _Reader) -> _Name:
+def _global_stack(reader: _Reader) -> Name:
     name, module = reader.pop(), reader.pop()
     if not isinstance(module, str) or not isinstance(name, str):
         raise reader.wrong("the name of a function", f"{type(module).__name__} and {type(name).__name__}")
-    return _Name(module, name)
+    return Name(module, name)
 
 
 def _reduce(reader: _Reader) -> Any:
     arguments, function = reader.pop(), reader.pop()
-    what = function.what if isinstance(function, _Name) else type(function).__name__
+    what = function.what if isinstance(function, Name) else type(function).__name__
     if not isinstance(arguments, tuple):
         raise reader.wrong("a tuple of arguments", type(arguments).__name__)
     if what == "numpy.core.multiarray._reconstruct":
         return Array()
     if what == "numpy.dtype" and arguments:
-        made = _Dtype()
+        made = Dtype()
         made.name = arguments[0]
         return made
     if what == "_codecs.encode" and len(arguments) == 2:
@@ -270,7 +213,7 @@ def _encoded(reader: _Reader, text: Any, encoding: Any) -> bytes:
 
 def _build(reader: _Reader) -> None:
     state, target = reader.pop(), reader.stack[-1] if reader.stack else None
-    if isinstance(target, _Dtype) and isinstance(state, tuple):
+    if isinstance(target, Dtype) and isinstance(state, tuple):
         return
     if not isinstance(target, Array) or not isinstance(state, tuple) or len(state) != 5:
         raise reader.wrong("the state of an array", type(state).__name__)

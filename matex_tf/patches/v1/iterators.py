@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.replace import replace
-from matex_tf.v1 import session_runs
+from matex_tf.v1 import run_plans
 
 
 def install() -> None:
@@ -37,4 +37,4 @@ def _make_initializer(original: Any) -> Any:
 def _note(iterator: Any, dataset: Any) -> None:
     resource = getattr(iterator, "_iterator_resource", None)
     if hasattr(resource, "op") and not hasattr(resource, "numpy"):
-        session_runs.note_dataset(resource.op, dataset)
+        run_plans.note_dataset(resource.op, dataset)

@@ -15,7 +15,7 @@ from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
 from matex_tf.runtime.replace import replace
 from matex_tf.sharding import step_weight
-from matex_tf.v1 import session_runs
+from matex_tf.v1 import run_plans, session_runs
 from matex_tf.world import world
 
 
@@ -35,7 +35,7 @@ def _run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         if not world.is_active() or session_runs.inside():
             return original(self, fetches, feed_dict, options, run_metadata)
-        plan = session_runs.plan(self.graph, fetches)
+        plan = run_plans.plan(self.graph, fetches)
         if plan is None:
             return original(self, fetches, feed_dict, options, run_metadata)
         with session_runs.training(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
@@ -57,7 +57,7 @@ def _compute_gradients(original: Any) -> Any:
         given = signature.bind(self, loss, *args, **kwargs).arguments
         if callable(loss):
             return _reduced_later(original(**given))
-        session_runs.declare_rows(tf.compat.v1.get_default_graph())
+        run_plans.declare_rows(tf.compat.v1.get_default_graph())
         pairs: list = []
 
         def compute(of, upstream):
@@ -121,7 +121,7 @@ def _gradients(original: Any) -> Any:
         if caller.startswith(("tensorflow.", "keras.", "tf_keras.")):
             return original(**given)
         if step_weight.in_session_graph():
-            session_runs.declare_rows(tf.compat.v1.get_default_graph())
+            run_plans.declare_rows(tf.compat.v1.get_default_graph())
 
         def compute(of, upstream):
             return original(**{**given, "ys": of, "grad_ys": upstream})
