@@ -11,7 +11,7 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.readers.base.agreement import on_all_ranks
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
-from matex_tf.readers.rows import held, opening, scaling
+from matex_tf.readers.rows import batches, held, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
@@ -73,19 +73,14 @@ class DataSet:
         here = world.World() if self._alone else world.current()
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
-        for name, value in (("rank", self.rank), ("size", self.size)):
-            arguments.whole_number("DataSet", name, value, None)
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"{self._name}: rank has to be 0 to size - 1; given rank={self.rank}, size={self.size}")
+        opening.check_share(self._name, self.rank, self.size)
 
         def asked() -> str:
             missing_values.check(missing)
             opening.check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
             Deal(1, self.size, distribution, batch_size)
-            if self._alone and options.get("parallel"):
-                raise ValueError("DataSet: parallel=True needs the other ranks; it cannot go with rank= and size=")
-            if reshuffle and self._alone and self.size > 1:
-                raise ValueError('DataSet: reshuffle="epoch" needs the other ranks; it cannot go with rank= and size=')
+            if self._alone:
+                opening.check_alone(options.get("parallel"), reshuffle, self.size)
             return f"{normalize=}, {missing=}, {distribution=}, {batch_size=}, {reshuffle=}, {seed=}"
 
         self._together(asked, self._name, describe=str, differ="were asked for different things")
@@ -96,16 +91,12 @@ class DataSet:
         self._source: Source = opening.open_source(
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
-        self._deals = {
-            part: Deal(self._source.count(part), self.size, distribution, batch_size)
-            if part == "training" or distribution != "batch"
-            else Deal(self._source.count(part), self.size)
-            for part in PARTS
-        }
+        others = ("block", None) if distribution == "batch" else (distribution, batch_size)
+        dealt = {**dict.fromkeys(PARTS, others), "training": (distribution, batch_size)}
+        self._deals = {part: Deal(self._source.count(part), self.size, *how) for part, how in dealt.items()}
         share = held.Share(self.rank, self.size, self._alone)
         self._held = held.HeldRows(self._name, self._source, self._deals, share, normalize, self._together)
-        self._taken = dict.fromkeys(PARTS, 0)
-        self._epochs = 0
+        self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
 
     def _together(
         self,
@@ -213,19 +204,17 @@ class DataSet:
         """
         from matex_tf.readers.rows import streaming
 
-        where = f"as_dataset of {self._name}"
-
         def asked() -> int:
             self._require(part)
             arguments.flag("as_dataset", "shuffle", shuffle)
             if seed is not None:
                 arguments.whole_number("as_dataset", "seed", seed, 0)
             rows = self._deals[part].batch_size or 32 if batch_size is None else batch_size
-            return self._check_batch("as_dataset", self._deals[part], rows)
+            return batches.check_rows("as_dataset", self._deals[part], rows)
 
         batch_size = self._together(
             asked,
-            where,
+            f"as_dataset of {self._name}",
             describe=lambda rows: f"batch_size={rows}, {part=}, {shuffle=}, {seed=}",
             differ="were asked for different things",
         )
@@ -255,37 +244,18 @@ class DataSet:
     def _next(self, name: str, part: str, n: int) -> Batch:
         self._require(part)
         self._refuse_windows_that_move(part)
-        deal = self._deals[part]
-        n = self._check_batch(name, deal, n)
+        deal, turns = self._deals[part], self._turns[part]
+        n = batches.check_rows(name, deal, n)
         arrays = [self._held.rows(part, field) for field in self._fields()]
-        if part == "training" and self._reshuffle is not None and self._taken[part] == 0:
-            self._exchange(arrays)
-        first, last = self._taken[part], min(self._taken[part] + n, deal.count)
-        start, stop = (deal.taken(rows)[self.rank] for rows in (first, last))
-        rows = slice(start, stop) if stop > start else slice(0, 1)
-        batch = [share_arrays.as_share(array[rows]) for array in arrays]
-        self._taken[part] = last % deal.count
+        if part == "training" and self._reshuffle is not None:
+            turns.exchange(arrays, self._reshuffle)
+        mine, of_all = turns.next(n)
+        batch = [share_arrays.as_share(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
         if not self._alone and world.is_active():
             from matex_tf.sharding import step_weight
 
-            step_weight.announce_rows(stop - start, last - first)
+            step_weight.announce_rows(mine.stop - mine.start, of_all)
         return batch[0], batch[1] if len(batch) > 1 else None
-
-    def _exchange(self, arrays: list[np.ndarray]) -> None:
-        from matex_tf.sharding.exchange import exchange
-
-        if self._epochs:
-            mine = self._deals["training"].held(self.rank)
-            exchange([array[:mine] for array in arrays], self._reshuffle or 0, self._epochs)
-        self._epochs += 1
-
-    def _check_batch(self, name: str, deal: Deal, n: Any) -> int:
-        n = arguments.whole_number(name, "the rows of a batch", n)
-        if deal.batch_size not in (None, n):
-            raise ValueError(
-                f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {n}'
-            )
-        return n
 
     def _refuse_windows_that_move(self, part: str) -> None:
         if part == "training" and self._reshuffle is not None and self._source.window is not None:

@@ -14,18 +14,15 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
-from matex_tf.readers.csv import errors, joined_text, records
-from matex_tf.readers.csv.joined_text import BOM, Piece, Text
+from matex_tf.readers.csv import headers, joined_text, records
+from matex_tf.readers.csv.joined_text import Piece, Text
 from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, line_of, other_records, too_many
 from matex_tf.readers.csv.table import Column, Table
 from matex_tf.readers.rows import memory
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 
-_HEAD_BYTES = 1 << 20
-_HEADER_BYTES = 1 << 12
 _SLICE_BYTES = 1 << 20
-_DELIMITERS = ",;\t|"
 _ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
@@ -69,18 +66,19 @@ class Csv(Format):
             arguments.whole_number("DataSet", "memory, in bytes,", memory, 0)
         self._quote = ord(quote) if quote else None
         self._memory = memory
-        head = joined_text.head(self.files[0], _HEAD_BYTES)
-        self._delimiter = delimiter or _sniff(self.files[0], head)
+        head = joined_text.head(self.files[0], headers.HEAD_BYTES)
+        delimiter = delimiter or headers.sniff(self.files[0], head)
         self._pieces: list[Piece] = []
         for file in self.files:
-            names, start = self._read_header(file, head if file is self.files[0] else b"", header)
+            known = head if file is self.files[0] else b""
+            names, start = headers.read(file, known, header, delimiter, self._quote)
             if not self._pieces:
-                self._table = Table(file, names, self._delimiter, self._quote)
-            self._agree(file, names, header)
+                self._table = Table(file, names, delimiter, self._quote)
+            headers.check_same(file, names, header, self.files[0], self._table.names)
             self._pieces.append(Piece(file, file, start))
         self._table.choose(labels, columns)
         self.labelled = "labels" in self._table.columns
-        self._learn_types(head, dtype)
+        self._table.learn_types(*headers.sample(self._pieces, head, self._quote), dtype)
         self._packed = [number for number, file in enumerate(self.files) if joined_text.is_packed(file)]
         self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
         self.surveys = len(self._turns)
@@ -92,64 +90,6 @@ class Csv(Format):
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
-
-    # Opening: names and types, from the head of the text.
-
-    def _read_header(self, file: Path, head: bytes, header: bool) -> tuple[list[str], int]:
-        """The names of the columns, and the bytes of the text before the first record."""
-
-        def read(start: int, stop: int) -> bytes:
-            return head[start:stop]
-
-        length = _HEADER_BYTES
-        while True:
-            before, head = head, head or joined_text.head(file, length)
-            begin = len(BOM) if head.startswith(BOM) else 0
-            first = records.skip(read, begin, len(head), 1, self._quote)
-            if before or first < len(head) or len(head) < length:
-                break
-            head, length = b"", length * 16
-        line = head[begin:first]
-        if b"\r" in line.strip() and b"\n" not in line and not (self._quote and self._quote in line):
-            raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
-        if not line.strip():
-            raise ReaderError(f"{file}: expected a table, found no line with anything in it")
-        rows = errors.rows(file, line, self._delimiter, self._quote)
-        values = next((row for _, row in rows if row), [])
-        if header:
-            return [name.strip() for name in values], first
-        return [str(number) for number in range(len(values))], begin
-
-    def _agree(self, file: Path, names: list[str], header: bool) -> None:
-        expected = self._table.names
-        if names != expected:
-            what = "the header" if header else "as many columns as"
-            raise ReaderError(
-                f"{file}: expected {what} of {self.files[0]}, {_listed(expected)}; found {_listed(names)}"
-            )
-
-    def _learn_types(self, head: bytes, dtype: Any) -> None:
-        """What the columns hold, by the head of the first file with records."""
-        sample, line, file = b"", 1, self.files[0]
-        for piece in self._pieces:
-            head = head if piece.named == self.files[0] else joined_text.head(piece.named, _HEAD_BYTES)
-            length = _HEAD_BYTES
-            end = self._whole_records(head, piece.start, length)
-            while not end:
-                length *= 4
-                head = joined_text.head(piece.named, length)
-                end = self._whole_records(head, piece.start, length)
-            file, line = piece.named, 1 + head[: piece.start].count(b"\n")
-            sample = head[piece.start : end]
-            if sample.strip():
-                break
-        self._table.learn_types(sample, file, line, dtype)
-
-    def _whole_records(self, head: bytes, start: int, length: int) -> int:
-        """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
-        if len(head) < length:
-            return len(head)
-        return records.search(lambda a, b: head[a:b], start, length, self._quote).outside.last or 0
 
     def describe(self) -> str:
         return self._table.describe()
@@ -333,15 +273,3 @@ class Csv(Format):
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         column = self._table.columns[field][index[0] if index else 0]
         return f"{self._text.line(self._byte(row))}, column {self._table.names[column]!r}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{len(names)}: {files.listing(names)}" if len(names) > 12 else ", ".join(names)
-
-
-def _sniff(path: Path, head: bytes) -> str:
-    """The delimiter that the first line shows; a comma where it shows none."""
-    if ".tsv" in path.suffixes:
-        return "\t"
-    line = head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", "replace")
-    return next((mark for mark in _DELIMITERS if mark in line), ",")

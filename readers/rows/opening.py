@@ -65,6 +65,21 @@ def _describe(opened: Format) -> str:
     return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
 
 
+def check_share(name: str, rank: Any, size: Any) -> None:
+    """Raises TypeError or ValueError for a share that there is none of."""
+    for what, value in (("rank", rank), ("size", size)):
+        arguments.whole_number("DataSet", what, value, None)
+    if not 0 <= rank < size:
+        raise ValueError(f"{name}: rank has to be 0 to size - 1; given rank={rank}, size={size}")
+
+
+def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
+    """Raises ValueError for what needs the other ranks, where a share is asked for by hand."""
+    option = "parallel=True" if parallel else 'reshuffle="epoch"' if reshuffle and size > 1 else None
+    if option:
+        raise ValueError(f"DataSet: {option} needs the other ranks; it cannot go with rank= and size=")
+
+
 def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
     if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
         raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {arguments.given(normalize)}')
