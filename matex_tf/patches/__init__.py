@@ -6,7 +6,9 @@ replaced is replaced through `replace`. The order counts: a patch may wrap what 
 
 from __future__ import annotations
 
+import functools
 import importlib
+from typing import Any
 
 from matex_tf.runtime.replace import when_imported
 
@@ -19,11 +21,15 @@ _IN_ORDER = """
 """.split()
 
 
+def _install(part: Any, _: Any) -> None:
+    part.install()
+
+
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
     for name in _IN_ORDER:
         part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
         if name.endswith(_ONCE_TENSORFLOW_IS_THERE):
-            when_imported("tensorflow", lambda _, part=part: part.install())
+            when_imported("tensorflow", functools.partial(_install, part))
         else:
             part.install()

@@ -143,7 +143,7 @@ class Recorder:
             return
         self.stored = True
         figures = json.dumps(self.steps)
-        arrays = {f"weight{index}": value for index, value in enumerate(self.weights)}
+        arrays: dict[str, Any] = {f"weight{index}": value for index, value in enumerate(self.weights)}
         with real_files.plainly():
             np.savez(os.path.join(self.folder, f"rank-{world.current().rank}.npz"), figures=figures, **arrays)
 

@@ -7,6 +7,7 @@ An iterator that is dropped is destroyed in another thread, since its end can ta
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def _iterate(original: Any) -> Any:
             share_batches.before_epoch(self)
         iterator = original(self)
         if tf.executing_eagerly() and sliced_dataset.yields_batches_to_slice(self):
-            own = weakref.ref(iterator)
+            own: Callable[[], Any] = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
             loop = dataset_loop.Loop(share_arrays.is_share(self), lambda: own()._next_internal(), fixed)
             iterator._matex_loop = loop

@@ -35,7 +35,7 @@ def _trace(original: Any) -> Any:
             return traces.traced(python_func, call_args, call_kwargs)
 
         # Tracing inspects these to name the graph's inputs and to find the function's source.
-        traced.__wrapped__ = python_func
+        setattr(traced, "__wrapped__", python_func)  # noqa: B010
         for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(python_func, attribute):
                 setattr(traced, attribute, getattr(python_func, attribute))

@@ -40,7 +40,7 @@ def _pipeline_function(original: Any) -> Any:
 def _next(original: Any) -> Any:
     def next(self, *args, **kwargs):
         seed = original(self, *args, **kwargs)
-        if not world.is_active() or getattr(_pipelines, "depth", 0) or step_weight.in_session_graph():
+        if not world.is_active() or getattr(_pipelines, "depth", 0) > 0 or step_weight.in_session_graph():
             return seed
         import tensorflow as tf
 

@@ -36,5 +36,5 @@ def _make_initializer(original: Any) -> Any:
 
 def _note(iterator: Any, dataset: Any) -> None:
     resource = getattr(iterator, "_iterator_resource", None)
-    if hasattr(resource, "op") and not hasattr(resource, "numpy"):
+    if resource is not None and hasattr(resource, "op") and not hasattr(resource, "numpy"):
         run_plans.note_dataset(resource.op, dataset)
