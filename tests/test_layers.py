@@ -1,10 +1,11 @@
 """Imports run down only, also those within functions; what has no types is found."""
 
+import collections
 import subprocess
 import sys
 from pathlib import Path
 
-from wheel_tree import ROOT, lay_out
+from wheel_tree import ROOMS, ROOT, lay_out
 
 sys.path.append(str(ROOT / "scripts"))
 import check_types
@@ -36,3 +37,21 @@ def test_a_function_without_types_is_the_only_fault_that_mypy_finds(tmp_path):
         file.write("\n\ndef late(rank):\n    return rank\n")
     checked = check_types.run_mypy(tmp_path, cache=ROOT / ".mypy_cache" / "tests", capture_output=True, text=True)
     assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["matex_tf/world/world.py"], checked.stdout
+
+
+SOURCES = (".py", ".cc", ".h")
+MOST_LINES, MOST_FILES = 300, 12
+LONG = {
+    "matex_tf/settings.py",  # a table
+    "matex_tf/io/layers.py",
+    "matex_tf/patches/files/python.py",
+    "ops/src/engine/update/async_reduction.cc",
+}
+
+
+def test_a_file_holds_one_idea_and_a_folder_few_files():
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in SOURCES]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {name: count for name, count in lengths.items() if count > MOST_LINES and name not in LONG} == {}
+    folders = collections.Counter(str(path.parent.relative_to(ROOT)) for path in files if path.name != "__init__.py")
+    assert {name: count for name, count in folders.items() if count > MOST_FILES} == {}
