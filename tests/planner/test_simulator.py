@@ -117,6 +117,7 @@ def test_what_ifs_change_what_they_name():
     assert simulated("slow=3:1.5").waiting > planned.waiting + 0.3 * planned.compute
     assert simulated("compression=topk:0.001", "link=ethernet1").step < simulated("link=ethernet1").step
     assert simulated("ranks-per-host=64").assumptions == ()
+    assert simulated("compression=fp16", count=16).step == simulated(count=16).step, "between hosts only"
     best = simulated("overlap=on").step
     for way in ("ibatch", "each", "64KiB", "1GiB"):
         assert simulated("overlap=on", f"buckets={way}").step >= best * (1 - 1e-9), way

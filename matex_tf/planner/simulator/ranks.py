@@ -72,7 +72,7 @@ class Result:
     @property
     def exposed(self) -> float:
         """Mean seconds of a step in which even the slowest rank waits for collectives."""
-        return self.step - self.mean_compute - self.waiting
+        return max(0.0, self.step - self.mean_compute - self.waiting)
 
 
 def simulate(

@@ -51,10 +51,10 @@ class _Cluster:
         meeting = collectives.meeting(*where, self.network, self.memory)
 
         def once(size: float) -> float:
-            if compression.startswith("topk:"):
+            if compression.startswith("topk:") and self.ranks > self.per_host:
                 share = float(compression.partition(":")[2])
                 return collectives.largest(*where, size, self.network, self.memory, share)
-            if compression:
+            if compression and self.ranks > self.per_host:
                 return collectives.in_16_bits(*where, size, self.network, self.memory)
             if algorithm:
                 return collectives.ALGORITHMS[algorithm](*where, size, self.network, self.memory)
