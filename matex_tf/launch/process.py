@@ -11,10 +11,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from matex_tf.launch import rank_ends
 from matex_tf.launch.signal_origin import Witness
 from matex_tf.runtime import exit_marks, shared_memory, temp_folders
-from matex_tf.world import error_records
+from matex_tf.world import error_records, rank_ends
 
 EXIT_UNPROVED = 71
 _PASSED_ON = (

@@ -6,20 +6,17 @@ proof. It is written when the ranks have met at the end of the script, by those 
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from matex_tf import settings
 from matex_tf.runtime import objects, real_files
-from matex_tf.world import error_records, mpi_timeout_process, world
+from matex_tf.world import error_records, mpi_timeout_process, rank_ends, world
 
 EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
-_RANK = "rank-"
 _BEGUN, _ASK_AGAIN = "begun", "ask-again"
 
 
@@ -33,8 +30,7 @@ def demand() -> None:
         )
     _write(_BEGUN)
     me = world.current()
-    note = RankNote(me.rank, me.size, me.local_size, me.host, os.getpid(), _namespace())
-    _write(f"{_RANK}{me.rank}", json.dumps(asdict(note)))
+    _write(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
 
 
 def give() -> None:
@@ -52,30 +48,6 @@ def excuse() -> None:
 def ask_again() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
     _write(_ASK_AGAIN)
-
-
-@dataclass(frozen=True)
-class RankNote:
-    """A rank, its host and its process there, among those that know one another's numbers."""
-
-    rank: int
-    size: int
-    local_size: int
-    host: str
-    process: int
-    namespace: str
-
-
-def rank_notes(folder: str | os.PathLike[str]) -> list[RankNote]:
-    """The ranks whose processes this one can see."""
-    notes = [RankNote(**json.loads(path.read_text())) for path in Path(folder).glob(f"{_RANK}*[0-9]")]
-    return [note for note in notes if note.namespace == _namespace()]
-
-
-def _namespace() -> str:
-    """What processes have in common that know one another's numbers: this start of the host, and a namespace."""
-    with real_files.plainly():
-        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
 def has_begun(folder: str | os.PathLike[str]) -> bool:

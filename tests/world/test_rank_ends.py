@@ -11,12 +11,12 @@ import pytest
 
 import launch
 from matex_tf import settings
-from matex_tf.launch import rank_ends
 from matex_tf.runtime import exit_marks
+from matex_tf.world import rank_ends
 
 
 def note(folder, rank, process, **other):
-    text = {**asdict(exit_marks.RankNote(rank, 3, 3, "here", process, exit_marks._namespace())), **other}
+    text = {**asdict(rank_ends.RankNote(rank, 3, 3, "here", process, rank_ends.name_namespace())), **other}
     (folder / f"rank-{rank}").write_text(json.dumps(text))
 
 
@@ -42,7 +42,7 @@ def test_a_process_of_another_host_is_none_of_ours(tmp_path):
 
 @pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])
 def test_what_is_said(code, how):
-    first = exit_marks.RankNote(1, 3, 3, "here", 7, "")
+    first = rank_ends.RankNote(1, 3, 3, "here", 7, "")
     assert rank_ends.describe_end(first, code) == f"rank 1 of 3 on here ended first, without a word (exit code {how})"
 
 

@@ -6,14 +6,45 @@ they end, so that one look at it is enough when all is over.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 
-from matex_tf.runtime import exit_marks
-
+_NAME = "rank-"
 _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+
+
+@dataclass(frozen=True)
+class RankNote:
+    """A rank, its host and its process there, among those that know one another's numbers."""
+
+    rank: int
+    size: int
+    local_size: int
+    host: str
+    process: int
+    namespace: str
+
+
+def note_rank(rank: int, size: int, local_size: int, host: str) -> tuple[str, str]:
+    """The name and the text of the note of this process, which is that rank."""
+    note = RankNote(rank, size, local_size, host, os.getpid(), name_namespace())
+    return f"{_NAME}{rank}", json.dumps(asdict(note))
+
+
+def read_notes(folder: str | os.PathLike[str]) -> list[RankNote]:
+    """The ranks whose processes this one can see."""
+    notes = [RankNote(**json.loads(path.read_text())) for path in Path(folder).glob(f"{_NAME}*[0-9]")]
+    return [note for note in notes if note.namespace == name_namespace()]
+
+
+def name_namespace() -> str:
+    """What processes have in common that know one another's numbers: this start of the host, and a namespace."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
 class RankEnds:
@@ -21,7 +52,7 @@ class RankEnds:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder
-        self._ranks: dict[int, exit_marks.RankNote] = {}
+        self._ranks: dict[int, RankNote] = {}
         self._missing = True
 
     def __enter__(self) -> RankEnds:
@@ -37,13 +68,13 @@ class RankEnds:
         """Whether ranks may be missing yet."""
         if self._missing:
             known = set(self._ranks.values())
-            for note in exit_marks.rank_notes(self._folder):
+            for note in read_notes(self._folder):
                 if note not in known:
                     self._watch(note)
             self._missing = not self._ranks or len(self._ranks) < next(iter(self._ranks.values())).local_size
         return self._missing
 
-    def _watch(self, note: exit_marks.RankNote) -> None:
+    def _watch(self, note: RankNote) -> None:
         try:
             process = os.pidfd_open(note.process)
         except OSError:  # it has ended, or this kernel has no such thing
@@ -52,12 +83,12 @@ class RankEnds:
         self._ranks[process] = note
         self._ended.register(process, select.EPOLLIN)
 
-    def first(self) -> exit_marks.RankNote | None:
+    def first(self) -> RankNote | None:
         """The rank of this host that ended first; None where none has ended or it is not known."""
         return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
 
 
-def describe_end(first: exit_marks.RankNote, code: int) -> str:
+def describe_end(first: RankNote, code: int) -> str:
     """Who ended first, and how by mpirun's exit code: a shell's for a signal, or with MPICH the signal itself."""
     number = code - 128 if code > 128 else code
     how = f": {signal.Signals(number).name}" if number in _SIGNALS or code > 128 else ""
