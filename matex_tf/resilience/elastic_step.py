@@ -12,13 +12,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from matex_tf.gradients import reduction
-from matex_tf.metrics import metrics
-from matex_tf.resilience import elastic, model_state, random_state
+from matex_tf.resilience import elastic, random_state, state
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
-from matex_tf.world import membership, world
+from matex_tf.world import membership
 
 
 class Feed:
@@ -125,11 +121,8 @@ class Training:
         self._stage = stage
         self._begins = True
         self._feed: Feed | None = None
-        self._reader: Any = None
-        self._read: list[Any] = []
-        self._totals: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        self._state = state.State(model)
         self._is_in_step = False
-        self._changed: list[Any] = []
         elastic.after_loss.append(self.after_loss)
 
     def close(self) -> None:
@@ -147,29 +140,28 @@ class Training:
             self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(of_some_rows, spec), most)
         if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
-            elastic.attempt("tracing the step of fit", self._trace)
-            self._totals = elastic.attempt("what metrics have counted", self._count)
+            changed = elastic.attempt("tracing the step of fit", self._trace)
+            self._state.counted = elastic.attempt("what metrics have counted", self._state.count)
             self._begins = False
-            self._look_at_variables()
-        before = self._reader()
+            self._state.find_variables(changed)
+        self._state.save()
         draws = random_state.states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list[Any]]:
             sliced = [self._slice(batch) for batch in batches]
-            return self._function()(self._feed.put(sliced)), self._count()
+            return self._function()(self._feed.put(sliced)), self._state.count()
 
         def undo() -> None:
-            if len(self._variables()) > len(before):
+            if self._state.has_grown():
                 raise membership.cannot_go_on("the step makes variables, which cannot be undone")
-            for variable, value in zip(self._read, before):
-                variable.assign(value)
+            self._state.restore()
             if draws is not None:
                 random_state.put_back(draws)
-            self._share_metrics()
+            self._state.sync()
 
         self._is_in_step = True
         try:
-            logs, self._totals = elastic.attempt("a step of fit", compute, undo)
+            logs, self._state.counted = elastic.attempt("a step of fit", compute, undo)
         finally:
             self._is_in_step = False
         return logs
@@ -181,15 +173,7 @@ class Training:
     def after_loss(self, became_first: bool) -> None:
         """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
         if not self._is_in_step:
-            self._share_metrics()
-
-    def _share_metrics(self) -> None:
-        """What all ranks had counted up to their last step goes on with the first, where nothing changed it since."""
-        for at, (variable, own, total) in enumerate(self._totals):
-            if np.array_equal(variable.numpy(), own):
-                mine = total if world.current().rank == 0 else np.zeros_like(total)
-                variable.assign(mine)
-                self._totals[at] = (variable, mine, total)
+            self._state.sync()
 
     def begins_epoch(self) -> None:
         """Variables may have been made since."""
@@ -197,7 +181,7 @@ class Training:
 
     def ends_epoch(self) -> None:
         """What metrics have counted is told, and will not go on."""
-        self._totals = []
+        self._state.counted = []
 
     def _function(self) -> Any:
         """What the training function calls, made anew where it was made for a world that is no more."""
@@ -206,17 +190,10 @@ class Training:
             function = function_made_anew(self._model)
         return function.plain
 
-    def _trace(self) -> None:
-        for one in functions_in(self._function()):
-            concrete = one.get_concrete_function(self._feed.put([]))
-            self._changed = list(concrete.graph.variables)
-
-    def _count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """What is not the same on all ranks but a sum over them: the variables, with this rank's part and the sum."""
-        counted = [*metrics.variables_of(self._model), *reduction.accumulators(getattr(self._model, "optimizer", None))]
-        counted = list(map(reduction.underlying, counted))
-        own = [variable.read_value() for variable in counted]
-        return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sums(own))]
+    def _trace(self) -> list[Any]:
+        """The variables that the step uses."""
+        traced = [one.get_concrete_function(self._feed.put([])) for one in functions_in(self._function())]
+        return list(traced[-1].graph.variables) if traced else []
 
     def _slice(self, batch: Any) -> sliced_dataset.Batch:
         import tensorflow as tf
@@ -224,21 +201,3 @@ class Training:
         if self._stage.whole:
             return sliced_dataset.Batch(batch, tf.constant(step_weight.whole_values(), tf.float64))
         return sliced_dataset.slice_of(batch)
-
-    def _variables(self) -> list[Any]:
-        groups = model_state.groups(self._model).values()
-        known = [reduction.underlying(variable) for group in groups for variable in group]
-        # Others that the step may change: of layers, of other optimizers, of the script's own.
-        seen = {*map(id, known), *map(id, step_weight.own_variables())}
-        others = [variable for variable in map(reduction.underlying, self._changed) if id(variable) not in seen]
-        return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
-
-    def _look_at_variables(self) -> None:
-        """Have `_reader` give the values of all variables that there are now."""
-        import tensorflow as tf
-
-        found = self._variables()
-        if self._reader is None or list(map(id, found)) != list(map(id, self._read)):
-            self._read = found
-            read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
-            self._reader = read.get_concrete_function()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.resilience import callback_state, model_state, random_state, run_state
+from matex_tf.resilience import callback_state, random_state, run_state, state
 from matex_tf.runtime import notes, objects
 from matex_tf.world import membership, world
 
@@ -27,6 +27,7 @@ class Fit:
     def __init__(self, run: run_state.Run, model: Any):
         self.run = run
         self.model = model
+        self.state = state.State(model)
         self.number = run.fits
         run.fits += 1
         self.saved = run.state_of(self.number)
@@ -84,7 +85,7 @@ class Fit:
 
     def put_back(self) -> None:
         """Put back what is there of the model's variables, and what the callbacks know."""
-        self._present = model_state.put_back(self.model, self.saved["variables"])
+        self._present = self.state.load(self.saved["variables"])
         self.missing = not self._is_complete(self._present)
         if not self.is_over:
             callback_state.put_back(self.callbacks, self.saved["callbacks"])
@@ -92,8 +93,8 @@ class Fit:
     def _is_complete(self, present: dict[str, int]) -> bool:
         kept = self.saved["variables"]
         if self.step == 0:  # an epoch begins with empty metrics
-            kept = {group: values for group, values in kept.items() if group != model_state.METRICS}
-        return model_state.is_complete(present, kept)
+            kept = {group: values for group, values in kept.items() if group != state.METRICS}
+        return state.is_complete(present, kept)
 
     def needs_step(self) -> bool:
         """Whether the first step of training makes variables that are to be put back."""
@@ -101,11 +102,12 @@ class Fit:
 
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""
-        before = model_state.values(self.model)
+        self.state.find_variables()
+        self.state.save()
         make()
-        model_state.set_values(self.model, before)
-        if not self._is_complete(model_state.put_back(self.model, self.saved["variables"], self._present)):
-            raise model_state.other_model("fewer variables", "more")
+        self.state.restore()
+        if not self._is_complete(self.state.load(self.saved["variables"], self._present)):
+            raise state.other_model("fewer variables", "more")
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
@@ -131,7 +133,7 @@ class Fit:
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
         """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
         saved, model = self.saved, self.model
-        if not model_state.is_complete(model_state.put_back(model, saved["variables"]), saved["variables"]):
+        if not state.is_complete(self.state.load(saved["variables"]), saved["variables"]):
             notes.note(
                 "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
             )
@@ -205,7 +207,7 @@ class Fit:
 
     def _keep(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
-        with model_state.whole(self.model) as variables:
+        with self.state.whole() as variables:
             if world.current().rank == 0:
                 content = {
                     "fit": self.number,
