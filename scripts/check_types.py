@@ -11,12 +11,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from wheel_tree import lay_out  # noqa: E402 (the tests' own layout)
+
+
+def has_types_of_numpy() -> bool:
+    """Whether this NumPy is typed as the packages need it; older ones, which old TensorFlows want, are not."""
+    return tuple(int(number) for number in version("numpy").split(".")[:2]) >= (2, 5)
 
 
 def check_types(arguments: Sequence[str] = ()) -> int:
