@@ -102,8 +102,8 @@ class Stack(Format):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
         self._chunks = {"data": 1, "labels": 1}
-        for path in self.files:
-            self._look_into(path)
+        for file in self.files:
+            self._look_into(file)
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
 
     @abstractmethod

@@ -145,6 +145,7 @@ def register(*names: str) -> Any:
 
 
 def known(name: str) -> bool:
+    """Whether a format of that name is registered."""
     return str(name).upper() in _formats
 
 
