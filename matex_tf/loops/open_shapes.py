@@ -160,7 +160,6 @@ def _refuse(size: Any, why: str) -> Any:
 def _kind() -> type:
     """The class of shapes with open sizes; made once TensorFlow is imported."""
     import tensorflow as tf
-    from tensorflow.python.autograph.core import config, config_lib
     from tensorflow.python.framework import tensor_conversion_registry
 
     class OpenShape(tf.TensorShape):
@@ -252,7 +251,5 @@ def _kind() -> type:
     def _as_tensor(shape: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         return tf.stack([tf.cast(value, dtype or tf.int32) for value in shape._values()], name=name or "shape")
 
-    # What is asked of a shape is no code of the script's, which AutoGraph converts.
-    config.CONVERSION_RULES = (config_lib.DoNotConvert("matex_tf"), *config.CONVERSION_RULES)
     tensor_conversion_registry.register_tensor_conversion_function(OpenShape, _as_tensor, priority=10)
     return OpenShape

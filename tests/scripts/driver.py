@@ -3,8 +3,8 @@
 `python driver.py FOLDER SCRIPT...` runs each script, seeded alike, in a folder that whoever starts it has made (NAME,
 in the folder "work" of FOLDER), and writes FOLDER/NAME.rank-R.pickle: the weights and figures found among the script's
 globals, and how many rows passed backwards through its products and convolutions. Before each script it prints a line
-that begins with `MARK`. An import of TensorFlow costs seconds, so that scripts share a process; nothing of one is left
-for the next.
+that begins with `MARK`. An import of TensorFlow costs seconds, so that scripts share a process; nothing of one may be
+left for the next: what is (`held`) is an error of the next.
 """
 
 from __future__ import annotations
@@ -62,9 +62,32 @@ class Rows:
         return gradient
 
 
+ENVIRONMENT, PRINTING = dict(os.environ), np.get_printoptions()
+
+
+def held():
+    """What a script may change and the next one would see: its surroundings, and what we remember of a step."""
+    found = {
+        "environment": dict(os.environ),
+        "sys.path": sys.path[1:],
+        "how NumPy prints": repr(np.get_printoptions()),
+        "errors of NumPy": np.geterr(),
+        "functions that run eagerly": tf.config.functions_run_eagerly(),
+        "epsilon": tf.keras.backend.epsilon(),
+        "format of images": tf.keras.backend.image_data_format(),
+    }
+    if "matex_tf.keras.fit_call" in sys.modules:
+        found["a call of fit"] = sys.modules["matex_tf.keras.fit_call"].current()
+        found["a step"] = list(sys.modules["matex_tf.sharding.step_weight"]._within)
+    return found
+
+
 def start(path):
-    """A fresh state: seeds, dtype, Keras' names, the default graph."""
+    """A fresh state: seeds, dtype, Keras' names, the default graph, the environment."""
     keras = tf.keras
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    np.set_printoptions(**PRINTING)
     if "/v1/" in path:
         tf.compat.v1.reset_default_graph()
     gc.collect()
@@ -124,15 +147,21 @@ def main(folder, paths):
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     Rows.install()
     home = sys.path[0]
+    fresh = None
     for path in paths:
         name = os.path.splitext(os.path.basename(path))[0]
         work = os.path.join(folder, "work", name)
         os.chdir(work)
         start(path)
+        now = held()
+        fresh = fresh or now
+        left = [what for what in now if now[what] != fresh[what]]
         print(f"{MARK}{name}", flush=True)
         began, error, weights, figures = time.time(), "", {}, {}
         sys.argv, sys.path[0] = [path], os.path.dirname(path)
         try:
+            if left:
+                raise AssertionError(f"the scripts before have left behind: {', '.join(left)}")
             weights, figures = collect(runpy.run_path(path, run_name="__main__"))
         except BaseException:
             error = traceback.format_exc()

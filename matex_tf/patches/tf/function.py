@@ -15,9 +15,12 @@ from matex_tf.sharding import sliced_dataset, step_weight
 
 
 def install() -> None:
+    from tensorflow.python.autograph.core import config, config_lib
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
     from tensorflow.python.framework import func_graph
 
+    # AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second.
+    config.CONVERSION_RULES = (config_lib.DoNotConvert("matex_tf"), *config.CONVERSION_RULES)
     replace(func_graph, "func_graph_from_py_func", _trace)
     replace(polymorphic_function.Function, "__call__", _call)
     replace(polymorphic_function.Function, "get_concrete_function", _get_concrete_function)
