@@ -115,7 +115,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("ranks", (1, 2, 3))
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.more)])
 def test_every_rank_has_its_rows_and_reads_its_part(folder, ranks):
     output = launch.run(ranks, SCRIPT, folder, folder / "large.csv", timeout=200).check().stdout
     (line,) = [line for line in output.splitlines() if line.startswith("SAID")]

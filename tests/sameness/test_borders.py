@@ -29,7 +29,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
     result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=300).check()
     found = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]

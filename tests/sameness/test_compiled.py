@@ -44,9 +44,10 @@ OF_PREDICT = "XLA has no kernel for MatexAllgather"
 
 
 @pytest.mark.timeout(1000)
-def test_compiled_training_gives_the_sequential_result(alone, tmp_path):
-    result = launch.run(3, CASES, tmp_path, env=launch.ALL_FILES, timeout=550).check()
-    assert len(check(tmp_path, 3, alone)) == 6
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_compiled_training_gives_the_sequential_result(alone, ranks, tmp_path):
+    result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=550).check()
+    assert len(check(tmp_path, ranks, alone)) == 6
     reasons = [reason for _, reason in turned_off(result.output)]
     assert reasons == [OF_PREDICT], "every function that trains or evaluates stays compiled"
 

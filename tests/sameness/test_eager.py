@@ -21,7 +21,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
     # Whose code it is does not depend on the folder that it lies in.
     script = tmp_path / "lib" / "python" / "site-packages" / CASES.name

@@ -15,8 +15,8 @@ CASES = Path(__file__).with_name("metric_cases.py")
 @pytest.mark.parametrize(
     "legacy, worlds",
     [
-        pytest.param("0", (2,), id="keras3", marks=pytest.mark.more),
-        pytest.param("0", (3,), id="keras3-3"),
+        pytest.param("0", (2,), id="keras3"),
+        pytest.param("0", (3,), id="keras3-3", marks=pytest.mark.more),
         pytest.param("1", (2,), id="keras2"),
         pytest.param("1", (3,), id="keras2-3", marks=pytest.mark.more),
     ],
