@@ -37,7 +37,7 @@ def attach() -> None:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply(0, 1)
             if task is not None:
-                exit_marks.excuse()
+                exit_marks.mark_needless()
             else:
                 _say_how_ranks_start()
             _record()
@@ -66,16 +66,16 @@ def attach() -> None:
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import replace, watchdog
 
-    elastic.start()
-    watchdog.start()
+    elastic.enable_attempts()
+    watchdog.start_watching()
     ops.library()
     replace.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
-    exit_marks.demand()
+    exit_marks.announce_ranks()
     shared_memory.note()
-    run_state.start()
-    run_state.begin(seeding.agree(run_state.entropy()))
+    run_state.open_run()
+    run_state.keep_entropy(seeding.agree(run_state.entropy()))
     timeline.start()
     profile.start()
     link_costs.start()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import click
+
 from matex_tf.launch import cli
 from matex_tf.ops import build
 from matex_tf.world import placement
@@ -121,7 +123,7 @@ def demo() -> tuple[float, float]:
 def main() -> int:
     try:
         difference, speedup = demo()
-    except (Failure, cli.UsageError, RuntimeError, OSError) as error:
+    except (Failure, click.UsageError, RuntimeError, OSError) as error:
         print(f"\ndemo: failed: {error}")
         return 1
     figures = f"difference={difference:.1e} speedup={speedup:.2f}"

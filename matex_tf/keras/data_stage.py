@@ -181,7 +181,7 @@ class Stage:
         spec = self.element_spec or mine.element_spec
         if self.gives_whole_batches:
             spec = sliced_dataset.Batch(
-                tf.nest.map_structure(elastic_step.of_some_rows, mine.element_spec), tf.TensorSpec([4], tf.float64)
+                tf.nest.map_structure(elastic_step.open_rows, mine.element_spec), tf.TensorSpec([4], tf.float64)
             )
         kind = "train" if self.trains else "test"
         is_fixed = whole is not None and step_check.has_fixed_rows(whole.element_spec)

@@ -60,7 +60,7 @@ def feed(iterator: Any) -> Any:
     if model is None:
         return iterator
     element = next(iterator)
-    spec = tf.nest.map_structure(elastic_step.of_some_rows, iterator.element_spec)
+    spec = tf.nest.map_structure(elastic_step.open_rows, iterator.element_spec)
     known = _feeds.setdefault(model, {})
     function = model.make_train_function()
     key = repr(spec), id(function)

@@ -110,7 +110,7 @@ def run(ctx: click.Context, **given: Any) -> int:
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
     with output_file.Outlet() as out:
-        code = _start(asked)
+        code = _start_ranks(asked)
     return out.exit_code(code)
 
 
@@ -189,7 +189,7 @@ def find_mpirun() -> mpirun_command.Mpirun:
     mpirun = probe.find_mpirun(library)
     if mpirun is None:
         raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")
-    if other := info.of_another_mpi(mpirun, library):
+    if other := info.describe_other_mpi(mpirun, library):
         raise click.UsageError(other)
     return mpirun
 
@@ -215,11 +215,11 @@ def command_line(run: Run) -> list[str]:
     return mpirun_command.command(mpirun, options, sys.executable, run.target)
 
 
-def _start(asked: Run) -> int:
+def _start_ranks(asked: Run) -> int:
     elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
     shared = cache.folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
-        return restarts.run(
+        return restarts.run_with_restarts(
             restarts.Attempt(asked.ranks, asked.options),
             asked.restarts,
             lambda attempt: command_line(replace(asked, ranks=attempt.ranks, options=attempt.options)),
@@ -228,7 +228,7 @@ def _start(asked: Run) -> int:
             os.environ.get("MATEX_STATE") or restarts.state_folder(asked.target),
         )
     with process.proof_folder(shared) as folder:
-        return process.run(command_line(asked), folder)
+        return process.run_to_end(command_line(asked), folder)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def _value(group: Sequence[str]) -> str:
     return group[0].partition("=")[2] if "=" in group[0] else (group[1] if len(group) > 1 else "")
 
 
-def listed(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]:
+def list_hosts(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]:
     """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them."""
     found: dict[str, int] = {}
     for group in groups(options):
@@ -110,7 +110,7 @@ def question(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
     return [mpirun, *kept, "--host", host.name, "-n", "1", "true"]
 
 
-def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
+def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
     """Those of `hosts` that can be reached, all asked at once."""
     allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
@@ -130,7 +130,7 @@ def answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> lis
     try:
         return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name], deadline)]
     finally:
-        _end([child for child in asked.values() if child.poll() is None])
+        _end_children([child for child in asked.values() if child.poll() is None])
 
 
 def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
@@ -140,7 +140,7 @@ def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
         return False
 
 
-def _end(children: Sequence[subprocess.Popen]) -> None:
+def _end_children(children: Sequence[subprocess.Popen]) -> None:
     """End what leads sessions, and what it has started: an srun that waits for cores would go on waiting."""
     for child in children:
         os.killpg(child.pid, signal.SIGTERM)
@@ -153,14 +153,14 @@ def _end(children: Sequence[subprocess.Popen]) -> None:
         child.wait()
 
 
-def dropping(options: Sequence[str], names: Sequence[str]) -> list[str]:
+def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
     """`options` of mpirun less those of these names."""
     return [word for group in groups(options) if mpirun_options.option_name(group[0]) not in names for word in group]
 
 
-def without(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
+def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
     """`options` of mpirun for the hosts that are left."""
-    kept = dropping(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
+    kept = drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
     if family == mpirun_options.OPENMPI:
         return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
     return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]

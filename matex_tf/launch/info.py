@@ -105,14 +105,14 @@ def complaints(facts: Facts) -> list[str]:
         )
     if facts.mpirun is None:
         found.append(f"there is no mpirun. {GET_MPI}")
-    elif other := of_another_mpi(facts.mpirun, facts.library):
+    elif other := describe_other_mpi(facts.mpirun, facts.library):
         found.append(other)
     if "error" in facts.ops and not facts.settings_error:
         found.append(f"the ops cannot be compiled: {facts.ops['error']}")
     return found
 
 
-def of_another_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
+def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
     """That `mpirun` is of another MPI than mpi4py loads, of which `probe` says `library`, and what to do; "" if not."""
     if "error" in library or mpirun.fits(library["library"]):
         return ""

@@ -47,13 +47,13 @@ def hear_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run(command: Sequence[str], folder: str) -> int:
+def run_to_end(command: Sequence[str], folder: str) -> int:
     """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`.
 
     That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
     """
     heard: set[int] = set()
-    code = run_ranks(command, folder, heard)
+    code = wait_for_ranks(command, folder, heard)
     if code == 0 and exit_marks.is_given(folder):
         return 0
     if ended := heard & _ENDING:
@@ -68,10 +68,12 @@ def run(command: Sequence[str], folder: str) -> int:
     return EXIT_UNPROVED
 
 
-def run_ranks(command: Sequence[str], folder: str, heard: set[int], instead: Mapping[int, int] | None = None) -> int:
+def wait_for_ranks(
+    command: Sequence[str], folder: str, heard: set[int], instead: Mapping[int, int] | None = None
+) -> int:
     """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one."""
     with rank_ends.RankEnds(folder) as ends:
-        code = exit_marks.exit_code(wait_for(command, instead, heard, ends.look), folder)
+        code = exit_marks.exit_code(wait_for_command(command, instead, heard, ends.look), folder)
         first = ends.first()
     # The blank line parts it from what mpirun has to say, which may end within a line.
     if cause := error_records.find_cause(folder):
@@ -86,7 +88,7 @@ def ended_by(signals: set[int]) -> int:
     return 128 + min(signals)
 
 
-def wait_for(
+def wait_for_command(
     command: Sequence[str],
     instead: Mapping[int, int] | None = None,
     heard: set[int] | None = None,
@@ -105,7 +107,7 @@ def wait_for(
     try:
         with Witness(watched) as witness:
             child = subprocess.Popen(
-                command, preexec_fn=_start(before, os.getpid()), start_new_session=instead is not None
+                command, preexec_fn=_prepare_child(before, os.getpid()), start_new_session=instead is not None
             )
             while child.poll() is None:
                 found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _LONG)
@@ -126,7 +128,7 @@ def wait_for(
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _start(mask: set[int], parent: int) -> Callable[[], None]:
+def _prepare_child(mask: set[int], parent: int) -> Callable[[], None]:
     library = ctypes.CDLL(None)
 
     def prepare() -> None:

@@ -86,7 +86,7 @@ def pause(restart: int) -> float:
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
 
-def run(
+def run_with_restarts(
     first: Attempt,
     restarts: int,
     command: Callable[[Attempt], Sequence[str]],
@@ -95,13 +95,13 @@ def run(
     state: str,
 ) -> int:
     """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
-    attempt, known = first, hosts.listed(first.options, os.environ)
+    attempt, known = first, hosts.list_hosts(first.options, os.environ)
     lost: list[str] = []
     while True:
         heard: set[int] = set()
         began = time.monotonic()
         with process.proof_folder(shared) as folder:
-            code = process.run_ranks(command(attempt), folder, heard, _INSTEAD)
+            code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD)
             end = judge(code, folder, heard)
         if end == INTERRUPTED:
             return _interrupted(heard & _PERSONS, state)
@@ -109,7 +109,7 @@ def run(
             _remove(state)
         if end != LOST:
             if lost:
-                _say(f"{_how(end, code)} after {_times(len(lost))}: {_told(lost)}")
+                _say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
             return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
         lost.append(reason(code))
         if "SLURM_JOB_ID" in os.environ:
@@ -117,7 +117,7 @@ def run(
             os.environ["SLURM_OVERLAP"] = "1"
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
-            up = f"; given up after {_times(restarts)}: {_told(lost)}" if restarts else ""
+            up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
             _say(f"{after}{up}. The same command goes on from {state}")
             return code or process.EXIT_UNPROVED
         wait = pause(len(lost))
@@ -176,7 +176,7 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
     """The next attempt: on those of the `known` hosts of the `first` one that answer."""
     if len(known) < 2:
         return attempt
-    left = hosts.answering(known, mpirun.path, first.options)
+    left = hosts.find_answering(known, mpirun.path, first.options)
     if not left or len(left) == len(known):
         return first
     ranks = hosts.ranks_on(left, known, first.ranks)
@@ -186,23 +186,23 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
     names = [host.name for host in left]
     gone = ", ".join(host.name for host in known if host.name not in names)
     _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
-    options = hosts.without(first.options, left, mpirun.family)
+    options = hosts.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options = [*hosts.dropping(options, ["map-by"]), *oversubscribing(mpirun)]
+        options = [*hosts.drop_options(options, ["map-by"]), *oversubscribing(mpirun)]
     return Attempt(ranks, options)
 
 
-def _how(end: str, code: int) -> str:
+def _describe_end(end: str, code: int) -> str:
     if end == WELL:
         return "ended well"
     return f"asked to end (exit code {exit_marks.EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
 
 
-def _times(number: int) -> str:
+def _count_restarts(number: int) -> str:
     return f"{number} restart" + ("" if number == 1 else "s")
 
 
-def _told(lost: Sequence[str]) -> str:
+def _list_losses(lost: Sequence[str]) -> str:
     return "; ".join(f"{count} times {why}" if count > 1 else why for why, count in Counter(lost).items())
 
 

@@ -24,13 +24,13 @@ class Witness:
         self._pending: dict[int, float] = {}
 
     def __enter__(self) -> Witness:
-        self._start()
+        self._start_child()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._end_child()
 
-    def _start(self) -> None:
+    def _start_child(self) -> None:
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
@@ -41,7 +41,7 @@ class Witness:
             finally:
                 os._exit(0)
 
-    def _end(self) -> None:
+    def _end_child(self) -> None:
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, 0)
 
@@ -53,8 +53,8 @@ class Witness:
             if found:
                 # Another child: what is pending can be taken from a process by itself only.
                 self._pending |= dict.fromkeys(found, time.monotonic())
-                self._end()
-                self._start()
+                self._end_child()
+                self._start_child()
             if self._pending.pop(number, -_TOGETHER) > time.monotonic() - _TOGETHER:
                 return True
             if time.monotonic() > until:

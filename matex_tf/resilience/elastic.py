@@ -42,7 +42,7 @@ def generation() -> int:
     return _generation
 
 
-def start() -> None:
+def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
         membership.retry_with(attempt)
@@ -82,7 +82,7 @@ def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None 
             _inside = False
         if _all_have(failed is None):
             return result
-        _go_on(what, failed)
+        _shrink_world(what, failed)
         if undo is not None:
             undo()
 
@@ -116,17 +116,17 @@ def refuse(what: str) -> None:
         raise membership.cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
 
 
-def _go_on(what: str, failed: Exception | None) -> None:
+def _shrink_world(what: str, failed: Exception | None) -> None:
     """Make the world that of the ranks which are left, and all that depends on it. Collective among them."""
     global _generation
     me = world.current()
     before, hosts = me.rank, me.hosts
-    watchdog.stop()
+    watchdog.stop_watching()
     left = world.shrink()
     if len(left) == len(hosts):
         raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.start_again(lambda numbers: _largest(me, numbers))
-    watchdog.start()
+    watchdog.start_watching()
     _generation, membership.survivors = _generation + 1, left
     for holder, attributes in _forgotten.items():
         for attribute in attributes:
@@ -134,10 +134,10 @@ def _go_on(what: str, failed: Exception | None) -> None:
     for work in after_loss:
         work(before > 0 and me.rank == 0)
     if me.rank == 0 and not settings.current().quiet:
-        terminal.tell(f"matex_tf: {_told(hosts, left)}, at: {what}\n")
+        terminal.tell(f"matex_tf: {_describe_loss(hosts, left)}, at: {what}\n")
 
 
-def _told(hosts: list[str], left: list[int]) -> str:
+def _describe_loss(hosts: list[str], left: list[int]) -> str:
     gone = [f"{rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
     lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
     them = "it" if len(gone) == 1 else "them"

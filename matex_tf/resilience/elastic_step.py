@@ -69,7 +69,7 @@ class Feed:
         return iterator
 
 
-def of_some_rows(kind: Any) -> Any:
+def open_rows(kind: Any) -> Any:
     """The spec of any number of rows of a component with the spec `kind`."""
     import tensorflow as tf
 
@@ -94,7 +94,7 @@ def functions_in(plain: Any) -> list[Any]:
     ]
 
 
-def undo_of(source: Any) -> Callable[[], None]:
+def make_undo(source: Any) -> Callable[[], None]:
     """What is to be done before a call that goes through the data `source` is made again."""
     before = random_state.states()
 
@@ -106,7 +106,7 @@ def undo_of(source: Any) -> Callable[[], None]:
     return undo
 
 
-def function_made_anew(model: Any) -> Any:
+def remake_function(model: Any) -> Any:
     """The training function of a model whose function was made for a world that is no more."""
     model.train_function = None
     model.make_train_function()
@@ -137,7 +137,7 @@ class Training:
         import tensorflow as tf
 
         if self._feed is None:
-            self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(of_some_rows, spec), most)
+            self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(open_rows, spec), most)
         if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
             changed = elastic.attempt("tracing the step of fit", self._trace)
@@ -187,7 +187,7 @@ class Training:
         """What the training function calls, made anew where it was made for a world that is no more."""
         function = self._model.train_function
         if function.generation != elastic.generation():
-            function = function_made_anew(self._model)
+            function = remake_function(self._model)
         return function.plain
 
     def _trace(self) -> list[Any]:

@@ -34,7 +34,7 @@ _run: Run | None = None
 _with_fewer = False
 
 
-def start() -> None:
+def open_run() -> None:
     """Where MATEX_STATE names a folder, see what is kept there. Collective."""
     global _run
     if settings.current().state:
@@ -46,10 +46,10 @@ def entropy() -> int | None:
     return None if _run is None else _run.entropy
 
 
-def begin(entropy: int) -> None:
+def keep_entropy(entropy: int) -> None:
     """Keep the random numbers that all ranks have agreed to begin with."""
     if _run is not None:
-        _run.begin(entropy)
+        _run.keep_entropy(entropy)
 
 
 def current() -> Run | None:
@@ -195,7 +195,7 @@ class Run:
         fit = -1 if self.saved is None else self.saved["fit"]
         return _Found(number, fit, self.folder.numbers("end"), begin)
 
-    def begin(self, entropy: int) -> None:
+    def keep_entropy(self, entropy: int) -> None:
         """Write down what a run begins with that goes on from nothing."""
         if self.writer is None or self.source == 0:
             return
@@ -259,7 +259,7 @@ class Run:
             time.sleep(2)  # rank 0 ends the others, if it was asked as well
         else:
             self.writer.flush()
-        exit_marks.ask_again()
+        exit_marks.mark_ask_again()
         terminal.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
         shutdown.abort(EXIT_REQUEUE)
 
@@ -273,7 +273,7 @@ class Run:
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
         if world.current().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            exit_marks.ask_again()
+            exit_marks.mark_ask_again()
             terminal.tell(f"matex_tf: {asked}: {saved}; {self._how_to_go_on()}\n")
         sys.exit(EXIT_REQUEUE)
 

@@ -20,7 +20,7 @@ _ENDED, _NEEDLESS = "ended", "each-for-itself"
 _BEGUN, _ASK_AGAIN = "begun", "ask-again"
 
 
-def demand() -> None:
+def announce_ranks() -> None:
     """See that there is a rank that can give the proof. Collective; nothing without `matex run`."""
     folder = settings.current().proof
     if folder and not any(objects.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
@@ -33,19 +33,19 @@ def demand() -> None:
     _write(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
 
 
-def give() -> None:
+def mark_ended() -> None:
     """Say that all ranks have ended, which they have just agreed on."""
     if world.current().local_rank == 0:
         _write(_ENDED)
 
 
-def excuse() -> None:
+def mark_needless() -> None:
     """Say that each process that mpirun started is for itself, with an exit code of its own."""
     _write(_NEEDLESS)
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
-def ask_again() -> None:
+def mark_ask_again() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
     _write(_ASK_AGAIN)
 

@@ -140,7 +140,7 @@ def leave() -> None:
     objects.barrier("what is done after the script")
     me = world.current()
     with mpi_timeout.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        exit_marks.give()
+        exit_marks.mark_ended()
         for work in before_finalize:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost

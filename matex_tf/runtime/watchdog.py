@@ -51,7 +51,7 @@ def busy(what: str, times: float = math.inf) -> Iterator[None]:
         _busy.remove(one)
 
 
-def start() -> None:
+def start_watching() -> None:
     """Watch this rank, under several."""
     global _watch
     if _watch is not None or not world.is_active() or not any(_limits()):
@@ -64,8 +64,8 @@ def start() -> None:
         return
     _watch = _Watch()
     _watch.thread.start()
-    if stop not in shutdown.before_finalize:
-        shutdown.before_finalize.append(stop)
+    if stop_watching not in shutdown.before_finalize:
+        shutdown.before_finalize.append(stop_watching)
 
 
 def _limits() -> tuple[float, float]:
@@ -73,7 +73,7 @@ def _limits() -> tuple[float, float]:
     return settings.current().stall_seconds, settings.current().abort_seconds
 
 
-def stop() -> None:
+def stop_watching() -> None:
     """Before MPI ends, or the ranks are others."""
     global _watch
     if _watch is not None and os.getpid() == _watch.process:
@@ -118,7 +118,7 @@ class _Watch:
         self.process = os.getpid()
         self.ended = threading.Event()
         self.main = threading.main_thread().ident
-        self.thread = threading.Thread(target=self._run, name="matex_tf watchdog", daemon=True)
+        self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []
         self.resumed = 0.0
         # As one that waits: the teller, whether it has answered, and when it was told.
@@ -127,7 +127,7 @@ class _Watch:
         # As the teller.
         self.stalled: _Stall | None = None
 
-    def _run(self) -> None:
+    def _watch_until_lost(self) -> None:
         from mpi4py import MPI
 
         try:

@@ -283,7 +283,7 @@ def waiting_for(tmp_path, script, **options):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\n{script}")
     mpirun.chmod(0o755)
-    program = "import sys; from matex_tf.launch import process; sys.exit(process.wait_for([sys.argv[1]]))"
+    program = "import sys; from matex_tf.launch import process; sys.exit(process.wait_for_command([sys.argv[1]]))"
     child = subprocess.Popen(
         [sys.executable, "-c", program, str(mpirun)],
         stdout=subprocess.PIPE,

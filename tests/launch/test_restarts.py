@@ -89,12 +89,12 @@ HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
     ],
 )
 def test_hosts_of_a_command_line(options, expected):
-    assert hosts.listed(options.split(), {}) == expected
+    assert hosts.list_hosts(options.split(), {}) == expected
 
 
 def test_hosts_of_a_file(tmp_path):
     (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
-    assert hosts.listed(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+    assert hosts.list_hosts(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
 
 
 def test_hosts_of_an_allocation(tmp_path, monkeypatch):
@@ -104,16 +104,18 @@ def test_hosts_of_an_allocation(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     job = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CPUS_ON_NODE": "64"}
     taken = [hosts.Host(name, slots) for name, slots in zip(("n1", "n2", "n3", "n4"), (16, 16, 2, 1))]
-    assert hosts.listed([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
-    assert hosts.listed([], job) == [hosts.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
-    assert hosts.listed(["--host", "a"], job) == [hosts.Host("a", 1)]
+    assert hosts.list_hosts([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
+    assert hosts.list_hosts([], job) == [hosts.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
+    assert hosts.list_hosts(["--host", "a"], job) == [hosts.Host("a", 1)]
 
 
 def test_hosts_that_are_left():
     left = [HOSTS[0], HOSTS[2]]
     words = "--host a:2,b:2,c:4 --mca pml ob1 --hostfile x --tag-output".split()
-    assert hosts.without(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
-    assert hosts.without(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
+    assert (
+        hosts.replace_hosts(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
+    )
+    assert hosts.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
     assert hosts.ranks_on(left, HOSTS, 8) == 6 and hosts.ranks_on(left, HOSTS, 4) == 3
 
 
@@ -127,7 +129,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text('#!/bin/sh\ncase "$*" in *"--host b "*) exit 1;; esac\n')
     mpirun.chmod(0o755)
-    assert hosts.answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
+    assert hosts.find_answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
 
 
 def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=()):
@@ -142,7 +144,7 @@ def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=()):
     )
     mpirun.chmod(0o755)
     monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
-    code = restarts.run(
+    code = restarts.run_with_restarts(
         restarts.Attempt(4, list(options)),
         restart,
         lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), "train.py"],
@@ -241,7 +243,7 @@ def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch)
     mpirun.write_text('#!/bin/sh\ncase "$*" in *good*) exit 0;; esac\nexec sleep 300\n')
     mpirun.chmod(0o755)
     asked = [hosts.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
-    assert hosts.answering(asked, str(mpirun), []) == [hosts.Host("good", 1)]
+    assert hosts.find_answering(asked, str(mpirun), []) == [hosts.Host("good", 1)]
     assert sum(seconds > 1.0 for seconds in waited) == 1  # the first of them
 
 
@@ -250,7 +252,7 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeyp
     mpirun, note = tmp_path / "mpirun", tmp_path / "child"
     mpirun.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {note}; echo $OMPI_ALLOW_RUN_AS_ROOT >> {note}; wait\n")
     mpirun.chmod(0o755)
-    assert hosts.answering([hosts.Host("b", 1)], str(mpirun), []) == []
+    assert hosts.find_answering([hosts.Host("b", 1)], str(mpirun), []) == []
     child, root = note.read_text().splitlines()
     assert root == ("1" if os.geteuid() == 0 else os.environ.get("OMPI_ALLOW_RUN_AS_ROOT", ""))
     for _ in range(100):

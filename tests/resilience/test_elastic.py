@@ -103,7 +103,7 @@ def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
     ragged = tf.ragged.constant([[1], [2, 3], []], dtype=tf.int64)
     whole = (tf.ones([3, 2]), {"r": ragged, "t": tf.constant(["a", "b", "c"]), "s": tf.sparse.eye(3)})
     spec = tf.data.Dataset.from_tensors(whole).element_spec
-    feed = elastic_step.Feed(tf.nest.map_structure(elastic_step.of_some_rows, spec), 2)
+    feed = elastic_step.Feed(tf.nest.map_structure(elastic_step.open_rows, spec), 2)
     numbers = tf.constant([0.5, 1, 1, 3], tf.float64)
     part = tf.nest.map_structure(lambda one: one, sliced_dataset.take_rows(whole, 1, 3))
     iterator = feed.put([sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 2 * numbers)])

@@ -78,7 +78,7 @@ def test_matex_run_ends_with_what_was_the_cause():
 def write_often(begins):
     begins.wait()
     for _ in range(200):
-        exit_marks.excuse()
+        exit_marks.mark_needless()
 
 
 def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def _predict(original: Any) -> Any:
         if not elastic.is_on():
             return shared(self, args, kwargs)
         source = kwargs.get("x", args[0] if args else None)
-        return elastic.attempt("predict", lambda: shared(self, args, kwargs), elastic_step.undo_of(source))
+        return elastic.attempt("predict", lambda: shared(self, args, kwargs), elastic_step.make_undo(source))
 
     def shared(self, args, kwargs):
         import tensorflow as tf

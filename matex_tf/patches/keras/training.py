@@ -60,7 +60,7 @@ def _run(kind: str) -> Any:
             if kind == "evaluate" and elastic.is_on():
                 source = kwargs.get("x", args[0] if args else None)
                 return elastic.attempt(
-                    kind, lambda: _evaluate(self, source, args, kwargs), elastic_step.undo_of(source)
+                    kind, lambda: _evaluate(self, source, args, kwargs), elastic_step.make_undo(source)
                 )
             return _call(self, args, kwargs)
 
@@ -163,7 +163,7 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
 def _train_step(model: Any, function: Any) -> Any:
     def train_function(iterator):
         if train_function.generation != elastic.generation():
-            return elastic_step.function_made_anew(model)(iterator)
+            return elastic_step.remake_function(model)(iterator)
         run = fit_call.current()
         if run is None or run.model is not model:
             return function(iterator)
