@@ -142,24 +142,26 @@ def compare(alone: Outcome, together: Outcome) -> list[Row]:
     codes = str(alone.code), str(together.code)
     rows = [Row("exit code", *codes, "equal" if codes[0] == codes[1] else "differs")]
     steps = [len(outcome.figures) for outcome in (alone, together)]
-    rows.append(Row("training steps", *map(str, steps), "equal" if steps[0] == steps[1] else "differs"))
+    rows.append(Row("training steps", str(steps[0]), str(steps[1]), "equal" if steps[0] == steps[1] else "differs"))
     shown = [", ".join(f"{value:.6g}" for value in (o.figures or [[]])[-1][:2]) or "none" for o in (alone, together)]
     pairs = [(a, b) for a, b in zip(alone.figures, together.figures)]
     worst = max((difference(a, b) for a, b in pairs), default=0.0)
-    rows.append(Row("loss and figures", *shown, verdict(worst), f"largest difference {worst:.1e}"))
+    rows.append(Row("loss and figures", shown[0], shown[1], verdict(worst), f"largest difference {worst:.1e}"))
     count = [f"{len(outcome.weights)} arrays" for outcome in (alone, together)]
     worst = max((difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
     worst = worst if len(alone.weights) == len(together.weights) else np.inf
-    rows.append(Row("weights", *count, verdict(worst), f"largest difference {worst:.1e}"))
+    rows.append(Row("weights", count[0], count[1], verdict(worst), f"largest difference {worst:.1e}"))
     rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
     count = [str(len(outcome.printed)) for outcome in (alone, together)]
     unlike = next(((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None)
     note = f"first: {unlike[0][:60]!r} and {unlike[1][:60]!r}" if unlike else ""
-    rows.append(Row("lines printed", *count, "differs" if unlike or count[0] != count[1] else "equal", note))
+    rows.append(
+        Row("lines printed", count[0], count[1], "differs" if unlike or count[0] != count[1] else "equal", note)
+    )
     count = [str(len(outcome.files)) for outcome in (alone, together)]
     odd = sorted(set(alone.files) ^ set(together.files))
     note = f"only in one: {', '.join(odd[:3])}" if odd else ""
-    rows.append(Row("files written", *count, "differs" if odd else "equal", note))
+    rows.append(Row("files written", count[0], count[1], "differs" if odd else "equal", note))
     return rows
 
 

@@ -87,7 +87,7 @@ def matex(ctx: click.Context) -> int:
     f"{run_options.RESTARTS} times.",
 )
 @click.pass_context
-def run(ctx: click.Context, **given: Any) -> int:
+def run(ctx: click.Context, /, **given: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
 
     Options of mpirun may stand among these. One that matex does not know may follow `--`:

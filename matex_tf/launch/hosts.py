@@ -55,15 +55,15 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str]) -> list[H
         name = mpirun_options.option_name(group[0])
         if name in _HOST_OPTIONS:
             for part in _value(group).split(","):
-                host, colon, slots = part.partition(":")
-                found[host] = found.get(host, 0) + (int(slots) if colon and slots.isdigit() else 1)
+                host, colon, number = part.partition(":")
+                found[host] = found.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
         elif name in _FILE_OPTIONS:
             for host, slots in _in_file(_value(group)):
                 found[host] = found.get(host, 0) + slots
     if not found and environment.get("SLURM_JOB_NODELIST"):
         names = _names_of_slurm(environment["SLURM_JOB_NODELIST"])
-        slots = _slots_of_slurm(environment.get("SLURM_TASKS_PER_NODE", ""))
-        found = dict(zip(names, [*slots, *[1] * len(names)]))
+        tasks = _slots_of_slurm(environment.get("SLURM_TASKS_PER_NODE", ""))
+        found = dict(zip(names, [*tasks, *[1] * len(names)]))
     return [Host(name, slots) for name, slots in found.items() if name]
 
 

@@ -145,9 +145,9 @@ def options(
         for name, value in variables.items():
             words += ["-x", f"{name}={value}"]
         if not here_only:
-            for name, value in KEEPALIVE.items():
+            for name, seconds in KEEPALIVE.items():
                 if name not in given and not any(variable.endswith(name) for variable in environment):
-                    words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(value)]
+                    words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI sends the other hosts nothing of the environment but what it is told to.
             for name in sorted(environment):
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":

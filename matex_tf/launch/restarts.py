@@ -28,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 WELL, OWN, ASKED, LOST, INTERRUPTED = "well", "own", "asked", "lost", "interrupted"
 _NAME = ".matex_tf-state-"
 # mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
-_INSTEAD = {signal.SIGTERM: signal.SIGUSR1}
+_INSTEAD: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
 _ASKS = {signal.SIGTERM, signal.SIGUSR1}
 # Of the jobs that a batch system makes of one script: they have other numbers, or the same and another place.
 _PLACES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")

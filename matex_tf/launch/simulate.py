@@ -165,7 +165,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
             outcome = run.run(plan, count, what, asked["steps"], asked["seed"], note)
             table.add_row(str(count), name, *_figures(outcome))
             assumptions += [one for one in outcome.assumptions if one not in assumptions]
-            if drawn:
+            if drawn and path:
                 drawn.write(path)
     console = Console()
     console.print(table)
