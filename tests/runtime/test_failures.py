@@ -180,7 +180,7 @@ for _ in range(2):
 
 
 def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
-    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
     assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
 
 
@@ -227,14 +227,14 @@ for turn in range(3):
     ],
 )
 def test_a_rank_that_does_not_come_to_the_next_part_of_an_update(how, said):
-    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"})
+    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"}, cold=True)
     for text in said:
         assert text in result.output, result.output
 
 
 def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_go_on():
     """They are at different collectives from then on: the others at one of the step, this one at the next step's."""
-    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
     found = sorted(line for line in result.stdout.splitlines() if "in turn" in line)
     assert [line for line in found if "in turn 0" in line] == []
     assert [line.split(" in ")[0] for line in found] == ["0", "0", "1", "1", "2", "2"], result.output
