@@ -53,8 +53,9 @@ def attach() -> None:
         )
         raise SystemExit(1) from None
     me = world.current()
-    shutdown.register()
-    excepthook.attach()
+    if not me.is_phantom:
+        shutdown.register()
+        excepthook.attach()
     if "tensorflow" in sys.modules:
         _refuse_if_too_late()
     placement.apply(me.local_rank, me.local_size)
@@ -67,7 +68,8 @@ def attach() -> None:
     from matex_tf.runtime import replace, watchdog
 
     elastic.enable_attempts()
-    watchdog.start_watching()
+    if not me.is_phantom:
+        watchdog.start_watching()
     ops.library()
     replace.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
     _agree_on_settings()
@@ -81,6 +83,10 @@ def attach() -> None:
     link_costs.start()
     patches.install()
     _record()
+    if settings.current().plan is not None:
+        from matex_tf.observe import measured_steps
+
+        measured_steps.start()
 
 
 def _say_how_ranks_start() -> None:

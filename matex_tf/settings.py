@@ -54,6 +54,34 @@ def _steps_and_folder(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Phantom:
+    """What `MATEX_PLAN` asks for: to work as rank 0 of `ranks` for `steps` steps, as one of `copies` on this host.
+
+    0 ranks: those that there are, which are then measured.
+    """
+
+    ranks: int
+    steps: int
+    copy: int
+    copies: int
+    folder: str
+
+
+def _phantom(text: str) -> Phantom | None:
+    if not text:
+        return None
+    phantom = None
+    try:
+        ranks, steps, copy, copies, folder = text.split(":", 4)
+        phantom = Phantom(int(ranks), int(steps), int(copy), int(copies), folder)
+    except ValueError:
+        pass
+    if phantom is None or phantom.ranks < 0 or not 0 <= phantom.copy < phantom.copies or not phantom.folder:
+        raise ValueError("RANKS:STEPS:COPY:COPIES:FOLDER, as `matex plan` sets it")
+    return phantom
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -345,6 +373,13 @@ TABLE = (
         "Set by `matex run --check` for the runs that it compares: where they store their first steps.",
     ),
     Setting(
+        "plan",
+        _phantom,
+        None,
+        "ranks:steps:copy:copies:folder",
+        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.",
+    ),
+    Setting(
         "proof",
         _text,
         "",
@@ -392,6 +427,7 @@ class Settings:
     quiet: bool
     traceback: str
     check: str
+    plan: Phantom | None
     proof: str
 
     def __init__(self, environment: Mapping[str, str]):
@@ -447,7 +483,7 @@ def reference() -> str:
         "|---|---|---|---|",
     ]
     for setting in TABLE:
-        default = {True: "1", False: "0", "": "(empty)"}.get(setting.default, str(setting.default))
+        default = {True: "1", False: "0", "": "(empty)", None: "(empty)"}.get(setting.default, str(setting.default))
         lines.append(f"| `{setting.variable}` | {setting.values} | {default} | {setting.meaning} |")
     lines += ["", "This page is written by `python -m matex_tf.settings`.", ""]
     return "\n".join(lines)

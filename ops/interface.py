@@ -11,6 +11,7 @@ _FUNCTIONS = {
     "matex_mpi_version": (c_char_p, []),
     "matex_start": (c_int, [*[c_int] * 5, c_char_p, c_int, c_int64, c_int64, c_int, c_int, c_double, c_int]),
     "matex_start_again": (c_int, [*[c_int] * 6, c_int64, POINTER(c_int64)]),
+    "matex_phantom": (None, [c_int]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_seconds": (c_double, [c_int]),
@@ -31,6 +32,7 @@ _FUNCTIONS = {
     "matex_totals": (c_int, [c_int, POINTER(c_int64), c_char_p, c_int]),
     "matex_link": (c_int, [c_int, POINTER(c_double), POINTER(c_double)]),
     "matex_last_link": (c_int, [POINTER(c_double), POINTER(c_double), POINTER(c_int)]),
+    "matex_time_sums": (c_int, [c_int, c_int64, c_int, POINTER(c_double), POINTER(c_double)]),
     "matex_reduce": (
         c_int,
         [

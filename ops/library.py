@@ -135,13 +135,13 @@ def _start(c: ctypes.CDLL) -> None:
         # In sums in two levels ranks would wait for others than the one that is lost.
         algorithm = "ring" if here.has_several_nodes else "mpi"
     communicators = [0, 0, 0]
-    if world.is_active():
+    if world.is_active() and not here.is_phantom:
         _check_mpi(c)
         communicators = [world.communicator(name).py2f() for name in _COMMUNICATORS]
     failed = c.matex_start(
         *communicators,
         here.rank,
-        here.size,
+        1 if here.is_phantom else here.size,
         here.host.encode(),
         here.node,
         chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes],
@@ -153,6 +153,8 @@ def _start(c: ctypes.CDLL) -> None:
     )
     if failed:
         raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")
+    if here.is_phantom:
+        c.matex_phantom(here.size)
 
 
 def _check_mpi(c: ctypes.CDLL) -> None:

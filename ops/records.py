@@ -10,8 +10,8 @@ import numpy as np
 from . import interface
 from .library import library
 
-TOTALS, EVENTS = 1, 2
-"""What to record: totals only, or events, too."""
+TOTALS, EVENTS, GRADIENTS = 1, 2, 3
+"""What to record: totals only, or events, too, or also those of single gradients."""
 
 ACTIVITIES = (
     "update",
@@ -28,6 +28,9 @@ ACTIVITIES = (
     "between steps",
     "exposed",
     "announcement",
+    "entry",
+    "ready",
+    "rows",
 )
 """By the engine's numbers of them."""
 
@@ -77,7 +80,7 @@ class Totals:
 
 
 def record(how: int, capacity: int = 0) -> None:
-    """From now on, record totals (1) or events, too (2), of which the last `capacity` are kept; or nothing more (0)."""
+    """From now on, record totals (1) or events, too (2, 3), of which the last `capacity` are kept; or no more (0)."""
     global _recording
     _recording = how
     library().c.matex_record(how, capacity)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from matex_tf.io.mirror import listing, mirror
+
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: what rounding makes of a few steps in float32, and what is still the same curve."""
 LIMIT = 600  # seconds for one of the two runs
-COPIED_BYTES, ENTRIES = 16 << 20, 5000
-NOT_MIRRORED = {".git", ".venv", "venv", "__pycache__", "node_modules"}
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
@@ -49,41 +48,6 @@ class Row:
     together: str
     verdict: str
     note: str = ""
-
-
-def mirror(source: Path, target: Path) -> dict[str, tuple[int, int]]:
-    """Make `target` look like the folder `source`: small files copied, large ones linked.
-
-    A script that reads and writes beside itself then leaves the user's own files alone. Returns size and time of
-    modification of everything in it.
-    """
-    count = 0
-    for folder, inside, names in os.walk(source):
-        inside[:] = [name for name in inside if name not in NOT_MIRRORED]
-        there = target / os.path.relpath(folder, source)
-        there.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            count += 1
-            if count > ENTRIES:
-                return listing(target)
-            file = Path(folder, name)
-            if not file.is_file():
-                continue
-            if file.stat().st_size <= COPIED_BYTES:
-                shutil.copy2(file, there / name)
-            else:
-                (there / name).symlink_to(file.resolve())
-    return listing(target)
-
-
-def listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of modification of every file in `folder`, by its path."""
-    files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
-    return {
-        str(file.relative_to(folder)): (file.stat().st_size, file.stat().st_mtime_ns)
-        for file in files
-        if "__pycache__" not in file.parts
-    }
 
 
 def lines_of(text: str) -> list[str]:

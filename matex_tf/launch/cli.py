@@ -1,4 +1,4 @@
-"""The `matex` command: run, info, build, settings, simulate. It never joins MPI itself."""
+"""The `matex` command: run, info, build, settings, simulate, plan. It never joins MPI itself."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from matex_tf.launch import (
     run_options,
     simulate,
 )
+from matex_tf.launch.planning.command import plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand
 from matex_tf.ops import cache
 from matex_tf.version import __version__
@@ -169,6 +170,7 @@ def show_settings(name: str | None) -> int:
 
 
 matex.add_command(simulate.simulate)
+matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
 
 
 def parse_run(words: Sequence[str]) -> Run:

@@ -156,6 +156,12 @@ def load(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None
 
 
+def load_link(path: str | os.PathLike[str]) -> LinkMeasurement:
+    """The measurement of a link in the file `path`."""
+    link: LinkMeasurement = _made(LinkMeasurement, json.loads(Path(path).read_text()))
+    return link
+
+
 def _made(kind: Any, value: Any) -> Any:
     """`value`, from JSON, as the type `kind`."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import mpi_timeout, task_environment
+from matex_tf.world import mpi_timeout, phantom_rank, task_environment
 
 
 @dataclass
@@ -32,6 +32,8 @@ class World:
     """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
     is_several: bool = False
     """Whether the run began with several ranks; all but this one may have been lost."""
+    is_phantom: bool = False
+    """Whether the other ranks are not there: `matex plan` measures what this one computes."""
     has_lost: bool = False
     """Whether ranks were lost, and those that are left have gone on."""
     process: int = field(default_factory=os.getpid)
@@ -97,12 +99,16 @@ def communicator(name: str) -> Any:
 
 def has_threads() -> bool:
     """Whether several threads of this process may be in MPI at once."""
+    if current().is_phantom:
+        return True
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _start() -> World:
+    if (phantom := settings.current().plan) and phantom.ranks:
+        return phantom_rank.world_of(World, phantom)
     task = task_environment.find_task(os.environ)
     if task is None or task.size == 1 or settings.current().disable:
         return World()

@@ -63,6 +63,9 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
                                      static_cast<matex::Algorithm>(algorithm), chosen}));
 }
 
+// After matex_start as the only rank: this process works as rank 0 of `size` ranks that are not there (world.h).
+MATEX_EXPORT void matex_phantom(int size) { matex::BePhantom(size); }
+
 // After ranks were lost: goes on with those that are left, at the collective `number`, with `counts` of each kind done.
 MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
                                    int64_t number, const int64_t* counts) {
@@ -167,7 +170,8 @@ MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* byt
   return static_cast<int>(found.size());
 }
 
-// From now on what this process does is recorded (record.h): 1 totals, 2 events, too, the last `capacity` of them.
+// From now on what this process does is recorded (record.h): 1 totals, 2 events, too, the last `capacity` of them, 3
+// those of single gradients among them.
 MATEX_EXPORT void matex_record(int how, int64_t capacity) {
   matex::Record(static_cast<matex::Recording>(how), capacity);
 }
@@ -224,6 +228,15 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   *start_up = best.start_up;
   *byte = best.byte;
   return matex::Result(matex::Error());
+}
+
+// Times `probes` sums of `bytes`, one after another; all ranks call it together. `seconds` gets those of each, the
+// largest over ranks, and `cpu` the seconds of a core that they took this process in all.
+MATEX_EXPORT int matex_time_sums(int overlapped, int64_t bytes, int probes, double* seconds, double* cpu) {
+  matex::World& world = matex::TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  return matex::Result(matex::TimeSums(overlapped ? matex::OverlappedAdder() : matex::InlineAdder(),
+                                       overlapped ? world.overlapped : world.gradients, bytes, probes, seconds, cpu));
 }
 
 // What the last probe found, and whether it was disturbed; 0 if there was none.

@@ -76,7 +76,7 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
 // Whether all ranks have memory for the result: those that have would wait for the one that has not.
 Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
   int without = has ? -1 : world.rank;
-  if (world.size > 1) {
+  if (world.has_peers()) {
     const int code = MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MAX, world.gradients);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what);
   }
@@ -92,17 +92,19 @@ int64_t Subject::count() const {
   return count;
 }
 
+int64_t Subject::bytes() const { return count() * static_cast<int64_t>(SizeOf(type)); }
+
 Error Allreduce(const Subject& subject, Reduction reduction, const void* from, void* to) {
   World& world = TheWorld();
   const std::function<std::string()> what = [&] {
     return Text(std::string("allreduce (") + NameOf(reduction) + ")", subject);
   };
   const uint64_t key = KeyOf(subject, 0).Add(static_cast<int64_t>(reduction)).value();
-  const Call call{Kind::kAllreduce, key, what};
+  const Call call{Kind::kAllreduce, key, what, nullptr, 0, nullptr, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
-  if (from != to) std::memcpy(to, from, subject.count() * SizeOf(subject.type));
-  if (world.size == 1) return Finish(call, Error());
+  if (from != to) std::memcpy(to, from, subject.bytes());
+  if (!world.has_peers()) return Finish(call, Error());
   return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), what));
 }
 
@@ -114,12 +116,12 @@ Error Broadcast(const Subject& subject, int root, void* data) {
   if (root < 0 || root >= world.size) {
     return Error(what() + ": there is no such rank, the world has " + std::to_string(world.size) + ".");
   }
-  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what};
+  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what, nullptr, 0, nullptr, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
-  const int64_t bytes = subject.count() * static_cast<int64_t>(SizeOf(subject.type));
+  const int64_t bytes = subject.bytes();
   constexpr int64_t kPart = 1 << 30;
-  for (int64_t offset = 0; offset < bytes && world.size > 1; offset += kPart) {
+  for (int64_t offset = 0; offset < bytes && world.has_peers(); offset += kPart) {
     const int part = static_cast<int>(std::min(kPart, bytes - offset));
     const int code = MPI_Bcast(static_cast<char*>(data) + offset, part, MPI_BYTE, root, world.gradients);
     if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Bcast", what()));
@@ -131,18 +133,20 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
   World& world = TheWorld();
   const std::function<std::string()> what = [&] { return Text("allgather", subject); };
   const int64_t mine = subject.shape.empty() ? 1 : subject.shape[0];
-  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), what};
+  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), what, nullptr, 0, nullptr, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   std::vector<int64_t> rows(world.size, mine);
-  if (world.size > 1) {
+  if (world.has_peers()) {
     const int code = MPI_Allgather(&mine, 1, MPI_INT64_T, rows.data(), 1, MPI_INT64_T, world.gradients);
     if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", what()));
   }
   void* const to = allocate(rows);
   if (Error error = AgreeOnMemory(world, to != nullptr, what())) return Finish(call, error);
-  if (world.size > 1) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
-  std::memcpy(to, from, subject.count() * SizeOf(subject.type));
+  if (world.has_peers()) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
+  for (int rank = 0; rank < world.size; ++rank) {
+    std::memcpy(static_cast<char*>(to) + rank * subject.bytes(), from, subject.bytes());
+  }
   return Finish(call, Error());
 }
 

@@ -19,6 +19,7 @@ struct Subject {
   std::string name;
 
   int64_t count() const;
+  int64_t bytes() const;
 };
 
 // to = the reduction of all ranks' `from`; `to` may be `from`.

@@ -23,6 +23,7 @@ struct Entry {
   int64_t variable = 0;
 
   int64_t count() const;
+  int64_t bytes() const { return count() * static_cast<int64_t>(SizeOf(type)); }
   std::string ToString() const;  // 'dense/kernel', float32 [784, 10]
   bool operator==(const Entry& other) const;
 };

@@ -94,9 +94,9 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.met = Clock::now();
-  if (world.size > 1 && sequence.poison) return sequence.poison;
+  if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
-  if (world.size == 1) return Error();
+  if (!world.has_peers()) return Error();
   Wait(Waiter::kSequence, &call.what, call.layout);
   {
     const Span span(Activity::kMeet);

@@ -21,6 +21,7 @@ struct Call {
   const Layout* layout = nullptr;
   int64_t rows = 0;
   const Part* announced = nullptr;  // of an overlapped update, whose gradients come later
+  int64_t bytes = 0;                // of this rank's tensor, in a collective that is no update
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.

@@ -36,11 +36,13 @@ struct Current {
   std::vector<std::pair<int64_t, int64_t>> waits;
 };
 
+bool RecordsGradients() { return recording.load() >= static_cast<int>(Recording::kGradients); }
+
 class Recorder {
  public:
   void Start(Recording how, int64_t capacity) {
     std::lock_guard<std::mutex> lock(mutex_);
-    capacity_ = how == Recording::kEvents ? capacity : 0;
+    capacity_ = how >= Recording::kEvents ? capacity : 0;
     events_.reserve(capacity_);
     recording.store(static_cast<int>(how));
   }
@@ -105,6 +107,9 @@ class Recorder {
     } else if (call.layout != nullptr) {
       IsUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
     }
+    if (call.layout == nullptr || !RecordsGradients()) return;
+    Add({Now(), 0, call.rows, -1, Activity::kRows, Lane::kScript});
+    for (const Entry& entry : call.layout->entries()) AddEntry(entry, Activity::kEntry);
   }
 
   void End(const Call& call) {
@@ -117,7 +122,7 @@ class Recorder {
     Activity activity = Activity::kCollective;
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
     if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
-    Add({current.start, took, 0, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    Add({current.start, took, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
     // Only what lies beside an overlapped update is asked for.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
@@ -142,6 +147,11 @@ class Recorder {
     }
     stretch_.since = now;
     current = Current();
+  }
+
+  void Ready(const Entry& entry) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    AddEntry(entry, Activity::kReady);
   }
 
   int64_t Enter(const Part& part) {
@@ -188,6 +198,10 @@ class Recorder {
   }
 
  private:
+  void AddEntry(const Entry& entry, Activity activity) {
+    Add({Now(), 0, entry.bytes(), Label(entry.name), activity, Lane::kScript});
+  }
+
   Current& At(Lane lane) { return currents_[static_cast<int>(lane)]; }
 
   void Enter(Lane lane, int64_t now) {
@@ -267,6 +281,8 @@ void RecordBegin(const Call& call) {
 void RecordEnd(const Call& call) {
   if (IsRecording()) TheRecorder().End(call);
 }
+
+void RecordReady(const Entry& entry) { if (RecordsGradients()) TheRecorder().Ready(entry); }
 
 OverlappedRecord::OverlappedRecord(const Part& part) {
   if (IsRecording()) start_ = TheRecorder().Enter(part);

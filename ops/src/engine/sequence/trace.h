@@ -13,7 +13,7 @@
 namespace matex {
 
 // The numbers of these three are part of the C interface (abi.cc).
-enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2 };
+enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2, kGradients = 3 };
 
 // Which thread: whichever is in the sequence of collectives, or that of the overlapped way.
 enum class Lane : int16_t { kScript = 0, kCommunication = 1 };
@@ -33,6 +33,10 @@ enum class Activity : int16_t {
   kBetweenSteps = 11,  // without duration: what lies around it is no training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective of an overlapped update
+  // These without duration, and with Recording::kGradients only:
+  kEntry = 14,  // a gradient that an update is about to reduce, in the order in which it does
+  kReady = 15,  // a gradient of an overlapped update was handed over
+  kRows = 16,   // of the global batch, in place of bytes
 };
 
 // Times are those of `Now`, in nanoseconds.
@@ -106,6 +110,9 @@ class Span {
 // A collective of the sequence: between `Meet` and `Finish`, which call these.
 void RecordBegin(const Call& call);
 void RecordEnd(const Call& call);
+
+// A gradient of an overlapped update is there.
+void RecordReady(const Entry& entry);
 
 // A part of an overlapped update, for as long as it lives; made by the thread that reduces it, whose spans are then of it.
 class OverlappedRecord {

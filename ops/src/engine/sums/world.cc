@@ -48,6 +48,13 @@ Error Start(const Beginning& beginning) {
   return TakeCommunicators(world, beginning.sequence, beginning.gradients, beginning.overlapped);
 }
 
+void BePhantom(int size) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> lock(world.mutex);
+  world.size = size;
+  world.phantom = true;
+}
+
 Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);

@@ -26,6 +26,8 @@ const char* NameOf(Algorithm algorithm);
 struct World {
   int rank = 0;
   int size = 1;
+  // The other ranks are not there: a sum is this rank's part, and rows that are gathered are copies of its own.
+  bool phantom = false;
   std::string host = "localhost";
   // Only the numbered check of rendezvous.h uses `sequence`; tensors travel on `gradients`, those of the overlapped way on
   // `overlapped`. All are duplicates of our own, so nothing that the script itself does with MPI can meet them.
@@ -39,6 +41,8 @@ struct World {
   Compression compression;
   // Held from the rendezvous of a collective to its end: within a process, collectives run one after another.
   std::mutex mutex;
+
+  bool has_peers() const { return size > 1 && !phantom; }
 };
 
 // The one world of this process: one rank, and no MPI, until `Start`.
@@ -61,6 +65,9 @@ struct Beginning {
 
 // Called once.
 Error Start(const Beginning& beginning);
+
+// After `Start` as the only rank: this process computes what rank 0 of `size` ranks does, without them.
+void BePhantom(int size);
 
 // After ranks were lost: this process's place among those that are left, and communicators of theirs.
 Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node);

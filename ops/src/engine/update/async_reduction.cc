@@ -78,6 +78,7 @@ class Overlapped {
         update.done[entry] = std::move(gradient.done);
         update.here[entry] = true;
         update.ready[entry] = Since(update.announced);
+        RecordReady(update.part.layout->entries()[entry]);
         // A thread that is woken up in vain takes the core from the one that computes.
         if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
         return;
@@ -165,7 +166,9 @@ class Overlapped {
   // ranks tell whether all are there.
   static Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
     const World& world = TheWorld();
-    int64_t words[3] = {at, ~at, is_here ? -1 : world.rank};
+    *without = is_here ? -1 : world.rank;
+    if (!world.has_peers()) return Error();
+    int64_t words[3] = {at, ~at, *without};
     const Span span(Activity::kMeet);
     MPI_Request request;
     int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
@@ -185,7 +188,7 @@ class Overlapped {
     const auto place = [update] { return update->part.place; };
     const OverlappedRecord record(update->part);
     const AddUp add_up = [&place](const Step& step, void* data, float* left) {
-      return OverlappedAdder().Sum(step, data, left, place);
+      return TheWorld().has_peers() ? OverlappedAdder().Sum(step, data, left, place) : Error();
     };
     std::vector<size_t> left(update->here.size(), 0);
     for (const Step& step : steps) {

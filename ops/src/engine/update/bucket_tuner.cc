@@ -39,6 +39,7 @@ Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
 
 Error Learning::Agree(const Layout& layout) {
   const World& world = TheWorld();
+  if (!world.has_peers()) return Error();
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
   const Waits here(Waiter::kOverlapped, &place);

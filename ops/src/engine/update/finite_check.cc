@@ -119,7 +119,7 @@ Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
   const Finding mine = AreFinite(step.type, data, step.count) ? Finding() : Find(step, data);
   if (Error error = add_up(step, data, left)) return error;
   if (AreFinite(step.type, data, step.count)) return Error();
-  std::vector<Finding> all(TheWorld().size);
+  std::vector<Finding> all(TheWorld().has_peers() ? TheWorld().size : 1);
   if (all.size() == 1) {
     all[0] = mine;
   } else {

@@ -17,7 +17,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   World& world = TheWorld();
   const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
   const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
-    return world.size == 1 ? Error() : InlineAdder().Sum(step, data, left, place);
+    return !world.has_peers() ? Error() : InlineAdder().Sum(step, data, left, place);
   };
   std::lock_guard<std::mutex> lock(world.mutex);
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
@@ -25,7 +25,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   if (error) return error;
   const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
   SharedMemory* memory = nullptr;
-  if (world.size > 1 && !layout.checked()) error = InlineAdder().Shared(&memory, place);
+  if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
   for (const Step& step : layout.steps()) {
     if (memory != nullptr && !step.compressed) {

@@ -1,5 +1,7 @@
 #include "engine/update/link_probe.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -25,6 +27,12 @@ std::mutex& LastMutex() {
 
 bool found_one = false;
 Link last;
+
+double CpuSeconds() {
+  rusage used;
+  getrusage(RUSAGE_SELF, &used);
+  return used.ru_utime.tv_sec + used.ru_stime.tv_sec + 1e-6 * (used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
 
 Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
   const auto place = [] { return std::string("the probe of what a transfer costs"); };
@@ -58,6 +66,26 @@ Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link) {
   } while (link->disturbed && --trials > 0);
   NoteLink(*link);
   return Error();
+}
+
+Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, double* seconds, double* cpu) {
+  const auto place = [] { return std::string("the measurement of a link"); };
+  const int64_t count = bytes / static_cast<int64_t>(sizeof(float));
+  const int64_t chunk = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
+  std::vector<float> data(count, 0.0f);
+  const double before = CpuSeconds();
+  for (int probe = 0; probe < probes; ++probe) {
+    if (Error error = MpiError(MPI_Barrier(communicator), "MPI_Barrier", place())) return error;
+    const Clock::time_point start = Clock::now();
+    for (int64_t first = 0; first < count; first += chunk) {
+      const int64_t taken = std::min(chunk, count - first);
+      if (Error error = adder.Sum(data.data() + first, taken, Type::kFloat32, place)) return error;
+    }
+    seconds[probe] = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  *cpu = CpuSeconds() - before;
+  const int code = MPI_Allreduce(MPI_IN_PLACE, seconds, probes, MPI_DOUBLE, MPI_MAX, communicator);
+  return MpiError(code, "MPI_Allreduce", place());
 }
 
 bool LastLink(Link* link) {

@@ -11,6 +11,10 @@ namespace matex {
 // work disturbs it, it is done again, up to `trials` times.
 Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link);
 
+// Times `probes` sums of `bytes`, in chunks, into `seconds`, the longest of all ranks; `cpu`: seconds of a core that all of
+// them took this process.
+Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, double* seconds, double* cpu);
+
 // What the last probe found; false if there was none.
 bool LastLink(Link* link);
 void NoteLink(const Link& link);

@@ -1,0 +1,1 @@
+"""`matex plan`: its options, and what it does."""

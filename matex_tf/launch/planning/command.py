@@ -1,0 +1,77 @@
+"""The options of `matex plan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from matex_tf.launch.planning import run as planning
+from matex_tf.launch.planning import words as plan_words
+from matex_tf.launch.run_options import Count, Run
+from matex_tf.planner import choice, collectives
+from matex_tf.planner.measurement import phantoms
+from matex_tf.planner.plan_file import PlanFileError
+
+
+def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
+    """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
+
+    def launch(ranks: int, target: Sequence[str]) -> list[str]:
+        return command_line(Run(ranks=ranks, target=list(target)))
+
+    @click.command(
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "ignore_unknown_options": True,
+            "allow_interspersed_args": False,
+        },
+        short_help="Predict step, efficiency and memory of SCRIPT.py on numbers of ranks that are not there.",
+    )
+    @click.option(
+        "--ranks", type=plan_words.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
+    )
+    @click.option("--ranks-per-host", type=Count("ranks"), help="As many as this host has cores, unless told.")
+    @click.option(
+        "--network",
+        type=plan_words.Network(),
+        default="ethernet25",
+        help=f"Between hosts: {', '.join(collectives.NETWORKS)}, or seconds to start and bytes a second as 20e-6:3e9.",
+    )
+    @click.option(
+        "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the choice."
+    )
+    @click.option("--deadline", type=plan_words.Time(), help="Or the time that --epochs may take: 6h.")
+    @click.option("--epochs", type=Count("epochs"), default=1, help="Of --deadline.")
+    @click.option(
+        "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone, for times of epochs."
+    )
+    @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take, such as 16GiB.")
+    @click.option("--steps", type=Count("steps"), default=phantoms.STEPS, help="Measured at each size.")
+    @click.option("--json", "file", default="", help="Write what was measured, and the table beside it, to this file.")
+    @click.option("--chart", default="", help="Write a chart to this SVG file.")
+    @click.option("--check", is_flag=True, help="Run PLAN.json's script on -n ranks; print prediction beside reality.")
+    @click.option("-n", "run_on", type=plan_words.Ranks(), default="2", help="Of --check: such as 2,4.")
+    @click.argument("script", nargs=-1, type=click.UNPROCESSED)
+    def plan(script: tuple[str, ...], check: bool, run_on: list[int], **given: Any) -> int:
+        """Measure SCRIPT.py here, as rank 0 of ranks that are not there; predict what it takes on them, and choose.
+
+        \b
+        matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
+        matex plan --check -n 2,4 plan.json
+        """
+        if not script:
+            raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
+
+        try:
+            if check:
+                return planning.check(script[0], run_on, launch)
+            check_target(Run(ranks=1, target=list(script)))
+            return planning.plan(planning.asked_by(given), script, launch)
+        except (phantoms.NotMeasured, PlanFileError, OSError) as error:
+            print(f"matex plan: {error}", file=sys.stderr)
+            return 1
+
+    return plan

@@ -1,0 +1,94 @@
+"""The first training steps of this process, measured for `matex plan`, which then end it.
+
+A step is known by its update, which is the engine's: so any kind of script is measured alike, and nothing of it is
+looked at. A thread counts the updates and ends the process once there are enough.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from matex_tf import ops, settings
+from matex_tf.ops import records
+from matex_tf.runtime import real_files
+from matex_tf.world import world
+
+LEAST = 8
+"""Updates after which a process may be ended because its time is over."""
+SECONDS = 40
+_EVENTS = 1 << 18
+_GRADIENTS = 1  # see `ops.count`
+
+
+def start() -> None:
+    """Begin, where `matex plan` started this process (setting `plan`)."""
+    asked = settings.current().plan
+    if asked is None:
+        return
+    records.record(records.GRADIENTS, _EVENTS)
+    measured = Measured(asked)
+    atexit.register(measured.store)
+    threading.Thread(target=measured.watch, name="matex plan", daemon=True).start()
+
+
+def resident(name: str) -> int:
+    """Bytes of resident memory: VmRSS, what there is, or VmHWM, the most that there was."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class Measured:
+    """What this process has done so far."""
+
+    def __init__(self, asked: settings.Phantom):
+        self.asked = asked
+        self.base = 0
+        self._lock = threading.Lock()
+        self._stored = False
+
+    def watch(self) -> None:
+        """Wait until there are enough updates, and end the process."""
+        began = 0.0
+        with real_files.plainly():
+            while True:
+                time.sleep(0.02)
+                updates = ops.count(_GRADIENTS)
+                if updates == 0:
+                    self.base = resident("VmRSS")
+                elif not began:
+                    began = time.monotonic()
+                late = began and time.monotonic() - began > SECONDS
+                if updates >= self.asked.steps or (late and updates >= LEAST):
+                    break
+        self.store()
+        os._exit(0)
+
+    def store(self) -> None:
+        """Write what was seen to the folder, once."""
+        with self._lock:
+            if self._stored or os.getpid() != world.current().process:
+                return
+            self._stored = True
+            me = world.current()
+            name = f"copy-{self.asked.copy if me.is_phantom else me.rank}.npz"
+            events, _ = records.events()
+            with real_files.plainly():
+                file = Path(self.asked.folder, name)
+                np.savez(
+                    file.with_suffix(".part.npz"), events=events, labels=np.array(records.labels(), dtype=str),
+                    base=self.base, peak=resident("VmHWM"), updates=ops.count(_GRADIENTS),
+                    has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
+                )  # fmt: skip
+                os.replace(file.with_suffix(".part.npz"), file)
+
+
+_READY = records.ACTIVITIES.index("ready")

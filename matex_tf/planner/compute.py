@@ -1,0 +1,139 @@
+"""How long a rank computes, and what memory it takes, between and beyond the sizes that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size
+
+FAR = 2
+"""So many times beyond what was measured is extrapolated."""
+RARE, LONGER = 0.01, 1.3
+"""Steps of a few dozen do not show what is rare; at worst so many are so much longer."""
+
+
+def rows_of(plan: Plan, ranks: int) -> int:
+    """Rows of the largest slice on so many ranks; 0 where no step is sharded."""
+    if not plan.rows:
+        return 0
+    return plan.rows if plan.scaling == "weak" else max(1, ceil(plan.rows / ranks))
+
+
+class Line:
+    """Piecewise linear through points, and the nearest piece's slope beyond them; never below `least`."""
+
+    def __init__(self, x: Sequence[float], y: Sequence[float], least: float = 0.0):
+        points: dict[float, list[float]] = {}
+        for at, value in zip(x, y):
+            points.setdefault(at, []).append(value)
+        self.x = sorted(points)
+        self.y = [float(np.median(points[at])) for at in self.x]
+        self.least = least
+
+    def __call__(self, at: float) -> float:
+        if len(self.x) == 1:
+            return self.y[0]
+        right = min(max(int(np.searchsorted(self.x, at)), 1), len(self.x) - 1)
+        (x0, x1), (y0, y1) = self.x[right - 1 : right + 1], self.y[right - 1 : right + 1]
+        # More rows never take less: what says so is noise, and would grow beyond the points.
+        slope = max(y1 - y0, 0.0) / (x1 - x0) if not x0 <= at <= x1 else (y1 - y0) / (x1 - x0)
+        return max(y0 + (at - x0) * slope if at >= x0 else y0 - (x0 - at) * slope, self.least)
+
+
+class _Group:
+    """The sizes that were measured in as many copies at once: with as many cores for each."""
+
+    def __init__(self, plan: Plan, sizes: Sequence[Size]):
+        self.sizes = list(sizes)
+        self.x = [float(rows_of(plan, size.ranks)) for size in sizes]
+        self.seconds = Line(self.x, [float(np.median(size.steps)) for size in sizes], 1e-6)
+        self.ready = [Line(self.x, column) for column in zip(*(size.ready for size in sizes))]
+        self.at = [Line(self.x, column) for column in zip(*(size.at for size in sizes))]
+
+
+class Compute:
+    """The model of a plan's computation: t(rows) = a + c rows, by pieces; for ranks that fill a host, and for fewer."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._full = max(size.copies for size in plan.sizes)
+        self._groups = {
+            copies: _Group(plan, [size for size in plan.sizes if size.copies == copies])
+            for copies in {size.copies for size in plan.sizes}
+        }
+        everything = [self._position(size.ranks) for size in plan.sizes]
+        self._memory = Line(everything, [float(size.peak_bytes) for size in plan.sizes])
+
+    def _position(self, ranks: int) -> float:
+        """Rows of a rank; without any, all ranks compute the same."""
+        return float(rows_of(self.plan, ranks))
+
+    def _group(self, ranks: int) -> _Group:
+        """Fewer ranks than fill a host have more cores each."""
+        copies = min(ranks, self._full)
+        return self._groups[min(one for one in self._groups if one >= copies)]
+
+    def seconds(self, ranks: int) -> float:
+        """A step of a rank of so many, without sums, typically."""
+        return self._group(ranks).seconds(self._position(ranks))
+
+    def ready(self, ranks: int) -> list[float]:
+        """When each gradient is there."""
+        end = self.seconds(ranks)
+        return [min(line(self._position(ranks)), end) for line in self._group(ranks).ready]
+
+    def at(self, ranks: int) -> list[float]:
+        """When each collective begins."""
+        return [line(self._position(ranks)) for line in self._group(ranks).at]
+
+    def fixed(self) -> tuple[float, float]:
+        """Seconds of a step that no number of ranks lowers, and seconds of a row."""
+        line = self._groups[self._full].seconds
+        if len(line.x) < 2:
+            return line.y[0], 0.0
+        none = line(0.0)
+        return none, max(line.y[-1] - none, 0.0) / line.x[-1]
+
+    def memory(self, ranks: int) -> float:
+        """Bytes that a process takes at most."""
+        return self._memory(self._position(ranks))
+
+    def memory_of_rows(self, rows: float) -> float:
+        return self._memory(rows)
+
+    def mark(self, ranks: int) -> str:
+        at, group = self._position(ranks), self._group(ranks)
+        is_alike = group.sizes[0].copies == min(ranks, self._full)
+        is_near = min(group.x) / FAR <= at <= max(group.x) * FAR
+        return MEASURED if is_alike and is_near else EXTRAPOLATED
+
+    def nearest(self, ranks: int) -> Size:
+        """The measured size whose slices are most like those of so many ranks."""
+        at = self._position(ranks)
+        return min(self._group(ranks).sizes, key=lambda size: abs(np.log((self._position(size.ranks) + 1) / (at + 1))))
+
+    def spread(self, ranks: int) -> list[float]:
+        """Measured steps, by the typical one."""
+        steps = self.nearest(ranks).steps
+        return sorted(step / float(np.median(steps)) for step in steps)
+
+    def slowest(self, ranks: int) -> tuple[float, float]:
+        """How much longer than a typical step the slowest of so many ranks takes: by the measured steps, and if rare
+        ones, which so few do not show, are longer.
+        """
+        steps = self.spread(ranks)
+        seen = expected_maximum(steps, [1.0] * len(steps), ranks)
+        rare = [step * LONGER for step in steps]
+        weights = [1 - RARE] * len(steps) + [RARE] * len(steps)
+        return max(seen, 1.0), max(expected_maximum(steps + rare, weights, ranks), 1.0)
+
+
+def expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:
+    """The mean of the largest of `draws` values, each drawn by `weights`: resampling, without drawing."""
+    order = np.argsort(values)
+    shares = np.cumsum(np.array(weights)[order])
+    below = (shares / shares[-1]) ** draws
+    return float(np.sum(np.array(values)[order] * np.diff(below, prepend=0.0)))

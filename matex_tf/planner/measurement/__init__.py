@@ -1,0 +1,1 @@
+"""What is measured for a plan: a script as a phantom rank, its steps, the links between ranks."""

@@ -1,0 +1,48 @@
+"""Times sums between ranks that can be started: `python -m matex_tf -m matex_tf.planner.measurement.link FILE`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+from matex_tf import ops
+from matex_tf.ops import interface
+from matex_tf.planner.plan_file import ALL_RANKS, LINK_BYTES, ONE_HOST, TWO_HOSTS, LinkMeasurement
+from matex_tf.world import world
+
+PROBES = 15
+
+
+def measure() -> LinkMeasurement:
+    """Between the ranks that there are. Collective."""
+    me = world.current()
+    hosts = len(set(me.nodes))
+    inline = [_time(False, size) for size in LINK_BYTES]
+    asleep = [_time(True, size) for size in LINK_BYTES]
+    scope = ONE_HOST if hosts == 1 else TWO_HOSTS if me.size == hosts else ALL_RANKS
+    return LinkMeasurement(
+        scope, me.size, hosts, LINK_BYTES, tuple(seconds for seconds, _ in inline),
+        tuple(seconds for seconds, _ in asleep), inline[-1][1] / LINK_BYTES[-1],
+    )  # fmt: skip
+
+
+def _time(overlapped: bool, size: int) -> tuple[float, float]:
+    """The median time of a sum of `size` bytes, and the seconds of a core that one takes."""
+    c = ops.library().c
+    seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
+    for _ in range(2):  # the first wakes up what sleeps
+        if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
+            raise world.RankError(interface.last_error(c))
+    return sorted(seconds)[PROBES // 2], cpu.value / PROBES
+
+
+def main(path: str) -> None:
+    found = measure()
+    if world.current().rank == 0:
+        Path(path).write_text(json.dumps(vars(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

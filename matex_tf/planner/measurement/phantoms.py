@@ -1,0 +1,175 @@
+"""Runs a script as a phantom rank, in copies, each in a mirror of the folder, and reads what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.io.mirror import mirror
+from matex_tf.planner.measurement import steps as steps_of_events
+from matex_tf.planner.measurement.steps import Steps
+from matex_tf.planner.plan_file import Size
+
+STEPS = 25
+LIMIT = 300
+"""Seconds for the script to come to the end of its steps; imports and traces are among them."""
+_NOT_TAKEN = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
+
+
+Launch = Callable[[Sequence[str]], list[str]]
+"""The command line that starts ranks of a script, given it with its arguments."""
+
+
+class NotMeasured(RuntimeError):
+    """The script could not be measured; the text says how far it came, and why."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A size, and what the plan has but once."""
+
+    size: Size
+    steps: Steps
+    overlaps: bool
+
+
+def measure(script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS) -> Measurement:
+    """The script as rank 0 of `ranks`, `copies` of it at once.
+
+    Raises:
+        NotMeasured: it fails, does not train, or ends before it has trained enough.
+    """
+    processes = []
+    try:
+        processes = [_start(script, ranks, copy, copies, folder, steps) for copy in range(copies)]
+        codes = _wait(processes)
+    finally:
+        for process in processes:
+            _end(process)
+    found = []
+    for copy, code in enumerate(codes):
+        found.append(read(folder, copy, code, ranks))
+    first = found[0][1]
+    alike = [steps for _, steps, _ in found if steps.gradients == first.gradients]
+    size = Size(
+        ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
+        tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
+        max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found),
+    )  # fmt: skip
+    return Measurement(size, first, found[0][2])
+
+
+def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int) -> float:
+    """The typical step of `script` on the ranks that `launch` starts, in seconds.
+
+    Raises:
+        NotMeasured: as `measure`.
+    """
+    place, source = folder / "place-0", Path.cwd().resolve()
+    mirror(source, place)
+    words = launch(command(script, source, place)[3:])
+    with (folder / "said-0").open("wb") as said:
+        process = subprocess.Popen(
+            words, cwd=place, env=environment(f"0:{steps}:0:1:{folder}", "auto"), stdin=subprocess.DEVNULL,
+            stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    until = time.monotonic() + LIMIT
+    try:
+        while process.poll() is None and time.monotonic() < until and not (folder / "copy-0.npz").exists():
+            time.sleep(0.1)
+    finally:
+        process.terminate()  # mpirun ends its ranks
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        _end(process)
+    _, found, _ = read(folder, 0, process.returncode, 0)
+    return sorted(found.seconds)[len(found.seconds) // 2]
+
+
+def command(script: Sequence[str], source: Path, place: Path) -> list[str]:
+    """The command that runs `script` in `place`, the mirror of `source`: also the script is the mirror's, if it is
+    there, so that what it writes beside itself is in the mirror, too.
+    """
+    words = list(script)
+    if words[0] != "-m":
+        path = Path(words[0]).resolve()
+        inside = path.is_relative_to(source) and (place / path.relative_to(source)).exists()
+        words[0] = str(place / path.relative_to(source) if inside else path)
+    return [sys.executable, "-m", "matex_tf", *words]
+
+
+def environment(plan: str, overlap: str = "on") -> dict[str, str]:
+    """That of a process that is measured, with the setting `plan`."""
+    kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
+    return {"MATEX_OVERLAP": overlap, **kept, "MATEX_PLAN": plan, "MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def _start(
+    script: Sequence[str], ranks: int, copy: int, copies: int, folder: Path, steps: int
+) -> subprocess.Popen[bytes]:
+    place = folder / f"place-{copy}"
+    source = Path.cwd().resolve()
+    mirror(source, place)
+    with (folder / f"said-{copy}").open("wb") as said:
+        return subprocess.Popen(
+            command(script, source, place), cwd=place, env=environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}"),
+            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    until = time.monotonic() + LIMIT
+    codes: list[int | None] = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(until - time.monotonic(), 0.1)))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+    return codes
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a process and of those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def read(folder: Path, copy: int, code: int | None, ranks: int) -> tuple[dict[str, Any], Steps, bool]:
+    """What one copy measured, its steps, and whether gradients were handed over one by one.
+
+    Raises:
+        NotMeasured: as `measure`.
+    """
+    said = (folder / f"said-{copy}").read_text(errors="replace") if (folder / f"said-{copy}").exists() else ""
+    file = folder / f"copy-{copy}.npz"
+    notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
+    updates = int(notes.get("updates", 0))
+    steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist()) if notes else None
+    if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
+        return notes, steps, bool(notes["overlaps"])
+    if code is None:
+        why = f"it had not come to {STEPS} steps after {LIMIT} s"
+    elif code:
+        why = f"it failed with exit code {code}"
+    else:
+        why = "it ended before it had trained enough; give it more epochs or data"
+    if not notes.get("has_tensorflow"):
+        reached = "it had not imported TensorFlow"
+    elif not updates:
+        reached = "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"
+    else:
+        reached = f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
+    last = "\n".join(said.strip().splitlines()[-20:])
+    raise NotMeasured(f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip())

@@ -1,0 +1,102 @@
+"""The steps of a process in the events that its engine recorded (`ops/records.py`)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_tf.ops import records
+from matex_tf.planner.plan_file import Collective, Gradient
+
+FIRST = 3
+"""Updates that do not count: they trace, allocate and wake up threads."""
+_OTHERS = ("collective", "message", "announcement")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Times in seconds; of gradients and collectives, medians from the start of a step."""
+
+    seconds: tuple[float, ...]
+    rows: int
+    """Of the global batch; 0 where no update knew of one."""
+    gradients: tuple[Gradient, ...]
+    ready: tuple[float, ...]
+    collectives: tuple[Collective, ...]
+    at: tuple[float, ...]
+
+
+@dataclass
+class _Step:
+    seconds: float
+    rows: int
+    gradients: tuple[Gradient, ...]
+    ready: list[float]
+    collectives: tuple[Collective, ...]
+    at: list[float]
+
+
+def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
+    """The steps among `events` (dtype `records.EVENT`): each from the end of an update to that of the next one of its
+    place, which is the place that most updates have. None if there are none after the first ones.
+    """
+    kinds = np.array(records.ACTIVITIES)[events["activity"]]
+    ends = events["start"] + events["duration"]
+    is_update = (kinds == "exposed") | ((kinds == "update") & (events["lane"] == 0))
+    places = Counter(events["label"][is_update].tolist())
+    if not places:
+        return None
+    place = places.most_common(1)[0][0]
+    borders = np.sort(ends[is_update & (events["label"] == place)])[FIRST:]
+    pauses = events["start"][kinds == "between steps"]
+    found = []
+    for begin, end in zip(borders, borders[1:]):
+        if not np.any((pauses > begin) & (pauses <= end)):
+            inside = (events["start"] >= begin) & (events["start"] < end)
+            found.append(_read(events[inside], kinds[inside], labels, int(begin), int(end)))
+    alike = _most(found, lambda step: step.gradients)
+    if not alike:
+        return None
+    shown = _most(alike, lambda step: step.collectives)
+    return Steps(
+        tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
+        _medians([step.ready for step in shown]), shown[0].collectives, _medians([step.at for step in shown]),
+    )  # fmt: skip
+
+
+def _read(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int) -> _Step:
+    handed_over = defaultdict(list)
+    entries, others, rows = [], [], 0
+    for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
+        start, _, size, label = event[:4]
+        since = (start - begin) * 1e-9
+        if kind == "entry":
+            entries.append((labels[label], size, since))
+        elif kind == "ready":
+            handed_over[labels[label]].append(since)
+        elif kind in _OTHERS:
+            others.append((Collective(str(kind), labels[label], size), since))
+        elif kind == "rows":
+            rows = max(rows, size)
+    # What an update that is not overlapped reduces is there when it begins.
+    ready = [handed_over[name].pop(0) if handed_over[name] else since for name, _, since in entries]
+    return _Step(
+        (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
+        tuple(other for other, _ in others), [since for _, since in others],
+    )  # fmt: skip
+
+
+def _most(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
+    """Those that have in common what most have."""
+    if not steps:
+        return []
+    common = Counter(map(of, steps)).most_common(1)[0][0]
+    return [step for step in steps if of(step) == common]
+
+
+def _medians(rows: list[list[float]]) -> tuple[float, ...]:
+    return tuple(np.median(np.array(rows), axis=0).tolist()) if rows and rows[0] else ()

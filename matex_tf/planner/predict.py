@@ -1,0 +1,215 @@
+"""The step on numbers of ranks that are not there: computation, sums that nothing hides, small ones, the slowest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from matex_tf.planner import collectives
+from matex_tf.planner.collectives import AnyLink, Link, MeasuredLink
+from matex_tf.planner.compute import Compute, rows_of
+from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
+
+MOST_GRADIENTS = 200
+"""More are brought together by neighbours before buckets are chosen."""
+_POINTS = 64
+_READY_BYTES = 24
+"""What ranks tell each other before each bucket."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step of `ranks`; seconds, bytes, and what each stands on."""
+
+    ranks: int
+    hosts: int
+    rows: int
+    compute: float
+    exposed: float
+    small: float
+    waiting: float
+    step: float
+    low: float
+    high: float
+    rows_a_second: float
+    efficiency: float
+    memory: float
+    algorithm: str
+    overlapped: bool
+    compute_mark: str
+    link_mark: str
+
+    @property
+    def mark(self) -> str:
+        """The weakest of what it stands on."""
+        return max(self.compute_mark, self.link_mark, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
+
+
+class Links:
+    """What sums cost on a plan's hosts."""
+
+    def __init__(self, plan: Plan):
+        self.per_host = plan.ranks_per_host
+        self._within = plan.link(ONE_HOST)
+        self._between = plan.link(ALL_RANKS, TWO_HOSTS)
+        self.memory: AnyLink = collectives.MEMORY
+        if self._within:
+            self.memory = messages(self._within.bytes, self._within.seconds, self._within.ranks)
+        self.network: AnyLink = network_of(plan.network)
+        if self._between:
+            self.network = messages(self._between.bytes, self._between.asleep, self._between.hosts)
+
+    def mark(self, ranks: int) -> str:
+        if ranks == 1:
+            return MEASURED
+        used = self._within if ranks <= self.per_host else self._between
+        if used is None:
+            return ASSUMED
+        return MEASURED if ranks <= 2 * used.ranks else EXTRAPOLATED
+
+    def algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
+        """Seconds of a sum of so many bytes in one piece, by each way that changes no result."""
+        if ranks <= self.per_host:
+            return {"shared memory": lambda size: self._on_one_host(ranks, size)}
+        return {name: functools.partial(self._between_hosts, name, ranks) for name in collectives.EXACT}
+
+    def _between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
+        return collectives.ALGORITHMS[algorithm](ranks, self.per_host, size, self.network, self.memory)
+
+    def _on_one_host(self, ranks: int, size: float) -> float:
+        """By the measured sums, scaled by what more ranks move."""
+        if self._within is None:
+            return collectives.shared_memory(ranks, size, self.memory)
+        measured = MeasuredLink(self._within.bytes, self._within.seconds).message(size)
+        grows = [collectives.shared_memory(n, size, collectives.MEMORY) for n in (ranks, self._within.ranks)]
+        return measured * grows[0] / grows[1]
+
+    def small(self, ranks: int, size: float) -> float:
+        """A collective of few bytes, with the meeting before it."""
+        if ranks == 1:
+            return 0.0
+        if ranks <= self.per_host:
+            return self._on_one_host(ranks, collectives.MEETING) + (self._on_one_host(ranks, size) if size else 0.0)
+        within = min(ranks, self.per_host)
+        hosts = ceil(ranks / within)
+        sizes = [collectives.MEETING, *([size] if size else [])]
+        return sum(
+            collectives.recursive_doubling(within, one, self.memory)
+            + collectives.recursive_doubling(hosts, one, self.network)
+            for one in sizes
+        )
+
+
+def network_of(text: str) -> Link:
+    """The link between hosts that `text` names, or gives as START_UP:BYTES (seconds, bytes a second).
+
+    Raises:
+        ValueError: it does neither.
+    """
+    if text in collectives.NETWORKS:
+        return collectives.NETWORKS[text]
+    start_up, colon, speed = text.partition(":")
+    try:
+        link = Link(float(start_up), 1 / float(speed))
+    except (ValueError, ZeroDivisionError):
+        link = Link(-1, 0)
+    if not colon or link.start_up < 0 or link.byte <= 0:
+        raise ValueError(
+            f"expected one of {', '.join(collectives.NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
+            f"a message, bytes a second); {text!r} was given"
+        )
+    return link
+
+
+def messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
+    """The messages of which sums over `ranks` are made: log2(ranks) exchanges of all that is summed."""
+    rounds = max((ranks - 1).bit_length(), 1)
+    return MeasuredLink(
+        sizes, [max(took / rounds - size * collectives.ADDITION, 1e-9) for size, took in zip(sizes, seconds)]
+    )
+
+
+def end_of_sums(ready: Sequence[float], sizes: Sequence[float], cost: Callable[[float], float]) -> float:
+    """When the sums of gradients are over, in the best buckets (ops/src/engine/layout/buckets.h): dynamic programming
+    over the last boundary, where a bucket costs `cost` of its bytes and begins when its last gradient is ready.
+    """
+    ready, sizes = _neighbours(ready, sizes)
+    if not sizes:
+        return 0.0
+    before, last = np.concatenate([[0.0], np.cumsum(sizes)]), np.maximum.accumulate(ready)
+    # The cost of thousands of buckets is read off a curve through some.
+    points = np.concatenate([[0.0], np.geomspace(max(min(sizes), 1.0), before[-1] + 1, _POINTS)])
+    costs = np.array([cost(float(point)) for point in points])
+    ends = np.zeros(len(before))
+    for i in range(1, len(before)):
+        buckets = np.interp(before[i] - before[:i], points, costs)
+        ends[i] = np.min(np.maximum(ends[:i], last[i - 1]) + buckets)
+    return float(ends[-1])
+
+
+def _neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
+    together = ceil(len(sizes) / MOST_GRADIENTS) or 1
+    starts = range(0, len(sizes), together)
+    return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
+
+
+def _in_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
+    """Seconds of a sum in pieces of `chunk` bytes at most, `told` before."""
+    pieces = max(1, ceil(size / chunk))
+    return told + pieces * sum_of(size / pieces)
+
+
+def predict(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
+    """The step on so many ranks. `squeeze`: the share of the gradients' bytes that travels between hosts."""
+    return Predictor(plan).step(ranks, squeeze)
+
+
+class Predictor:
+    """All predictions of one plan."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
+
+    def step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
+        plan, compute = self.plan, self.compute.seconds(ranks)
+        small = self._small(ranks)
+        end, algorithm, overlapped = self._sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
+        exposed = max(end - compute, 0.0)
+        usual, rare = self.compute.slowest(ranks)
+        waiting = compute * (usual - 1)
+        step = compute + exposed + small + waiting
+        marks = self.compute.mark(ranks), self.links.mark(ranks)
+        doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
+        low = compute + (exposed + small) / doubt
+        high = compute * rare + (exposed + small) * doubt
+        rows = plan.rows * (ranks if plan.scaling == "weak" else 1)
+        alone = self.compute.seconds(1)
+        times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
+        return Prediction(
+            ranks, ceil(ranks / plan.ranks_per_host), rows_of(plan, ranks), compute, exposed, small, waiting, step,
+            min(low, step), max(high, step), rows / step, times, self.compute.memory(ranks), algorithm, overlapped,
+            *marks,
+        )  # fmt: skip
+
+    def _small(self, ranks: int) -> float:
+        return sum(self.links.small(ranks, one.bytes) for one in self.plan.collectives)
+
+    def _sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
+        """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
+        sizes = [gradient.bytes * squeeze for gradient in self.plan.gradients]
+        ready, computed = self.compute.ready(ranks), self.compute.seconds(ranks)
+        meeting = self.links.small(ranks, 0)
+        chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
+        found = []
+        for name, sum_of in self.links.algorithms(ranks).items():
+            found.append((computed + meeting + _in_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
+            # On one host sums take the cores that compute: nothing is hidden.
+            if self.plan.overlaps and ranks > self.links.per_host:
+                told = self.links.small(ranks, 0) * _READY_BYTES / collectives.MEETING
+                end = end_of_sums(ready, sizes, functools.partial(_in_chunks, sum_of, chunk, told))
+                found.append((max(end, computed), name, True))
+        return min(found)

@@ -1,0 +1,125 @@
+"""What `matex plan` prints and writes: a table, the same for programs, and a chart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import log2
+from typing import Any
+
+from rich.table import Table
+
+from matex_tf.planner.choice import MARGIN, Choice
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
+from matex_tf.planner.predict import Prediction, Predictor
+
+SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
+
+
+def table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
+    """A row for each number of ranks; milliseconds, MiB."""
+    made = Table(box=None, pad_edge=False)
+    for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting"):
+        made.add_column(name, justify="right")
+    for name in (
+        "rows/s" if plan.rows else "steps/s",
+        "efficiency",
+        *(["epoch min"] if plan.epoch_steps else []),
+        "MiB/rank",
+    ):
+        made.add_column(name, justify="right")
+    for one in predictions:
+        epoch = plan.epoch_steps * one.step / 60 / (one.ranks if plan.scaling == "weak" else 1)
+        sign = SIGNS[one.mark]
+        parts = [f"{SIGNS[one.compute_mark]}{one.compute * 1e3:.1f}"]
+        parts += [f"{SIGNS[one.link_mark]}{part * 1e3:.1f}" for part in (one.exposed, one.small)]
+        made.add_row(
+            str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
+            f"{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
+            f"{one.rows_a_second if plan.rows else 1 / one.step:.4g}", f"{one.efficiency:.2f}",
+            *([f"{epoch:.1f}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
+        )  # fmt: skip
+    return made
+
+
+def heading(plan: Plan, predictor: Predictor) -> str:
+    """What was measured."""
+    fixed, row = predictor.compute.fixed()
+    sizes = ", ".join(f"{size.ranks}" for size in plan.sizes)
+    lines = [
+        f"measured here: as rank 0 of {sizes}, {plan.sizes[0].copies} at once, {len(plan.sizes[0].steps)} steps each; "
+        f"{fixed * 1e3:.1f} ms a step" + (f" + {row * 1e3:.3g} ms a row" if row else ", whatever the rows")
+    ]
+    for link in plan.links:
+        speed = link.bytes[-1] / link.seconds[-1] / 1e9
+        lines.append(
+            f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.0f} us, {speed:.2f} GB/s of sums"
+        )
+    kinds = Counter(one.kind for one in plan.collectives)
+    small = ", ".join(f"{count} {kind}s" for kind, count in kinds.items()) or "no other collectives"
+    lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
+    return "\n".join(lines)
+
+
+def closing(plan: Plan, choice: Choice, predictor: Predictor, memory: float = 0.0) -> str:
+    """The choice, and what all of it stands on."""
+    lines = [choice.reason]
+    if memory and plan.rows:
+        rows = [rows for rows in range(1, plan.rows + 1) if predictor.compute.memory_of_rows(rows) * MARGIN <= memory]
+        lines.append(f"{memory / 2**30:.2f} GiB: up to {rows[-1]} rows on a rank" if rows else "no row fits the memory")
+    lines.append("~ extrapolated: beyond twice what was measured.  ? assumed.  Nothing: measured, or between measured.")
+    lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
+    return "\n".join(lines)
+
+
+def for_programs(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
+    """The same as numbers: seconds, bytes."""
+    return {
+        "script": list(plan.script),
+        "predictions": [{**asdict(one), "mark": one.mark} for one in predictions],
+        "best": choice.best.ranks if choice.best else None,
+        "reason": choice.reason,
+        "assumptions": list(plan.assumptions),
+    }
+
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 360, 60
+
+
+def chart(predictions: Sequence[Prediction]) -> str:
+    """Step time (with its range) and efficiency over ranks, as SVG; ranks and milliseconds by powers of two."""
+    most = max(one.high for one in predictions)
+    least = min(one.low for one in predictions)
+    last = max(log2(predictions[-1].ranks), 1.0)
+    span = max(log2(most / least), 1.0)
+
+    def place(ranks: int, share: float) -> str:
+        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / last
+        return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * share:.1f}"
+
+    def of(seconds: float) -> float:
+        return log2(seconds / least) / span
+
+    band = [place(one.ranks, of(one.high)) for one in predictions]
+    band += [place(one.ranks, of(one.low)) for one in reversed(predictions)]
+    steps = " ".join(place(one.ranks, of(one.step)) for one in predictions)
+    share = " ".join(place(one.ranks, min(one.efficiency, 1.0)) for one in predictions)
+    names = [_text(place(one.ranks, -0.07), str(one.ranks)) for one in predictions]
+    names += [_text(place(1, at / 4), f"{least * 2 ** (span * at / 4) * 1e3:.3g} ms", "end") for at in range(5)]
+    names += [_text(place(predictions[-1].ranks, at / 4), f"{at * 25}%", "start") for at in range(5)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
+        f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>\n'
+        f'<polyline points="{steps}" fill="none" stroke="#1f77b4" stroke-width="2"/>\n'
+        f'<polyline points="{share}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(names)
+        + f'\n<text x="{_MARGIN}" y="24" fill="#1f77b4">step</text>'
+        + f'<text x="{_WIDTH - _MARGIN - 60}" y="24" fill="#d62728">efficiency</text>\n</svg>\n'
+    )  # fmt: skip
+
+
+def _text(place: str, text: str, anchor: str = "middle") -> str:
+    x, y = place.split(",")
+    shift = {"middle": 0, "end": -6, "start": 6}[anchor]
+    return f'<text x="{float(x) + shift:.1f}" y="{y}" text-anchor="{anchor}">{text}</text>'

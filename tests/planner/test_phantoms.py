@@ -1,0 +1,38 @@
+"""Phantom ranks: a script of each kind works as rank 0 of 16 that are not there, and is stopped after its steps."""
+
+from pathlib import Path
+
+import pytest
+
+import launch
+from matex_tf.planner.measurement import phantoms
+
+CASE = Path(__file__).with_name("phantom_case.py")
+
+
+@pytest.mark.parametrize("kind", ["fit", "eager", "function", "session", "reader"])
+def test_a_script_of_each_kind_is_measured(kind, tmp_path):
+    plan = {"MATEX_PLAN": f"16:14:0:1:{tmp_path}", "MATEX_OVERLAP": "on"}
+    ended = launch.run_alone(CASE, kind, tmp_path, env=plan, module=True).check()
+    assert "went on" not in ended.output
+    notes, steps, _ = phantoms.read(tmp_path, 0, ended.returncode, 16)
+    # The loss of a loop rides with the gradients.
+    assert {gradient.bytes for gradient in steps.gradients} == {4, 16} and len(steps.gradients) <= 3
+    assert steps.rows == 32 and len(steps.seconds) >= 8
+    assert all(0 < ready <= 1.5 * max(steps.seconds) for ready in steps.ready)
+    assert notes["peak"] >= notes["base"] > 100 << 20
+
+
+@pytest.mark.parametrize(
+    "script, why",
+    [
+        ("import nothing_of_this_name\n\n", "it failed with exit code 1"),
+        ("import tensorflow as tf\nprint(tf.constant(1))\n", "no gradients had been reduced: nothing was trained"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_says_how_far_it_came(script, why, tmp_path):
+    ended = launch.run_alone(script, env={"MATEX_PLAN": f"4:14:0:1:{tmp_path}"}, module=True)
+    (tmp_path / "said-0").write_text(ended.output)
+    with pytest.raises(phantoms.NotMeasured, match=why):
+        phantoms.read(tmp_path, 0, ended.returncode, 4)
+    assert ("nothing_of_this_name" in ended.output) == ("nothing" in script)

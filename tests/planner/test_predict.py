@@ -1,0 +1,128 @@
+"""The model: what lies on a line is found on it, sums hide where they can, and the choice follows from the figures."""
+
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from planner_plans import a_plan
+
+from matex_tf.planner import collectives, report
+from matex_tf.planner.choice import choose
+from matex_tf.planner.compute import Compute, expected_maximum
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED
+from matex_tf.planner.predict import Predictor, end_of_sums, network_of
+
+RANKS = [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_computation_lies_on_the_line_of_the_measured_sizes():
+    compute = Compute(a_plan())
+    for ranks in RANKS:
+        assert compute.seconds(ranks) == pytest.approx(1e-3 + 1e-4 * 64 / ranks)
+        assert compute.ready(ranks)[-1] == pytest.approx(compute.seconds(ranks))
+    assert compute.fixed() == (pytest.approx(1e-3), pytest.approx(1e-4))
+    # 5 rows: the largest slice of 64 rows on 13 ranks.
+    assert compute.seconds(13) == pytest.approx(1.5e-3)
+
+
+def test_a_step_that_is_not_sharded_takes_the_same_on_any_number_of_ranks():
+    plan = a_plan(rows=0, sizes=tuple(replace(size, rows=0, steps=(0.1,)) for size in a_plan().sizes))
+    assert {Compute(plan).seconds(ranks) for ranks in RANKS} == {0.1}
+
+
+def test_what_is_far_from_the_measured_sizes_is_marked():
+    compute = Compute(a_plan())
+    assert [compute.mark(ranks) for ranks in (1, 8, 16, 32, 64)] == [MEASURED] * 4 + [EXTRAPOLATED]
+    marks = {step.ranks: step.link_mark for step in map(Predictor(a_plan()).step, (1, 2, 4))}
+    assert marks == {1: MEASURED, 2: MEASURED, 4: ASSUMED}
+
+
+def test_the_slowest_of_many():
+    steps = list(np.random.default_rng(0).normal(1.0, 0.03, 2000))
+    for ranks in (2, 16, 128):
+        drawn = np.random.default_rng(1).choice(steps, (4000, ranks)).max(axis=1).mean()
+        assert expected_maximum(steps, [1.0] * len(steps), ranks) == pytest.approx(drawn, rel=2e-3)
+    assert expected_maximum([1.0, 2.0], [3.0, 1.0], 1) == 1.25
+
+
+def _best_of_all(ready, sizes, cost):
+    """Every set of buckets."""
+    count, found = len(sizes), []
+    for inner in range(count):
+        for chosen in combinations(range(1, count), inner):
+            end, borders = 0.0, [0, *chosen, count]
+            for begin, stop in zip(borders, borders[1:]):
+                end = max(end, max(ready[:stop])) + cost(sum(sizes[begin:stop]))
+            found.append(end)
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_buckets_are_the_best_that_there_are(seed):
+    draws = np.random.default_rng(seed)
+    ready, sizes = np.sort(draws.uniform(0, 1, 8)).tolist(), draws.uniform(1, 9, 8).tolist()
+    cost = collectives.Link(0.05, 0.02).message
+    assert end_of_sums(ready, sizes, cost) == pytest.approx(_best_of_all(ready, sizes, cost))
+
+
+def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
+    sizes = tuple(replace(size, at=()) for size in a_plan().sizes)
+    fast, slow = (
+        a_plan(network=name, collectives=(), ranks_per_host=1, sizes=sizes, links=()) for name in ("1e-9:1e15", "0:1e9")
+    )
+    assert Predictor(fast).step(2).exposed == pytest.approx(0, abs=1e-3)
+    hidden, at_once = Predictor(slow).step(2), Predictor(replace(slow, overlaps=False)).step(2)
+    assert hidden.overlapped and not at_once.overlapped
+    # The last gradient, 4 MB at 1 GB/s, is exposed in any case; the first 40 kB before it are hidden.
+    assert hidden.exposed == pytest.approx(4e-3 + 4e6 * collectives.ADDITION, rel=0.3)
+    assert hidden.exposed < at_once.exposed
+
+
+def test_a_step_is_the_sum_of_its_parts_and_lies_in_its_range():
+    for step in map(Predictor(a_plan()).step, RANKS):
+        assert step.step == pytest.approx(step.compute + step.exposed + step.small + step.waiting)
+        assert step.low <= step.step <= step.high
+    alone = Predictor(a_plan()).step(1)
+    assert (alone.exposed, alone.small, alone.efficiency) == (0, 0, 1)
+
+
+def test_weak_scaling_keeps_the_rows_of_a_rank():
+    sizes = tuple(replace(size, rows=64, steps=(7.4e-3,)) for size in a_plan().sizes)
+    steps = list(map(Predictor(a_plan(scaling="weak", sizes=sizes)).step, (1, 16)))
+    assert steps[0].rows == steps[1].rows == 64 and steps[0].compute == steps[1].compute
+    assert steps[1].rows_a_second == pytest.approx(16 * 64 / steps[1].step)
+
+
+def test_the_choice():
+    predictor = Predictor(a_plan())
+    steps = list(map(predictor.step, RANKS))
+    good = [step.ranks for step in steps if step.efficiency >= 0.5]
+    assert choose(predictor, steps, 0.5).best.ranks == max(good, key=lambda n: predictor.step(n).rows_a_second)
+    assert "efficiency 0.5" in choose(predictor, steps, 0.5).reason
+    chosen = choose(predictor, steps, deadline=steps[1].step * 100, steps=100)
+    assert chosen.best.ranks == min(one.ranks for one in steps if one.step <= steps[1].step)
+    assert choose(predictor, steps, deadline=1e-9, steps=100).best is None
+    nothing = choose(predictor, steps, memory=1e6)
+    assert nothing.best is None and "fits" in nothing.reason
+
+
+def test_what_is_printed_and_written():
+    predictor = Predictor(a_plan())
+    steps = list(map(predictor.step, RANKS))
+    table = report.table(predictor.plan, steps)
+    assert table.row_count == len(RANKS)
+    ElementTree.fromstring(report.chart(steps))
+    found = report.for_programs(predictor.plan, steps, choose(predictor, steps))
+    assert [one["ranks"] for one in found["predictions"]] == RANKS
+    assert "2 ranks" in report.heading(predictor.plan, predictor)
+    assert "?" in report.closing(predictor.plan, choose(predictor, steps), predictor)
+
+
+def test_a_network_is_a_name_or_two_numbers():
+    assert network_of("2e-6:25e9") == (2e-6, 1 / 25e9)
+    assert network_of("infiniband") is collectives.NETWORKS["infiniband"]
+    for wrong in ("token ring", "1", "-1:5", "1:0"):
+        with pytest.raises(ValueError, match="expected one of ethernet1"):
+            network_of(wrong)
