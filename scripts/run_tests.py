@@ -107,6 +107,14 @@ def lint() -> Counts:
     return Counts(passed=codes.count(0), failed=len(codes) - codes.count(0))
 
 
+def stages(options: Sequence[str], serial: Sequence[str]) -> list[list[str]]:
+    """Options of the runs of pytest: first what starts no program, a file to each core; programs take all of them."""
+    if serial != [str(TESTS)]:
+        return [[]] if serial else []
+    several = ["-n", str(max(1, min(os.cpu_count() or 1, 8))), "--dist=loadfile"]
+    return [several] if "--quick" in options else [["--quick", *several], ["--programs"]]
+
+
 def main(arguments: Sequence[str]) -> int:
     """All runs; prints one closing line like pytest's."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -115,9 +123,10 @@ def main(arguments: Sequence[str]) -> int:
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
     total = Counts() if any(map(is_path, arguments)) else lint()
     with tempfile.TemporaryDirectory() as folder:
-        if serial:
+        for stage in stages(options, serial):
             report = Path(folder, "serial.xml")
-            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10", *options, *serial]
+            report.unlink(missing_ok=True)
+            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10", *stage, *options, *serial]
             total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
         for ranks in RANKS if collective else ():
             print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 
 import pytest
+
+import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
@@ -14,7 +17,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only what starts no program: some three minutes")
+    parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
+    parser.addoption("--programs", action="store_true", help="only what --quick leaves out")
     parser.addoption(
         "--all",
         action="store_true",
@@ -32,6 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=launching)
         items[:] = [item for item in items if not _launches(item)]
         return
+    if config.getoption("--programs"):
+        config.hook.pytest_deselected(items=[item for item in items if not _launches(item)])
+        items[:] = launching
     limits: dict[str, float] = {}
     for item in launching:
         limits[item.module.__name__] = max(_limit(item), limits.get(item.module.__name__, 0.0))
@@ -46,6 +53,28 @@ def _launches(item: pytest.Item) -> bool:
 def _limit(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0] if marker else item.config.getini("timeout"))
+
+
+_spent: dict[str, float] = collections.defaultdict(float)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Notes what each file costs: seconds of a core, which other work on the machine changes little."""
+    before = launch.cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        _spent[item.nodeid.partition("::")[0]] += launch.cpu_seconds() - before
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if not _spent:
+        return  # the tests run in other processes
+    costly = sorted(_spent.items(), key=lambda one: -one[1])[:10]
+    terminalreporter.section(f"{sum(_spent.values()):.0f} seconds of a core, of which the costliest files took")
+    for name, seconds in costly:
+        terminalreporter.write_line(f"{seconds:8.1f}  {name}")
 
 
 @pytest.fixture

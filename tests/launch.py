@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -160,6 +161,19 @@ def _client(kind: str, ranks: int) -> list[str]:
     return ["-I", "-S", str(HERE / "warm_client.py"), str(folder / f"{kind}-INDEX"), str(SERVERS)]
 
 
+_servers: list[subprocess.Popen] = []
+
+
+def cpu_seconds() -> float:
+    """What this process has computed, with all that it has started and that has ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    spent = sum(one.ru_utime + one.ru_stime for one in used)
+    for server in _servers:  # whose children are programs
+        numbers = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        spent += sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK")
+    return spent
+
+
 def _serve(socket: Path, full: Mapping[str, str]) -> None:
     """A server that listens at `socket`, started if there is none. It ends once `socket` is gone."""
     if socket.exists():
@@ -169,6 +183,7 @@ def _serve(socket: Path, full: Mapping[str, str]) -> None:
         child = subprocess.Popen(
             command, env=dict(full), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+    _servers.append(child)
     while not socket.exists():
         assert child.poll() is None, Path(f"{socket}.log").read_text()
         time.sleep(0.05)

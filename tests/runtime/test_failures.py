@@ -67,7 +67,7 @@ if "caught" in sys.argv:
 
 def failed(ranks, script, *arguments, code=1, **options):
     started = time.monotonic()
-    result = launch.run(ranks, script, *arguments, timeout=280, **options, cold=True)
+    result = launch.run(ranks, script, *arguments, timeout=280, **options)
     assert result.returncode == code, result.output[-4000:]
     return result, time.monotonic() - started
 
@@ -83,7 +83,7 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
             raise ValueError("a reason of my own")
         time.sleep(60)
     """
-    result, _ = failed(3, "\n".join(line[8:] for line in script.splitlines()))
+    result, _ = failed(3, "\n".join(line[8:] for line in script.splitlines()), cold=True)
     ended = time.time()
     assert ended - float(result.stdout.split()[1]) < 5
     assert result.output.count("ValueError: a reason of my own") == 1
@@ -91,16 +91,16 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
 
 
 def test_the_same_exception_on_all_ranks_is_told_once():
-    result, _ = failed(3, "import tensorflow\nraise ValueError('everywhere')\n")
+    result, _ = failed(3, "import tensorflow\nraise ValueError('everywhere')\n", cold=True)
     assert result.output.count("ValueError: everywhere") == 1
     assert re.search("rank . of 3 on .* failed at script.py, line 2[ :]", result.stderr)
 
 
 def test_exit_codes():
     script = "import sys\nimport tensorflow\nprint('once')\nsys.exit(3)\n"
-    result, _ = failed(2, script, code=3)
+    result, _ = failed(2, script, code=3, cold=True)
     assert result.stdout.count("once") == 1
-    result, _ = failed(2, FIT, "leave", 3, code=3)
+    result, _ = failed(2, FIT, "leave", 3, code=3, cold=True)
     assert "rank 1" in result.output and "with exit code 3" in result.output
 
 
@@ -143,12 +143,12 @@ for turn in range(30):
 )
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
     """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
-    result, _ = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"})
+    result, _ = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=True)
     assert said in result.stderr and "rank 1" in result.stderr, result.stderr
 
 
 def test_a_rank_that_ends_early_is_named():
-    result, _ = failed(2, FIT, "leave", 0)
+    result, _ = failed(2, FIT, "leave", 0, cold=True)
     assert "has ended its script" in result.output and "rank 1 (" in result.output
 
 
@@ -180,7 +180,7 @@ for _ in range(2):
 
 
 def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
-    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
     assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
 
 
@@ -227,14 +227,14 @@ for turn in range(3):
     ],
 )
 def test_a_rank_that_does_not_come_to_the_next_part_of_an_update(how, said):
-    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"})
+    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"}, cold=True)
     for text in said:
         assert text in result.output, result.output
 
 
 def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_go_on():
     """They are at different collectives from then on: the others at one of the step, this one at the next step's."""
-    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
+    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
     found = sorted(line for line in result.stdout.splitlines() if "in turn" in line)
     assert [line for line in found if "in turn 0" in line] == []
     assert [line.split(" in ")[0] for line in found] == ["0", "0", "1", "1", "2", "2"], result.output
@@ -306,7 +306,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("frames", ["script", "full"])
 def test_a_traceback_is_of_the_script(frames):
-    result, _ = failed(2, TRACED, env={"MATEX_TRACEBACK": frames})
+    result, _ = failed(2, TRACED, env={"MATEX_TRACEBACK": frames}, cold=True)
     found = re.findall('^  File "(.*)", line .*, in (.*)$|^(\\w+Error: .*)$', result.stderr, re.MULTILINE)
     seen = [(os.path.basename(path), name) if path else said for path, name, said in found]
     script = [one for one in seen if one[0] == "script.py" or isinstance(one, str)]
@@ -327,7 +327,7 @@ def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
     script.write_text("import tensorflow as tf\nx = tf.constant(1.0)\nimport matex_tf\n")
-    result, _ = failed(2, script, module=False)
+    result, _ = failed(2, script, module=False, cold=True)
     assert f"Move the line `import matex_tf` ({script}, line 3)" in result.output
 
 
@@ -355,5 +355,5 @@ def test_an_allocation_is_no_launcher():
 
 
 def test_a_wrong_setting_is_told_once():
-    result, _ = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"})
+    result, _ = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"}, cold=True)
     assert result.output.count("expected one of strong, weak") == 1 and "Traceback" not in result.output

@@ -124,6 +124,6 @@ else:
 
 @pytest.mark.parametrize("style", ["fit", "loop"])
 def test_weights_that_drift_apart_are_named(style):
-    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"}, cold=True)
+    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"})
     assert result.returncode == 1
     assert "drifted apart" in result.stderr and "kernel" in result.stderr

@@ -1,0 +1,132 @@
+"""Faults that the tests must notice: each is a change of one place in the product, with the test that fails by it.
+
+`python tests/faults.py [NAME ...]` puts each into a copy of the checkout and runs its test there; the exit code is 1
+where a test passes in spite of its fault, or fails without one. `scripts/test --all` does the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file`, `right` becomes `wrong`; `test` (a file of tests or one in it) must fail then."""
+
+    file: str
+    right: str
+    wrong: str
+    test: str
+
+
+FAULTS = {
+    "rows of a batch are left out": Fault(
+        "matex_tf/sharding/row_shares.py",
+        "stop = (rank + 1) * base + _minimum(rank + 1, extra)",
+        "stop = (rank + 1) * base + _minimum(rank, extra)",
+        "tests/sharding/test_row_shares.py",
+    ),
+    "a rank without rows counts the row that it computes": Fault(
+        "matex_tf/sharding/step_weight.py",
+        "rows = tf.cast(stop - start, tf.float64) * mine",
+        "rows = tf.cast(stop - start, tf.float64)",
+        "tests/sameness/test_borders.py",
+    ),
+    "a mean over rows is taken for a sum": Fault(
+        "matex_tf/analysis/rules/reductions.py",
+        "return partial(one.power + 1)",
+        "return partial(one.power)",
+        "tests/analysis/test_rules.py",
+    ),
+    "a maximum over rows is taken for a sum": Fault(
+        "matex_tf/analysis/rules/reductions.py",
+        "    raise UnprovedError(MEET)\n\n\ndef _of_elements",
+        "    return partial(0)\n\n\ndef _of_elements",
+        "tests/analysis/test_rules.py",
+    ),
+    "a metric's mean has the weight of a sum": Fault(
+        "matex_tf/metrics/custom_metrics.py",
+        "numbers[0 if kind == _MEAN else 1]",
+        "numbers[1]",
+        "tests/sameness/test_metrics.py",
+    ),
+    "what every rank computes whole counts on each": Fault(
+        "matex_tf/sharding/step_weight.py",
+        "mine = 1.0 if world.current().rank == 0 else 0.0",
+        "mine = 1.0",
+        "tests/sameness/test_borders.py",
+    ),
+    "a damaged state of a run is taken": Fault(
+        "matex_tf/resilience/state_files.py",
+        "if hashlib.blake2b(content, digest_size=32).digest() != data[-32:]:",
+        "if False:",
+        "tests/resilience/test_state_files.py",
+    ),
+    "a reader begins a row too early": Fault(
+        "readers/images/idx.py",
+        "file.seek(self._start + start * self._row)",
+        "file.seek(self._start + max(start - 1, 0) * self._row)",
+        "tests/readers/test_idx.py",
+    ),
+    "the ring adds nothing up": Fault(
+        "ops/src/engine/sums/ring.cc",
+        "if (Adds(round)) {",
+        "if (false && Adds(round)) {",
+        "tests/ops/engine/test_stress.py",
+    ),
+    "a note is said again and again": Fault(
+        "matex_tf/runtime/notes.py",
+        "if _unsaid or text in _said:",
+        "if _unsaid:",
+        "tests/runtime/test_notes.py",
+    ),
+}
+
+
+def put_in(fault: Fault, root: Path) -> None:
+    """Changes the place in the checkout at `root`; an AssertionError if it is not there exactly once."""
+    path = root / fault.file
+    text = path.read_text()
+    assert text.count(fault.right) == 1, f"{fault.file} has this {text.count(fault.right)} times: {fault.right}"
+    path.write_text(text.replace(fault.right, fault.wrong))
+
+
+def copy_checkout(folder: Path) -> dict[str, str]:
+    """A copy of the checkout in `folder`; gives the environment in which Python takes the packages from it."""
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build")
+    shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=skipped)
+    for name in ("ops", "readers"):  # beside matex_tf/ in a checkout, inside it where it is installed
+        (folder / "matex_tf" / name).symlink_to(folder / name)
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def is_noticed(fault: Fault, folder: Path) -> bool:
+    """Whether the test passes in a copy of the checkout, in the empty `folder`, and fails once the fault is put in."""
+    environment = copy_checkout(folder)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", fault.test]
+    put_in(fault, folder)
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return result.returncode == 1 and re.search(r"^(FAILED|ERROR) ", result.stdout, re.MULTILINE) is not None
+
+
+def main(names: list[str]) -> int:
+    missed = []
+    for name in names or FAULTS:
+        with tempfile.TemporaryDirectory() as folder:
+            noticed = is_noticed(FAULTS[name], Path(folder))
+        print(f"{'noticed' if noticed else 'MISSED'}: {name}", flush=True)
+        missed += [] if noticed else [name]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
