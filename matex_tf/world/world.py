@@ -107,7 +107,9 @@ def has_threads() -> bool:
 
 
 def _start() -> World:
-    if (phantom := settings.current().plan) and phantom.ranks:
+    # Alone nothing else reads the settings, in which there may be an error.
+    asked = settings.PREFIX + "PLAN" in os.environ
+    if asked and (phantom := settings.current().plan) and phantom.ranks:
         return phantom_rank.world_of(World, phantom)
     task = task_environment.find_task(os.environ)
     if task is None or task.size == 1 or settings.current().disable:
