@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_tf.keras import fit_call, step_check
 from matex_tf.loops import dataset_loop, explain
-from matex_tf.resilience import elastic_step, run_state
+from matex_tf.resilience import elastic_step, script_loops
 from matex_tf.runtime import objects
 from matex_tf.sharding import share_arrays, sliced_dataset, step_weight
 
@@ -31,8 +31,8 @@ def training(model: Any, batch: dict[str, Any]) -> Iterator[None]:
             if model not in _agreed and fit_call.Run("train_on_batch", model).agree():
                 _agreed.add(model)
             step_weight.set_values(_numbers(batch))
-        with run_state.with_fewer_ranks():
-            run_state.say_loop()
+        with script_loops.with_fewer_ranks():
+            script_loops.say_loop()
             yield
     finally:
         _current.pop()

@@ -14,7 +14,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.gradients import reduction, variables
 from matex_tf.observe import bottlenecks
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import row_shares, sliced_dataset, step_weight
 from matex_tf.world import world
@@ -56,7 +56,7 @@ class Loop:
         updates, self.updates = self.updates, reduction.updates()
         if updates is None or updates == self.updates:
             return False
-        run_state.say_loop()
+        script_loops.say_loop()
         notes.note("weak scaling: each rank takes whole batches of its own from the loops that train")
         _own.add(self)
         return True

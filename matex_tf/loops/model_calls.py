@@ -25,7 +25,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.loops import explain, model_proof, model_watch, sharded_call, step_arguments
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_loops
 from matex_tf.runtime import objects
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -265,5 +265,5 @@ def say_verdict(tape: Any) -> None:
     counts = _state.__dict__.setdefault("whole", {})
     counts[why] = counts.get(why, 0) + 1
     if counts[why] == _WHOLE_ENOUGH:
-        run_state.say_loop()
+        script_loops.say_loop()
         explain.say_whole(why, "a training step in eager code")

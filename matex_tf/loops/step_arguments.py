@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf.analysis.placement import ROWS, Placement
 from matex_tf.gradients import variables
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_loops
 from matex_tf.sharding import fingerprint
 
 
@@ -97,7 +97,7 @@ def of_any_rows(leaf: Any) -> Any:
 def compare(arguments: Arguments, is_first: bool, what: str) -> None:
     """Whether all ranks hold the same rows; at the first call also the same variables. Collective."""
     if is_first:
-        run_state.say_loop()
+        script_loops.say_loop()
         if variables.waiting():
             variables.settle()
     total = 0

@@ -18,7 +18,7 @@ class Writer:
     def __init__(self, folder: state_files.Folder):
         self.folder = folder
         self.failed: str | None = None
-        self._orders: queue.Queue = queue.Queue(maxsize=1)
+        self._orders: queue.Queue[tuple[str, int, Any, list[np.ndarray]]] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
 
     @property

@@ -28,7 +28,7 @@ from matex_tf.world import membership, terminal, world
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
 
-_forgotten: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_forgotten: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _inside = False
 _generation = 0
 

@@ -138,9 +138,10 @@ class Training:
 
         if self._feed is None:
             self._feed = Feed(spec if self._stage.whole else tf.nest.map_structure(open_rows, spec), most)
+        feed = self._feed
         if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
-            changed = elastic.attempt("tracing the step of fit", self._trace)
+            changed = elastic.attempt("tracing the step of fit", lambda: self._trace(feed))
             self._state.counted = elastic.attempt("what metrics have counted", self._state.count)
             self._begins = False
             self._state.find_variables(changed)
@@ -149,7 +150,7 @@ class Training:
 
         def compute() -> tuple[Any, list[Any]]:
             sliced = [self._slice(batch) for batch in batches]
-            return self._function()(self._feed.put(sliced)), self._state.count()
+            return self._function()(feed.put(sliced)), self._state.count()
 
         def undo() -> None:
             if self._state.has_grown():
@@ -168,6 +169,7 @@ class Training:
 
     def end(self) -> Any:
         """What the function gives where the data are at their end: what it does without them it does."""
+        assert self._feed is not None  # of the steps before
         return self._function()(self._feed.end())
 
     def after_loss(self, became_first: bool) -> None:
@@ -190,9 +192,9 @@ class Training:
             function = remake_function(self._model)
         return function.plain
 
-    def _trace(self) -> list[Any]:
+    def _trace(self, feed: Feed) -> list[Any]:
         """The variables that the step uses."""
-        traced = [one.get_concrete_function(self._feed.put([])) for one in functions_in(self._function())]
+        traced = [one.get_concrete_function(feed.put([])) for one in functions_in(self._function())]
         return list(traced[-1].graph.variables) if traced else []
 
     def _slice(self, batch: Any) -> sliced_dataset.Batch:

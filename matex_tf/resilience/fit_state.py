@@ -50,7 +50,7 @@ class Fit:
         if self.is_over:
             notes.note("calls of fit that had ended before the run was started again are passed over")
         elif self.saved is not None:
-            where = f"epoch {self.epoch + 1}, step {self.step}"
+            where = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
             notes.note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
         run.within = self
 
@@ -163,6 +163,7 @@ class Fit:
         self._until -= 1
         if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
             return  # of an epoch's last step the epoch's end is the better place
+        assert self._at is not None  # an epoch is under way
         now = time.monotonic()
         seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
         patience = min(_LOOK_SECONDS, settings.current().save_seconds / 4 or _LOOK_SECONDS)

@@ -10,13 +10,12 @@ Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ from matex_tf.world import membership, terminal, world
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _run: Run | None = None
-_with_fewer = False
 
 
 def open_run() -> None:
@@ -39,6 +37,11 @@ def open_run() -> None:
     global _run
     if settings.current().state:
         _run = Run(os.path.abspath(os.path.expanduser(settings.current().state)))
+
+
+def is_kept() -> bool:
+    """Whether the state of this run is kept."""
+    return _run is not None
 
 
 def entropy() -> int | None:
@@ -57,31 +60,6 @@ def current() -> Run | None:
     return _run if threading.current_thread() is threading.main_thread() else None
 
 
-@contextlib.contextmanager
-def with_fewer_ranks() -> Iterator[None]:
-    """Around a step that goes on when a rank is lost: Keras makes its functions anew for fewer of them."""
-    global _with_fewer
-    before, _with_fewer = _with_fewer, True
-    try:
-        yield
-    finally:
-        _with_fewer = before
-
-
-def say_loop() -> None:
-    """A loop of the script's own trains: what it has done is not in the state.
-
-    It cannot begin with fewer ranks either, whose functions were made for more (but see `with_fewer_ranks`).
-    """
-    if not _with_fewer:
-        elastic.refuse("a loop of the script's own")
-    if _run is not None:
-        notes.note(
-            "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
-            "anew then (or where the script itself has saved and restores)"
-        )
-
-
 @dataclass
 class _Found:
     """What a rank finds in the folder: the newest state within a call of fit, and which calls have ended."""
@@ -94,6 +72,13 @@ class _Found:
 
 class Run:
     """What is kept of this run, on all ranks."""
+
+    entropy: int | None
+    source: int | None  # the rank that has what is to be put back
+    fit: int
+    ends: set[int]
+    number: int
+    saved: Any
 
     def __init__(self, path: str):
         self.path = path
@@ -116,12 +101,13 @@ class Run:
         me = world.current()
         folder, error = None, None
         try:
-            if me.rank == 0 or os.path.isdir(self.path):
-                folder = state_files.Folder(self.path)
             if me.rank == 0:
+                folder = state_files.Folder(self.path)
                 self.writer = async_writer.Writer(folder)
                 if not self._hold(folder):
                     error = "another run that has not ended keeps its state there"
+            elif os.path.isdir(self.path):
+                folder = state_files.Folder(self.path)
         except OSError as raised:
             error = str(raised)
         for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
@@ -163,7 +149,7 @@ class Run:
     def _look(self) -> None:
         """Find the newest state on any rank, and go on drawing random numbers from where the run began."""
         me = world.current()
-        self.saved: Any = None
+        self.saved = None
         mine = self._find() if me.local_rank == 0 else None
         kept = None if mine is None else (len(mine.ends), mine.number, -me.rank)
         everyone = objects.allgather(kept, "looking for the state of the run")
@@ -203,7 +189,7 @@ class Run:
         content = {"script": self.script, "entropy": entropy, "random": random_state.states()}
         packed = serialization.pack(content, arrays)
         with real_files.plainly():
-            state_files.write(self.folder.place(state_files.BEGIN), packed, arrays)
+            state_files.write(self.writer.folder.place(state_files.BEGIN), packed, arrays)
 
     # What is put back
 
@@ -212,18 +198,23 @@ class Run:
         found = None
         if fit in self.ends:
             with real_files.plainly():
-                found = self._send(lambda: self.folder.read(state_files.name_of("end", fit)))
+                found = self._send(lambda: self._read_end(fit))
         if found is None and fit == self.fit:
             found = self._send(lambda: self.saved)
         if fit >= self.fit:
             self.saved = None
         return found
 
-    def _send(self, read: Any) -> Any:
+    def _read_end(self, fit: int) -> Any:
+        assert self.folder is not None  # the rank that has the state found it there
+        return self.folder.read(state_files.name_of("end", fit))
+
+    def _send(self, read: Callable[[], Any]) -> Any:
         """What `read` gives on the rank that has the state, on every rank; arrays go one by one."""
         what = "the state of the run"
         arrays: list[np.ndarray] = []
         packed = None
+        assert self.source is not None  # where there is what is to be put back
         if world.current().rank == self.source:
             packed = serialization.pack(read(), arrays)
         packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
@@ -239,12 +230,14 @@ class Run:
         return fit >= max([self.fit, *(end + 1 for end in self.ends)])
 
     def write(self, kind: str, number: int, content: Any) -> None:
+        assert self.writer is not None  # rank 0's
         self.writer.write(kind, number, content)
 
     def is_due(self) -> bool:
         """Whether rank 0 is to save."""
         seconds = settings.current().save_seconds
-        return bool(seconds) and time.monotonic() - self.saved_at >= seconds and not self.writer.is_busy
+        is_late = bool(seconds) and time.monotonic() - self.saved_at >= seconds
+        return is_late and self.writer is not None and not self.writer.is_busy
 
     # The end, asked for or not
 

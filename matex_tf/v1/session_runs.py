@@ -12,7 +12,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.gradients import variables
 from matex_tf.loops import explain
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import fingerprint, row_shares, share_arrays, step_weight
 from matex_tf.v1.run_plans import Plan
@@ -42,7 +42,7 @@ def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]
         numbers = _placeholder(session.graph)
     if session not in plan.prepared:
         plan.prepared.add(session)
-        run_state.say_loop()
+        script_loops.say_loop()
         _agree(session, plan.variables, "comparing the variables before the first training run", error=False)
     elif settings.current().drift_steps and plan.runs % settings.current().drift_steps == 0:
         _agree(session, plan.trained, f"after {plan.runs} training runs", error=True)

@@ -14,7 +14,7 @@ from matex_tf.analysis import graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import variables
 from matex_tf.loops import dataset_loop, explain, traces
-from matex_tf.resilience import run_state
+from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes
 from matex_tf.runtime.replace import replace
 from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_dataset, step_weight
@@ -173,7 +173,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
 
     def begin(*values: Any) -> bool:
         variables.settle()
-        run_state.say_loop()
+        script_loops.say_loop()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         if sliced_dataset.is_uneven(whole):
             sliced_dataset.say_uneven()
