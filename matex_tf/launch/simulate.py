@@ -94,7 +94,6 @@ def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     """
     from matex_tf.planner import plan_file
     from matex_tf.planner.simulator import replay
-    from matex_tf.planner.simulator.program import NotAsked
 
     try:
         if plan and replay.is_timeline(plan):
@@ -105,7 +104,7 @@ def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
         if loaded is None:
             raise click.UsageError("name the file of a plan (`matex plan` writes it), or say --servers")
         return _show_steps(loaded, ranks or [loaded.sizes[-1].ranks], asked)
-    except (plan_file.PlanFileError, NotAsked) as error:
+    except ValueError as error:  # no plan, or nothing that could be simulated
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
@@ -173,7 +172,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
         "Times in ms. slowest: waiting for the slowest rank. exposed: transfers and other collectives, not hidden."
     )
     if assumptions:
-        console.print("Links and the like: " + "; ".join(assumptions) + ".", highlight=False)
+        console.print("assumed: " + "; ".join(assumptions) + ".", highlight=False)
     if asked["timeline"]:
         console.print(f"the timeline is in {asked['timeline']}: open it at https://ui.perfetto.dev", highlight=False)
     return 0
@@ -209,7 +208,7 @@ def _servers_table(
 ) -> Table:  # fmt: skip
     from rich.table import Table
 
-    from matex_tf.planner import queueing
+    from matex_tf.planner import predict, queueing
     from matex_tf.planner.papers import htc, xai
     from matex_tf.planner.papers.domain import Estimate
     from matex_tf.planner.simulator import program
@@ -219,7 +218,7 @@ def _servers_table(
         mean, moved = compute, transfer
         if plan is not None:
             one = program.of_plan(plan, workers)
-            network, _, _ = program.links_of(plan, False)
+            network = predict.Links(plan).network
             mean = one.compute if mean is None else mean
             moved = 2 * network.message(one.bytes) if moved is None else moved
         assert mean is not None and moved is not None

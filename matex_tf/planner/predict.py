@@ -17,7 +17,7 @@ from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURE
 MOST_GRADIENTS = 200
 """More are brought together by neighbours before buckets are chosen."""
 _POINTS = 64
-_READY_BYTES = 24
+READY_BYTES = 24
 """What ranks tell each other before each bucket."""
 
 
@@ -209,7 +209,7 @@ class Predictor:
             found.append((computed + meeting + _in_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
             if self.plan.overlaps and ranks > self.links.per_host:
-                told = self.links.small(ranks, 0) * _READY_BYTES / collectives.MEETING
+                told = self.links.small(ranks, 0) * READY_BYTES / collectives.MEETING
                 end = end_of_sums(ready, sizes, functools.partial(_in_chunks, sum_of, chunk, told))
                 found.append((max(end, computed), name, True))
         return min(found)

@@ -8,8 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from matex_tf.planner import buckets, plan_file
-from matex_tf.planner.collectives import Link
+from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.simulator import program, ranks, replay, run, trace, what_if
 
 GRADIENTS = 60
@@ -100,14 +99,15 @@ def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
     assert weak.rows == 1024
 
 
-def test_links_are_those_of_the_plan():
-    seconds = tuple(2 * (1e-4 + size / 2 / 1e9) + size / 2 / 5e9 for size in plan_file.LINK_BYTES)
-    measured = plan_file.LinkMeasurement("two hosts", 2, 2, plan_file.LINK_BYTES, seconds, seconds, 0.0)
-    network, _, source = program.links_of(a_plan(links=(measured,)), False)
-    assert network.message(1 << 20) == pytest.approx(1e-4 + (1 << 20) / 1e9) and source == "measured between hosts"
-    assert program.assumed("2e-6:25e9") == Link(2e-6, 1 / 25e9)
-    with pytest.raises(program.NotAsked, match="infiniband"):
-        program.assumed("token ring")
+def test_with_nothing_changed_a_step_is_the_planners():
+    for count in (1, 4, 16, 64, 1024):
+        for plan in (a_plan(), a_plan(overlaps=False)):
+            planned = predict.predict(plan, count)
+            found = simulated(count=count, plan=plan)
+            expected = planned.compute + planned.exposed + planned.small
+            # A collective within the computation gives buckets time, which the planner does not count.
+            assert found.step == pytest.approx(expected, rel=0.01 if planned.overlapped else 1e-9), count
+            assert found.waiting == pytest.approx(0)
 
 
 def test_what_ifs_change_what_they_name():
@@ -122,8 +122,7 @@ def test_what_ifs_change_what_they_name():
     for way in ("ibatch", "each", "64KiB", "1GiB"):
         assert simulated("overlap=on", f"buckets={way}").step >= best * (1 - 1e-9), way
     assert simulated("overlap=on", "buckets=each").transfers == GRADIENTS
-    algorithms = [simulated(f"algorithm={one}", "overlap=off").step for one in what_if.ALGORITHMS]
-    assert simulated("overlap=off").step == pytest.approx(min(algorithms)) and len(set(algorithms)) == 3
+    assert len({simulated(f"algorithm={one}", "overlap=off").step for one in what_if.ALGORITHMS}) == 3
     assert run.run(a_plan(), 64, what_if.read(["noise=0.1"])).waiting > 0.15 * planned.compute
     assert simulated(count=1).exposed == pytest.approx(0), "alone nothing is summed"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from matex_tf.planner import buckets, collectives, plan_file
+from matex_tf.planner import buckets, collectives, plan_file, predict
 from matex_tf.planner.collectives import AnyLink
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import program as programs
@@ -39,38 +38,37 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Cluster:
+class _Sums:
+    """What ranks pay for what they do together, as `predict.Predictor` reckons."""
+
     ranks: int
-    per_host: int
-    network: AnyLink
-    memory: AnyLink
+    links: predict.Links
+    algorithm: str
+    compression: str = ""
 
-    def price(self, algorithm: str | None, compression: str) -> Callable[[float], float]:
-        """Seconds of a sum by its bytes, with the meeting before it."""
-        where = (self.ranks, self.per_host)
-        meeting = collectives.meeting(*where, self.network, self.memory)
+    def sum_of(self, size: float) -> float:
+        """Seconds to add up so many bytes, in chunks."""
+        is_between = self.ranks > self.links.per_host
+        chunk = collectives.CHUNK if is_between else collectives.CHUNK_WITHIN_HOST
+        pieces = max(1, ceil(size / chunk))
+        return pieces * self._piece(size / pieces)
 
-        def once(size: float) -> float:
-            if compression.startswith("topk:") and self.ranks > self.per_host:
-                share = float(compression.partition(":")[2])
-                return collectives.largest(*where, size, self.network, self.memory, share)
-            if compression and self.ranks > self.per_host:
-                return collectives.in_16_bits(*where, size, self.network, self.memory)
-            if algorithm:
-                return collectives.ALGORITHMS[algorithm](*where, size, self.network, self.memory)
-            if self.ranks <= self.per_host:
-                return collectives.shared_memory(self.ranks, size, self.memory)
-            return min(
-                collectives.ALGORITHMS[one](*where, size, self.network, self.memory) for one in collectives.EXACT
-            )
+    def _piece(self, size: float) -> float:
+        where = self.ranks, self.links.per_host, size, self.links.network, self.links.memory
+        if self.ranks > self.links.per_host and self.compression:
+            if self.compression.startswith("topk:"):
+                return collectives.largest(*where, float(self.compression.partition(":")[2]))
+            return collectives.in_16_bits(*where)
+        if self.algorithm in collectives.ALGORITHMS:
+            return collectives.ALGORITHMS[self.algorithm](*where)
+        return self.links.algorithms(self.ranks)[self.algorithm](size)
 
-        chunk = collectives.CHUNK if self.ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
+    def bucket(self, size: float) -> float:
+        """Seconds of a bucket, before which ranks tell each other that it is ready."""
+        return self.links.small(self.ranks, 0) * predict.READY_BYTES / collectives.MEETING + self.sum_of(size)
 
-        def price(size: float) -> float:
-            chunks = max(1, ceil(size / chunk))
-            return meeting + chunks * once(size / chunks)
-
-        return price
+    def at_once(self, size: float) -> float:
+        return self.links.small(self.ranks, 0) + self.sum_of(size)
 
 
 def run(
@@ -84,30 +82,35 @@ def run(
     if strange := [rank for rank in what.slow if rank >= ranks]:
         raise NotAsked(f"slow={strange[0]}:...: there are ranks 0 to {ranks - 1}")
     program = programs.of_plan(plan, ranks)
-    per_host = what.ranks_per_host or plan.ranks_per_host
-    overlaps = what.overlap if what.overlap is not None else plan.overlaps and ranks > per_host
-    network, memory, source = programs.links_of(plan, overlaps)
+    predictor = predict.Predictor(plan)
+    links = predictor.links
+    links.per_host = what.ranks_per_host or links.per_host
+    assumptions = []
     if what.link is not None:
-        network, source = what.link, "given between hosts"
-    cluster = _Cluster(ranks, per_host, network, memory)
+        links.network = what.link
+        assumptions.append("the link between hosts as given")
+    elif ranks > links.per_host and links.mark(ranks) == plan_file.ASSUMED:
+        assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
-    factors = () if what.noise is not None else programs.noise_of(plan)
-    assumptions = [source] if ranks > per_host else []
     if what.servers is not None:
-        return _with_servers(program, cluster, what, rows, assumptions, seed)
+        return _with_servers(program, ranks, links.network, what, rows, assumptions, seed)
     if what.overlap and not plan.overlaps:
         raise NotAsked("overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped")
-    price = cluster.price(what.algorithm, what.compression)
+    planned = predictor.step(ranks)
+    boundaries: buckets.Plan | None = None
     if ranks == 1:  # alone there is nothing to sum
-        prices, boundaries = rank_events.Prices((), 0.0, [0.0] * len(program.meetings)), None
+        prices = rank_events.Prices((), 0.0, [0.0] * len(program.meetings))
     else:
-        boundaries = _boundaries(program, what.buckets, price) if overlaps and program.sizes else None
-        exact = cluster.price(what.algorithm, "")
+        sums = _Sums(ranks, links, what.algorithm or planned.algorithm, what.compression)
+        overlaps = planned.overlapped if what.overlap is None else what.overlap
+        if overlaps and program.sizes:
+            boundaries = _boundaries(program, what.buckets, sums.bucket)
         prices = rank_events.Prices(
-            [price(sum(program.sizes[first:past])) for first, past in itertools.pairwise(boundaries or ())],
-            price(program.bytes),
-            [exact(size) for _, _, size in program.meetings],
+            [sums.bucket(sum(program.sizes[first:past])) for first, past in itertools.pairwise(boundaries or ())],
+            sums.at_once(program.bytes),
+            [links.small(ranks, size) for _, _, size in program.meetings],
         )
+    factors = predictor.compute.spread(ranks) if what.noise is None else ()
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)
     result = rank_events.simulate(program, ranks, steps, boundaries, prices, disturbance, seed, note)
     transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
@@ -128,11 +131,11 @@ def _boundaries(program: Program, way: str | float, price: buckets.Price) -> buc
 
 
 def _with_servers(
-    program: Program, cluster: _Cluster, what: WhatIf, rows: int, assumptions: list[str], seed: int
+    program: Program, ranks: int, network: AnyLink, what: WhatIf, rows: int, assumptions: list[str], seed: int
 ) -> Outcome:
     """Parameter servers in place of sums: each rank is a worker, and pulls and pushes all parameters each step."""
-    start_up = cluster.network.message(0.0)
-    layers = [cluster.network.message(size) - start_up for size in reversed(program.sizes)]
+    start_up = network.message(0.0)
+    layers = [network.message(size) - start_up for size in reversed(program.sizes)]
     forward = forward_times(program)
     work = ibatch.Layers(forward, layers, start_up)
     plans = {"layerwise": ibatch.by_layer, "ibatch": ibatch.greedy}
@@ -146,9 +149,7 @@ def _with_servers(
     )
     noise = what.noise if what.noise is not None else 0.0
     assert what.servers is not None
-    found = servers.simulate(
-        cluster.ranks, float(what.servers), one, SERVER_STEPS, what.synchronous, noise, what.slow, seed
-    )
+    found = servers.simulate(ranks, float(what.servers), one, SERVER_STEPS, what.synchronous, noise, what.slow, seed)
     assumptions = [
         *assumptions,
         f"a forward pass of {FORWARD:.2f} of the computation",
