@@ -270,6 +270,24 @@ def counting():
     results["counting"], results["counting, whole"] = made(bce), made(LOSSES["rows with rows"])
 
 
+def forwards():
+    """A product with the Hessian, by a forward accumulator."""
+    v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        with tf.autodiff.ForwardAccumulator(v, tf.ones_like(v)) as accumulator:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.tanh(x @ v) - y))
+            gradient = tape.gradient(loss, v)
+        product = accumulator.jvp(gradient)
+        optimizer.apply_gradients([(gradient - 0.01 * product, v)])
+        return loss, tf.norm(product)
+
+    seen = [[float(one) for one in step(x, y)] for x, y in dataset()]
+    results["forward accumulator"] = np.concatenate([v.numpy().ravel(), np.ravel(seen)])
+
+
 def fixed_by_hand():
     """A number of rows that Python gives a tensor."""
     v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
@@ -315,7 +333,7 @@ def main(folder):
         loop(name, loss_of, dataset)
     for batches in (slices, generated, fixed):
         loop(f"mean, {batches.__name__}", bce, batches)
-    for case in (adversarial, of_weights, embeddings, by_hand, annealed, counting, fixed_by_hand, fits):
+    for case in (adversarial, of_weights, embeddings, by_hand, annealed, counting, forwards, fixed_by_hand, fits):
         case()
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     shared = np.array([SHARED[name] for name in SHARED])

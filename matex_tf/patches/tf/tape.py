@@ -25,6 +25,7 @@ _INTERNAL = (
 # Keras' own training step hands its gradients to the optimizer, which reduces them once for each real update.
 _KERAS = ("keras.", "tf_keras.")
 _JACOBIAN = "gradients of weights are taken of many values at once (tape.jacobian)"
+_FORWARD = "gradients of weights are taken while a forward accumulator records (tf.autodiff.ForwardAccumulator)"
 
 
 def install() -> None:
@@ -125,6 +126,11 @@ def _gradient(original: Any) -> Any:
             model_calls.note_whole(self, model_calls.SECOND)
         if is_part:
             return compute(target, upstream)
+        if tape_stack.accumulators():
+            # What is made of them forwards is no sum that ranks could add up, and our ops have no such derivatives.
+            result = compute(target, upstream)
+            tape_gradients.not_of_slices(sources, _FORWARD)
+            return result
         has_outer = any(tape is not self for tape, _ in tape_stack.stack())
         owed = caller.startswith(_KERAS)
         if not tf.executing_eagerly():
