@@ -83,14 +83,17 @@ def show(record: ErrorRecord, shared: str | os.PathLike[str] | None = None) -> N
         with contextlib.suppress(OSError):  # the folder is not on this host, or the disk is full
             write_record(record, _FOLDER)
             return
-    with _claim_terminal(shared or tempfile.gettempdir()) as is_first:
+    with _claim_terminal(shared or tempfile.gettempdir(), record.rank) as is_first:
         if is_first:
             terminal.tell(record.text)
 
 
 @contextlib.contextmanager
-def _claim_terminal(folder: str | os.PathLike[str]) -> Iterator[bool]:
-    """Within it this rank alone may speak; gives whether none has. The claim is held until the process ends."""
+def _claim_terminal(folder: str | os.PathLike[str], rank: int) -> Iterator[bool]:
+    """Within it this rank alone may speak; gives whether none has. The claim is held until the process ends.
+
+    The same rank twice is two runs, also where no launcher tells them apart.
+    """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_JOB}"), flags, 0o600)
@@ -100,5 +103,9 @@ def _claim_terminal(folder: str | os.PathLike[str]) -> Iterator[bool]:
         yield True  # better twice than not at all
         return
     state = os.fstat(claim)
-    yield not state.st_size or abs(time.time() - state.st_mtime) > _RECENT
-    os.pwrite(claim, b"said", 0)
+    me = f"rank {rank}".encode()
+    is_first = os.pread(claim, 64, 0) in (b"", me) or abs(time.time() - state.st_mtime) > _RECENT
+    yield is_first
+    if is_first:
+        os.ftruncate(claim, 0)
+        os.pwrite(claim, me, 0)
