@@ -309,6 +309,22 @@ TABLE = (
         "for itself, as if alone.",
     ),
     Setting(
+        "files_dir",
+        _text,
+        "",
+        "folder",
+        "Where ranks other than 0 keep what they write. Empty: the folder for temporary files if that is on a disk, "
+        "else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.",
+    ),
+    Setting(
+        "files_bytes",
+        _count,
+        0,
+        "bytes",
+        "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
+        "what is free on that disk, divided by the ranks of the host.",
+    ),
+    Setting(
         "placement",
         _choice("auto", "spread", "off"),
         "auto",
@@ -419,6 +435,8 @@ class Settings:
     cache_dir: str
     log_dir: str
     output: str
+    files_dir: str
+    files_bytes: int
     placement: str
     xla: str
     timeline: str

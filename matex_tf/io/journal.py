@@ -1,245 +1,146 @@
-"""What rank 0 has made and removed and the other ranks have not come to yet.
+"""What rank 0 has made, changed and removed and the other ranks have not come to yet.
 
 All ranks run the same script, rank 0 often first. A rank that asks `if not os.path.exists(folder)` must be answered as
-the script alone would be, so what rank 0 made or removed since the ranks last met is not there, or still there, for the
-others. Rank 0 writes each such path into one file, with the number of collectives before it; nobody waits for anybody.
-Of a file that was there before the run and that rank 0 changes or removes, its content goes there too; of a folder,
-what is in it.
+the script alone would be. So before rank 0 makes, changes or removes a path, it notes how many collectives it has
+completed, and where that path is as it was: nowhere, or in a copy. A rank that has completed no more than that has not
+come to this place of the script, and looks there. Nobody waits for anybody.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import functools
 import json
 import os
-import tempfile
-import threading
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from matex_tf import ops
+from matex_tf.io import notes, private_folder
 from matex_tf.ops import cache
 from matex_tf.runtime import shutdown, temp_folders
 from matex_tf.world import world
 
-_PREFIX = "matex_tf-ledger-"
-_KINDS = range(1, 8)
-# A script that knows of ranks may wait for a file of rank 0 without any collective; it must not wait for ever.
-_SECONDS = 60.0
-# Larger files are rarely read and changed in one go, and are not copied for that.
-_MOST_BYTES = 16 << 20
+_PREFIX = "matex_tf-journal-"
+# What is copied and may still be asked for. More is rarely read and changed in one go.
+_MOST_BYTES = 64 << 20
 
 
-def meetings() -> int:
-    """How many collectives this rank has completed."""
-    return sum(ops.count(kind) for kind in _KINDS)
+class Journal(notes.Notes):
+    """The notes of this run: `note` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`."""
 
-
-def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a ledger that several threads of a script may come to, to read files."""
-
-    @functools.wraps(method)
-    def locked(self: Ledger, *args: Any) -> Any:
-        with self._lock:
-            return method(self, *args)
-
-    return locked
-
-
-class Ledger:
-    """The file of rank 0's news: `made`, `changed` and `removed` write on rank 0; the others read.
-
-    Keys are canonical absolute paths, as in `overlay`.
-    """
-
-    def __init__(self, path: str):
-        self.path = path
-        self._offset = 0
-        self._made: dict[str, tuple[int, float]] = {}
-        self._removed: dict[str, tuple[int, float]] = {}
-        self._before: dict[str, tuple[int, float, bytes]] = {}
-        self._folders: dict[str, tuple[int, float]] = {}
+    def __init__(self, folder: str, is_on_one_host: bool = True):
+        super().__init__(folder, is_on_one_host)
         self._noted: dict[str, int] = {}
-        self._touched: set[str] = set()
-        self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
+        self._touched: dict[str, tuple[int, ...] | None] = {}  # with what each was before, as what is tried may fail
+        self._moved: dict[str, tuple[int, str]] = {}
+        self._copies: list[tuple[int, str, int]] = []
 
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
-        temp_folders.hold(self.path)
-        shutdown.at_end.append(functools.partial(_drop, self.path))
+        temp_folders.hold(self.folder)
+        shutdown.at_end.append(functools.partial(_drop, self.folder))
 
-    def made(self, key: str) -> None:
-        """Rank 0 is about to make `key`; nothing is written where its new folder says so already."""
-        number = meetings()
-        self._touched.add(key)
-        if self._noted.get(os.path.dirname(key)) == number or self._noted.get(key) == number:
-            return
-        self._noted[key] = number
-        self._write("+", number, key)
+    @notes.locked
+    def note(self, key: str, removed: bool = False, to: str = "") -> None:
+        """Rank 0 is about to make or change `key`, or to remove it with all that is in it, or to move it `to` there.
 
-    def changed(self, key: str) -> None:
-        """Rank 0 is about to write to the file `key`, which is there."""
-        if key in self._touched:
-            return
-        self._touched.add(key)
-        if os.path.isfile(key) and os.path.getsize(key) <= _MOST_BYTES and os.access(key, os.R_OK):
-            with open(key, "rb") as file:
-                self._write("=", meetings(), key, base64.b64encode(file.read()).decode())
+        Once is enough: when the others have come to that, they have made or removed `key` for themselves.
+        """
+        number = notes.meetings() or self.met_before_fork  # a forked process is where it was forked
+        state = notes.state_of(key)
+        if key in self._moved and state is not None:  # where others find what is to them still in its old place
+            before, source = self._moved.pop(key)
+            self._write(before, source, to or self._copy(number, key), state[0] if to else notes.NOT_MOVED)
+        if state is None:
+            if removed:
+                return  # an error
+            if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
+                self._noted[key] = number
+                self._write(number, key, "")  # unless the note of its new folder says so
+        elif self._is_touched(key) or not (removed or os.path.isfile(key)):
+            return  # it is rank 0's own, or a folder, in which the ones to be made are noted, or a pipe
+        else:
+            self._write(number, key, to or self._copy(number, key), state[0] if to else 0)
+            if to:
+                self._moved[to] = (number, key)
+        self._touched[key] = state
+
+    def _is_touched(self, key: str) -> bool:
+        return key in self._touched and self._touched[key] != notes.state_of(key)
 
     def delivered(self, key: str) -> None:
-        """All ranks have the file `key` as it is now: what it holds is noted anew when rank 0 changes it."""
-        self._touched.discard(key)
+        """All ranks have the file `key` as it is now."""
+        self._touched.pop(key, None)
 
     def caught_up(self) -> None:
         """All ranks have all files as they are now."""
         self._touched.clear()
 
-    def removed(self, key: str) -> None:
-        """Rank 0 is about to remove `key`, a file or a folder with all that is in it."""
-        if os.path.isdir(key) and not os.path.islink(key):
-            self._folder_removed(key)
-        else:
-            self.changed(key)
-        self._noted.pop(key, None)
-        self._write("-", meetings(), key)
-
-    def _folder_removed(self, key: str) -> None:
-        left = _MOST_BYTES
-        for folder, _, names in os.walk(key):
-            if folder not in self._touched:
-                self._touched.add(folder)
-                self._write("/", meetings(), folder)
-            for path in (os.path.join(folder, name) for name in names):
-                if path not in self._touched and os.path.isfile(path):
-                    left -= os.path.getsize(path)
-                    if left < 0:
-                        return
-                    self.changed(path)
-
-    def _write(self, kind: str, number: int, key: str, content: str = "") -> None:
-        line = json.dumps([kind, number, time.time(), key, content]) + "\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+    def _write(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(handle, line.encode())
+            os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
+            if self._count is not None:
+                self._count[0] = os.fstat(handle).st_size
         finally:
             os.close(handle)
 
-    @_locked
-    def is_new(self, key: str) -> bool:
-        """Whether rank 0 made `key`, or a folder that it is in, since the ranks last met."""
-        return self._is_recent(self._made, key)
-
-    @_locked
-    def is_gone(self, key: str) -> bool:
-        """Whether rank 0 removed `key`, or a folder that it was in, since the ranks last met."""
-        return self._is_recent(self._removed, key)
-
-    @_locked
-    def known(self) -> int:
-        """A number that grows with rank 0's news."""
-        self._read()
-        return self._offset
-
-    @_locked
-    def has_news(self) -> bool:
-        """Whether there may be something that is new, gone or changed."""
-        self._read()
-        return bool(self._made or self._before or self._folders)
-
-    @_locked
-    def before(self, key: str) -> bytes | None:
-        """What the file `key` held, if rank 0 changed or removed it since the ranks last met."""
-        return self._before[key][2] if self._is_recent(self._before, key, alone=True) else None
-
-    @_locked
-    def was_folder(self, key: str) -> bool:
-        """Whether `key` was a folder that rank 0 removed since the ranks last met."""
-        return self._is_recent(self._folders, key, alone=True)
-
-    @_locked
-    def names_before(self, folder: str) -> list[str]:
-        """The names of what is in `folder` for which there is a `before`, or that was a folder."""
-        self._read()
-        inside = [key for key in (*self._before, *self._folders) if os.path.dirname(key) == folder]
-        return [os.path.basename(key) for key in inside if self.was_folder(key) or self.before(key) is not None]
-
-    def _is_recent(self, entries: dict[str, Any], key: str, alone: bool = False) -> bool:
-        self._read()
-        if not entries or not world.is_active():
-            return False  # a forked child has no place among the ranks: to it things are as they are
-        number, now = meetings(), time.time()
-        for path in [key] if alone else upwards(key):
-            if path not in entries:
-                continue
-            before, written = entries[path][:2]
-            if number > before or now > written + _SECONDS:
-                del entries[path]
-            else:
-                return True
-        return False
-
-    def _read(self) -> None:
+    def _copy(self, number: int, key: str) -> str | None:
+        """A copy of what is at `key`, without what rank 0 has made there itself."""
+        # A collective is completed when all have entered it, and so have completed the one before.
+        for old in [one for one in self._copies if one[0] < number - 1]:
+            self._copies.remove(old)
+            _drop(old[1])
+        place = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
-            handle = os.open(self.path, os.O_RDONLY)
-        except FileNotFoundError:
-            return  # rank 0 has ended, or is on a disk of its own
-        try:
-            if os.fstat(handle).st_size <= self._offset:
-                return
-            os.lseek(handle, self._offset, os.SEEK_SET)
-            text = b""
-            while part := os.read(handle, 1 << 20):
-                text += part
-        finally:
-            os.close(handle)
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.decode().splitlines():
-            kind, number, written, key, content = json.loads(line)
-            if kind == "=":
-                self._before[key] = (number, written, base64.b64decode(content))
-            elif kind == "/":
-                self._folders[key] = (number, written)
+            size = sum(os.lstat(path).st_size for path in self._untouched(key))
+            if size + sum(each for _, _, each in self._copies) > _MOST_BYTES:
+                return None
+            self._copies.append((number, place, size))
+            if os.path.isdir(key) and not os.path.islink(key):
+                shutil.copytree(key, place, symlinks=True, ignore=self._touched_in)
             else:
-                (self._made if kind == "+" else self._removed)[key] = (number, written)
+                shutil.copy2(key, place)
+        except (OSError, shutil.Error):  # not to be read, or a pipe
+            return None
+        return place
 
-
-def upwards(key: str) -> Iterator[str]:
-    """`key` and the folders that it is in, the innermost first."""
-    while True:
-        yield key
-        above = os.path.dirname(key)
-        if above == key:
+    def _untouched(self, key: str) -> Iterator[str]:
+        if not os.path.isdir(key) or os.path.islink(key):
+            yield key
             return
-        key = above
+        for folder, folders, names in os.walk(key):
+            touched = self._touched_in(folder, folders + names)
+            folders[:] = [name for name in folders if name not in touched]
+            yield from (os.path.join(folder, name) for name in names if name not in touched)
+
+    def _touched_in(self, folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if self._is_touched(os.path.join(folder, name))}
 
 
-def share() -> Ledger:
-    """The one ledger of this run. Collective, before the sequence of collectives begins to be checked."""
+def make(folder: str) -> None:
+    """Make the file of a journal in `folder`."""
+    with open(os.path.join(folder, notes.NAME), "wb") as file:
+        file.write(notes.HEAD.to_bytes(notes.HEAD, "little"))
+
+
+def share() -> Journal:
+    """The one journal of this run. Collective, before the sequence of collectives begins to be checked."""
     me = world.current()
     path = None
     if me.rank == 0:
-        # On one node the temporary folder will do; several nodes have a folder in common only where users share one.
-        folder = None
-        if me.has_several_hosts:
-            folder = cache.folder()
-            folder.mkdir(parents=True, exist_ok=True)
-        temp_folders.sweep(_PREFIX)
-        handle, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
-        os.close(handle)
-        temp_folders.hold(path)
+        # On one host any disk will do; several have a folder in common only where users share one.
+        folder = os.fspath(cache.folder()) if me.has_several_hosts else private_folder.parent()
+        path = private_folder.make(_PREFIX, folder)
+        make(path)
         # Others may not have come to the end of the script when rank 0 has, and still ask what is news to them.
         shutdown.at_end.append(functools.partial(_drop, path))
-    return Ledger(world.communicator("control").bcast(path))
+    return Journal(world.communicator("control").bcast(path), not me.has_several_hosts)
 
 
 def _drop(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # folders for temporary files may be swept
+    """Remove `path` where it is still there: folders for temporary files may be swept."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
         os.remove(path)

@@ -16,27 +16,27 @@ import fcntl
 import filecmp
 import os
 import shutil
-import tempfile
 
 from matex_tf import settings
-from matex_tf.io import journal, layers
-from matex_tf.runtime import real_files, temp_folders
+from matex_tf.io import journal, layers, private_folder
+from matex_tf.io.view import View
+from matex_tf.runtime import real_files
 from matex_tf.world import world
 
 _PREFIX = "matex_tf-files-"
 
 
-_view: layers.View | None = None
-_news: journal.Ledger | None = None
+_view: View | None = None
+_news: journal.Journal | None = None
 
 
-def view() -> layers.View | None:
+def view() -> View | None:
     """This rank's view of the files; None where they are the real ones."""
     return _view
 
 
-def news() -> journal.Ledger | None:
-    """The ledger in which rank 0 writes; None on the others."""
+def news() -> journal.Journal | None:
+    """The journal in which rank 0 writes; None on the others."""
     return _news if _view is None or _view.is_left else None
 
 
@@ -48,10 +48,8 @@ def start() -> None:
         return
     _news = journal.share()
     if me.rank > 0:
-        temp_folders.sweep(_PREFIX)
-        root = tempfile.mkdtemp(prefix=f"{_PREFIX}rank-{me.rank}-")
-        temp_folders.hold(root)
-        _view = layers.View(root, _news)
+        root = private_folder.make(_PREFIX, private_folder.parent())
+        _view = View(root, _news)
         atexit.register(_drop, root, me.process)
 
 

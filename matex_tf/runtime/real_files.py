@@ -6,13 +6,18 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-_state = threading.local()
+
+class _State(threading.local):
+    depth = 0
+
+
+_state = _State()
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Within it this thread's files are the real ones, on every rank."""
-    _state.depth = getattr(_state, "depth", 0) + 1
+    _state.depth += 1
     try:
         yield
     finally:
@@ -20,4 +25,4 @@ def plainly() -> Iterator[None]:
 
 
 def inside_plain() -> bool:
-    return getattr(_state, "depth", 0) > 0
+    return _state.depth > 0

@@ -1,21 +1,115 @@
-"""Rank 0's news of its files, as other ranks read them."""
+"""Rank 0's notes of its files, as other ranks read them."""
 
 import os
 import threading
 
-from matex_tf.io import journal
+import pytest
+
+from matex_tf.io import journal, notes
+from matex_tf.world import world
 
 
-def test_several_threads_read_all_news_once(tmp_path):
-    path = tmp_path / "ledger"
-    path.touch()
-    here, there = journal.Ledger(str(path)), journal.Ledger(str(path))
+@pytest.fixture
+def ends(tmp_path, monkeypatch):
+    """Rank 0's journal, that of another, and how many collectives both have completed."""
+    numbers = {"here": 0, "there": 0}
+    who = ["there"]
+    monkeypatch.setattr(notes, "meetings", lambda: numbers[who[0]])
+    monkeypatch.setattr(world, "is_active", lambda: True)
+    (tmp_path / "journal").mkdir()
+    journal.make(str(tmp_path / "journal"))
+    here, there = (journal.Journal(str(tmp_path / "journal")) for _ in range(2))
+
+    def note(path, **how):
+        who[0] = "here"
+        here.note(str(path), **how)
+        who[0] = "there"
+
+    return note, there, numbers
+
+
+def test_a_rank_sees_what_was_there_until_it_comes_to_that_place(ends, tmp_path):
+    note, there, numbers = ends
+    old, new, gone, moved = (str(tmp_path / name) for name in ("old.txt", "new", "gone", "moved"))
+    for path in (old, moved):
+        with open(path, "w") as file:
+            file.write("as it was")
+    os.makedirs(gone + "/deep")
+    assert there.before(old) is None and not there.has_news()
+    assert there.is_quiet()
+    note(old)
+    note(new)
+    note(gone, removed=True)
+    os.mkfifo(tmp_path / "pipe")
+    note(tmp_path / "pipe")
+    assert there.before(str(tmp_path / "pipe")) is None
+    note(moved, removed=True, to=moved + "-to")
+    assert there.before(moved) is None, "it is still there"
+    os.rename(moved, moved + "-to")
+    with open(old, "w") as file:
+        file.write("changed")
+    os.mkdir(new)
+    os.rmdir(gone + "/deep")
+    os.rmdir(gone)
+    with open(there.before(old)) as file, open(there.before(moved)) as other:
+        assert file.read() == other.read() == "as it was"
+    assert there.before(new) == there.before(new + "/inside") == there.before(gone + "/other") == ""
+    assert there.names_before(gone) == ["deep"] and os.path.isdir(there.before(gone + "/deep"))
+    assert not there.is_quiet() and there.has_news()
+    numbers["there"] = 1
+    assert {there.before(path) for path in (old, new, gone, moved)} == {None}
+    assert not there.has_news() and there.is_quiet()
+
+
+def test_a_rank_far_behind_sees_the_first_of_several_states(ends, tmp_path):
+    note, there, numbers = ends
+    path = tmp_path / "state.json"
+    note(path)
+    path.write_text("1")
+    for _ in range(2):
+        note(path)  # opened, but not changed
+    numbers["here"] = 1
+    note(path, removed=True)  # the others have their own by then
+    path.unlink()
+    note(path)
+    path.write_text("2")
+    assert there.before(str(path)) == ""
+    numbers["there"] = 1
+    assert there.before(str(path)) == "", "it is still at the place where it is made again"
+    numbers["there"] = 2
+    assert there.before(str(path)) is None
+
+
+def test_large_files_are_not_copied_and_copies_do_not_stay(ends, tmp_path, monkeypatch):
+    note, there, numbers = ends
+    monkeypatch.setattr(journal, "_MOST_BYTES", 10)
+    large, folder = tmp_path / "large", tmp_path / "folder"
+    folder.mkdir()
+    for path in (large, folder / "large"):
+        path.write_text("more than ten bytes")
+    note(large)
+    note(folder, removed=True)
+    assert there.before(str(large)) == str(large)
+    assert there.before(str(folder)) == "" and there.is_gone(str(folder))
+    for number in range(4):
+        numbers["here"] = number
+        (tmp_path / f"small-{number}").write_text("small")
+        note(tmp_path / f"small-{number}")
+    numbers["there"] = 3
+    kept = [name for name in os.listdir(tmp_path / "journal") if name != "notes"]
+    assert len(kept) == 2, "of the last two places at which a rank may be"
+    with open(there.before(str(tmp_path / "small-3"))) as file:
+        assert file.read() == "small"
+
+
+def test_several_threads_read_all_notes_once(ends):
+    note, there, _ = ends
     count, failed, over = 3000, [], threading.Event()
 
     def read():
         try:
             while not over.is_set():
-                there.known()
+                there.has_news()
                 there.names_before("/a folder")
         except Exception as error:
             failed.append(error)
@@ -24,10 +118,10 @@ def test_several_threads_read_all_news_once(tmp_path):
     for thread in threads:
         thread.start()
     for number in range(count):
-        here._write("=", 0, f"/a folder/{number}")
+        note(f"/a folder/{number}")
     over.set()
     for thread in threads:
         thread.join()
     assert not failed
-    assert there.known() == os.path.getsize(path)
-    assert len(there._before) == count
+    assert sorted(there.names_before("/a folder"), key=int) == [str(number) for number in range(count)]
+    assert all(len(notes) == 1 for notes in there._notes.values())

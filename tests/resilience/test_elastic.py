@@ -122,12 +122,14 @@ def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
 
 
 def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
-    from matex_tf.io import journal, layers, overlay
+    from matex_tf.io import journal, overlay
+    from matex_tf.io.view import View
 
     (tmp_path / "own").mkdir()
-    news = journal.Ledger(str(tmp_path / "ledger"))
-    (tmp_path / "ledger").touch()
-    view = layers.View(str(tmp_path / "own"), news)
+    (tmp_path / "journal").mkdir()
+    journal.make(str(tmp_path / "journal"))
+    news = journal.Journal(str(tmp_path / "journal"))
+    view = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", view)
     monkeypatch.setattr(overlay, "_news", news)
     log, made = tmp_path / "log.csv", tmp_path / "folder" / "made.txt"

@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made
-from matex_tf.patches.files.python import real_path
+from matex_tf.patches.files.opening import real_path
 from matex_tf.patches.files.tensorflow import is_local, like, matching, raised, real_folder
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace
@@ -197,5 +197,5 @@ def _real_cache(name: Any) -> Any:
         if not is_there:
             note_made(index)
         return name
-    place = os.fsdecode(raised(real_path, index, None if is_there else "w"))
+    place = os.fsdecode(raised(real_path, index, None if is_there else "w", beside=True))
     return like(name, place[: -len(_CACHE_IS_THERE)])

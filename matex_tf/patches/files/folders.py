@@ -20,7 +20,8 @@ def listdir(original: Any) -> Any:
                 found = overlay.view().names(key)
             return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
 
-        return questions.steadily(listed)
+        is_of_disk, found = questions.of_disk(path, lambda: original(path))
+        return found if is_of_disk else questions.steadily(listed)
 
     return listdir
 
@@ -83,31 +84,38 @@ def scandir(original: Any) -> Any:
     def scandir(path="."):
         path = "." if path is None else path
 
+        def entries_of_disk():
+            with original(path) as found:
+                return _Entries(list(found))
+
         def entries():
             key = questions.key_of(path, question=True)
             if key is None:
-                if real_files.inside_plain() or isinstance(path, int):
-                    return original(path)
-                with original(path) as found:
-                    return _Entries(list(found))
+                return original(path) if real_files.inside_plain() or isinstance(path, int) else entries_of_disk()
             with real_files.plainly():
                 found = overlay.view().names(key)
             return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
 
-        return questions.steadily(entries)
+        is_of_disk, found = questions.of_disk(path, entries_of_disk)
+        return found if is_of_disk else questions.steadily(entries)
 
     return scandir
 
 
 def chdir(original: Any) -> Any:
     def chdir(path):
-        key = questions.key_of(path)
-        if key is None:
-            return original(path)
-        with real_files.plainly():
-            view = overlay.view()
-            # The folder on disk where there is one, for what is not Python.
-            return original(view.real(key) if view.is_own(key) and not os.path.isdir(key) else key)
+        try:
+            key = questions.key_of(path)
+            if key is None:
+                return original(path)
+            with real_files.plainly():
+                view = overlay.view()
+                if not view.is_own(key) or os.path.isdir(key):
+                    return original(key)  # the folder on disk, where there is one, for what is not Python
+                view.loosen(key)  # for processes that are started there
+                return original(view.upper(key))
+        finally:
+            overlay.view().known.forget()  # what relative paths are
 
     return chdir
 

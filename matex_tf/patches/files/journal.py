@@ -32,8 +32,8 @@ def install() -> None:
         replace(os, name, _note_linked)
 
 
-def _note(path: Any, removed: bool = False) -> None:
-    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed."""
+def _note(path: Any, removed: bool = False, to: Any = "") -> None:
+    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`."""
     if overlay.news() is None or real_files.inside_plain() or isinstance(path, int) or path is None:
         return
     with real_files.plainly():
@@ -41,16 +41,11 @@ def _note(path: Any, removed: bool = False) -> None:
             text = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):
             return  # the original says what is wrong
-        key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        if layers.is_system(key):
-            return
-        is_there = os.path.lexists(key)
-        if removed and is_there:
-            overlay.news().removed(key)
-        elif is_there:
-            overlay.news().changed(key)
-        elif not removed:
-            overlay.news().made(key)
+        # What is removed is the link itself, what is changed is the file that it names.
+        above, name = os.path.split(text)
+        key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
+        if not layers.is_system(key):
+            overlay.news().note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
 
 
 def note_made(path: Any) -> None:
@@ -110,8 +105,8 @@ def _note_linked(original: Any) -> Any:
 def _note_renamed(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if not any(kwargs.values()):
-            _note(dst)
-            _note(src, removed=True)
+            _note(dst, removed=os.path.lexists(dst))  # what is replaced
+            _note(src, removed=True, to=dst)
         return original(src, dst, **kwargs)
 
     return rename

@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.patches.files import journal
-from matex_tf.patches.files.python import real_path
+from matex_tf.patches.files.opening import real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace, when_imported
 
@@ -54,16 +54,16 @@ def install() -> None:
     when_imported("pyarrow", _arrow_file)
     when_imported("pyarrow.csv", _arrow_csv)
     when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
-    when_imported("sqlite3.dbapi2", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
-    when_imported("sqlite3", lambda module: replace(module, "connect", _with_path("database", 0, "a")))
+    for name in ("sqlite3.dbapi2", "sqlite3"):
+        when_imported(name, lambda module: replace(module, "connect", _with_path("database", 0, "a", beside=True)))
     when_imported("cv2", lambda module: replace(module, "imwrite", _with_path("filename", 0, "a")))
 
 
-def _place(path: Any, mode: str) -> Any:
-    """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`."""
+def _place(path: Any, mode: str, beside: bool = False) -> Any:
+    """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`; so `beside`."""
     if mode != "r":
         journal.note_made(path)
-        return real_path(path, mode)
+        return real_path(path, mode, beside)
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
     return path if os.path.isdir(path) and not _is_own(path) else real_path(path, None)
 
@@ -80,7 +80,7 @@ def _is_path(name: Any) -> bool:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
 
 
-def _with_path(name: str, index: int, mode: str) -> Any:
+def _with_path(name: str, index: int, mode: str, beside: bool = False) -> Any:
     """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
 
     def make(original: Any) -> Any:
@@ -90,7 +90,7 @@ def _with_path(name: str, index: int, mode: str) -> Any:
             if elsewhere or (_is_path(given) and os.fsdecode(given) == ":memory:"):
                 return original(*args, **kwargs)
             if _is_path(given):
-                given = _place(given, mode)
+                given = _place(given, mode, beside)
             elif mode == "r" and isinstance(given, (list, tuple)):
                 given = [_place(part, mode) if _is_path(part) else part for part in given]
             else:

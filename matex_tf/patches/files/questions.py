@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.runtime import real_files
+
+_lstat = os.lstat
 
 
 def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
@@ -26,3 +31,71 @@ def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question:
 
 def steadily(ask: Any, drop: Any = None) -> Any:
     return ask() if real_files.inside_plain() else overlay.view().steadily(ask, drop)
+
+
+def text_of(path: Any) -> str | None:
+    """`path` as text where the view of this rank may know of it without asking both layers."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    return text if type(text) is str and not real_files.inside_plain() else None
+
+
+def is_as_known() -> bool:
+    """Whether rank 0 has no news, so that what was found at a known place is what this rank is to see."""
+    return overlay.view().news.is_quiet()
+
+
+def _state_at_known(path: Any, of_link: bool) -> os.stat_result | None:
+    """The state of `path`; None where both layers must be asked. Raises OSError if it is known not to be there."""
+    text = text_of(path)
+    place = None if text is None else overlay.view().known.place(text)
+    if place is None:
+        return None
+    try:
+        state = _lstat(place)
+    except OSError:
+        if place is text and is_as_known():
+            raise
+        return None
+    return state if is_as_known() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
+
+
+def of_disk(path: Any, ask: Callable[[], Any]) -> tuple[bool, Any]:
+    """Whether the folder `path` is for this rank as it is on the disk, and what `ask` says of it then."""
+    text = text_of(path)
+    if text is None or not overlay.view().known.is_untouched(text):
+        return False, None
+    try:
+        answer = ask()
+    except OSError:
+        if is_as_known():
+            raise
+        return False, None
+    return is_as_known(), answer
+
+
+def asked(original: Any, of_link: bool = False) -> Any:
+    """For what asks about one path."""
+    is_state = original in (os.stat, _lstat)
+
+    def ask(path, *args, **kwargs):
+        follow = not of_link and kwargs.get("follow_symlinks", True)
+
+        def answer():
+            key = key_of(path, kwargs, follow=follow, question=True)
+            return original(path, *args, **kwargs) if key is None else _at(original, key, path, *args, **kwargs)
+
+        if is_state and not kwargs and not args:
+            state = _state_at_known(path, of_link)
+            if state is not None:
+                return state
+        return steadily(answer)
+
+    return ask
+
+
+def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
+    with real_files.plainly():
+        try:
+            return original(overlay.view().real(key), *args, **kwargs)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made, note_removed
-from matex_tf.patches.files.python import real_path
+from matex_tf.patches.files.opening import real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace, when_imported
 

@@ -1,0 +1,109 @@
+"""Where files are, remembered folder by folder: a question of one costs little more than plain."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.runtime import real_files
+
+_MOST_FOLDERS = 4096
+_NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
+
+IS_OWN = os.sep
+"""Stands among the names of a folder that is in the upper layer, too."""
+Places = dict[str, str | None]
+"""Where what is in a folder is, by its name, if not on the disk; None where both layers must be asked."""
+
+
+class OwnPlaces(dict[str, str | None]):
+    """The same of a folder of which nothing on the disk is seen."""
+
+    def get(self, name: str, _path: Any = None, /) -> Any:
+        return super().get(name)
+
+
+class KnownPlaces:
+    """What is known of folders: `key_of` gives the key of a path, `places_in` says what is in the folder of a key."""
+
+    def __init__(self, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
+        self._key_of = key_of
+        self._places_in = places_in
+        self._folders: dict[str, Places] = {}
+        self._by_key: dict[str, Places] = {}
+        self._changes = 0
+        # A forked process remembers nothing, and says when it has changed something.
+        self._is_forked = False
+        self._changed = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._since = 0
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self._is_forked = True
+
+    def forget(self) -> None:
+        """Forget it all: files were made or removed, or are about to be."""
+        with self._lock:
+            self._changes += 1
+            self._folders, self._by_key = {}, {}
+        if self._is_forked:
+            self._changed[0] = time.monotonic_ns()
+
+    def put(self, key: str, place: str | None = None) -> None:
+        """`key` alone was made or removed: it is a file at `place`, or is to be asked for."""
+        with self._lock:
+            self._changes += 1
+            places = self._by_key.get(os.path.dirname(key))
+            if places is not None:
+                places[os.path.basename(key)] = place
+            inside = self._by_key.get(key)
+            if inside is not None:
+                inside[IS_OWN] = None
+        if self._is_forked:
+            self._changed[0] = time.monotonic_ns()
+
+    def place(self, path: str) -> str | None:
+        """Where to find `path`, which may be `path` itself; None where both layers must be asked."""
+        head, sep, name = path.rpartition(os.sep)
+        places = self._places(head or sep)
+        return None if places is None else places.get(name, path)
+
+    def is_untouched(self, folder: str) -> bool:
+        """Whether all that is in `folder` is known to be as it is on the disk."""
+        places = self._places(folder)
+        return type(places) is dict and len(places) == len(_NO_NAMES)
+
+    def _places(self, head: str) -> Places | None:
+        if self._is_forked:
+            return None
+        if self._changed[0] != self._since:
+            self._since = self._changed[0]
+            self.forget()
+        return self._folders.get(head) or self._look(head)
+
+    def _look(self, head: str) -> Places | None:
+        changes = self._changes
+        with real_files.plainly():
+            key = self._key_of(head or os.curdir)
+            places: Places | None = {} if key is None else self._by_key.get(key)
+            if key is not None and places is None:
+                places = self._places_in(key)
+        if places is None:
+            return None
+        places.update(_NO_NAMES)
+        with self._lock:
+            if self._changes != changes:
+                return None
+            if len(self._folders) >= _MOST_FOLDERS:
+                self._folders.clear()
+                self._by_key.clear()
+            self._folders[head] = places
+            if key is not None:
+                self._by_key[key] = places
+        return places

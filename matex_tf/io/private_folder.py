@@ -1,0 +1,95 @@
+"""Where a rank keeps files for itself, and how many bytes of them there may be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+
+from matex_tf import settings
+from matex_tf.ops import cache
+from matex_tf.runtime import real_files, shutdown, temp_folders
+from matex_tf.world import terminal, world
+
+_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
+_EXIT_FULL = 74  # EX_IOERR of sysexits.h
+_SECONDS = 1.0  # between two looks, or more where a look takes long
+_EASE = 20
+
+
+def parent() -> str:
+    """`MATEX_FILES_DIR`; else the first of the usual folders that lies on a disk, or the first if all are in memory."""
+    if settings.current().files_dir:
+        os.makedirs(settings.current().files_dir, exist_ok=True)
+        return settings.current().files_dir
+    usual = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.folder()))
+    return next((folder for folder in usual if _can_write(folder) and not is_in_memory(folder)), usual[0])
+
+
+def _can_write(folder: str) -> bool:
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def is_in_memory(folder: str) -> bool:
+    """Whether what is written to `folder` takes memory of the host."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as mounts:
+        kinds = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number]
+    return bool(kinds) and kinds[0] in _IN_MEMORY
+
+
+def make(prefix: str, folder: str) -> str:
+    """A new folder in `folder` that this process holds until it ends. Those that ended ones have left are removed."""
+    temp_folders.sweep(prefix, None if folder == tempfile.gettempdir() else folder)
+    return temp_folders.make(prefix, folder)[0]
+
+
+class Limit:
+    """Ends the job once the files in `folder` take more bytes than they may; a thread looks, from the first file on."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        # The disk stays half free, however many ranks of this host write to it.
+        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.current().local_size - 1, 1)
+        self.most = settings.current().files_bytes or share
+        self._thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="matex_tf files", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        wait = _SECONDS
+        while True:
+            time.sleep(wait)
+            begun = time.monotonic()
+            with real_files.plainly():
+                sizes = dict(self._sizes())
+            if sum(sizes.values()) > self.most:
+                terminal.tell(self._text(sizes))
+                shutdown.abort(_EXIT_FULL)
+            wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
+
+    def _sizes(self) -> Iterator[tuple[str, int]]:
+        for folder, _, names in os.walk(self._folder):
+            for path in (os.path.join(folder, name) for name in names):
+                try:
+                    yield path, 512 * os.lstat(path).st_blocks
+                except FileNotFoundError:  # removed in the meantime
+                    continue
+
+    def _text(self, sizes: dict[str, int]) -> str:
+        me = world.current()
+        largest = max(sizes, key=lambda path: sizes[path])
+        return (
+            f"matex_tf: rank {me.rank} ({me.host}): the files that this rank has written take {sum(sizes.values())} "
+            f"bytes, more than {self.most} (MATEX_FILES_BYTES). The largest is {largest[len(self._folder) :]} "
+            f"({sizes[largest]} bytes). Every rank but the first keeps what the script writes in a private folder, "
+            f"{self._folder}, to read it back. Set MATEX_FILES_BYTES to more, or MATEX_FILES_DIR to a folder on a "
+            "larger disk.\n"
+        )

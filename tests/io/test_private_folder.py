@@ -1,0 +1,106 @@
+"""Where a rank keeps its own files, how many bytes of them there may be, and that what is known of places holds."""
+
+import os
+
+import launch
+from matex_tf import settings
+from matex_tf.io import private_folder
+
+FULL = """
+import os, sys, time
+import numpy as np
+import matex_tf
+
+rank = sys.modules["matex_tf.world.world"].current().rank
+np.save("small.npy", np.zeros(10))
+if rank == 1:
+    with open("large.bin", "wb") as file:
+        while True:
+            file.write(bytes(1 << 20))
+            file.flush()
+            time.sleep(0.1)
+matex_tf.barrier()
+"""
+
+
+def test_more_bytes_than_there_may_be_end_the_job(tmp_path):
+    env = {"MATEX_FILES_BYTES": str(5 << 20), "MATEX_FILES_DIR": str(tmp_path / "own")}
+    result = launch.run(2, FULL, cwd=tmp_path, env=env)
+    assert result.returncode == 74, result.output
+    told = [line for line in result.stderr.splitlines() if "MATEX_FILES_BYTES" in line]
+    assert len(told) == 1 and "rank 1 (" in told[0], result.stderr
+    assert f"The largest is {tmp_path}/large.bin (" in told[0], told
+    assert f"in a private folder, {tmp_path}/own/matex_tf-files-" in told[0], told
+    assert (tmp_path / "small.npy").is_file() and not (tmp_path / "large.bin").exists()
+
+
+def test_files_do_not_lie_in_memory(monkeypatch, tmp_path):
+    assert private_folder.is_in_memory("/dev/shm") and not private_folder.is_in_memory(str(tmp_path))
+    monkeypatch.setattr(private_folder.tempfile, "gettempdir", lambda: "/dev/shm")
+    monkeypatch.setattr(settings, "_current", settings.Settings({}))
+    found = private_folder.parent()
+    assert found != "/dev/shm" and not private_folder.is_in_memory(found)
+    monkeypatch.setattr(settings, "_current", settings.Settings({"MATEX_FILES_DIR": str(tmp_path / "mine")}))
+    assert private_folder.parent() == str(tmp_path / "mine") and (tmp_path / "mine").is_dir()
+
+
+KNOWN = """
+import os, shutil, sys, threading
+import matex_tf
+
+rank = sys.modules["matex_tf.world.world"].current().rank
+
+def there(*names):
+    return [os.path.exists(name) for name in names]
+
+open("first", "w").close()
+assert there("first", f"second-{rank}", "folder/a") == [True, False, False]
+child = os.fork()
+if child == 0:  # it is no rank, and sees what another rank has made
+    with open(f"second-{rank}", "w") as file:
+        file.write("of a child")
+    os._exit(0)
+os.waitpid(child, 0)
+assert there("first", f"second-{rank}") == [True, True], "what a forked process has made"
+with open(f"second-{rank}") as file:
+    assert file.read() == "of a child"
+os.mkdir("folder")
+os.chdir("folder")
+assert there("first", "../first") == [False, True] and os.listdir() == []
+os.symlink("../first", "link")
+with open("link", "w") as file:
+    file.write("by its name")
+assert open("../first").read() == "by its name" and os.path.islink("link")
+os.chdir("..")
+shutil.rmtree("folder")
+os.mkdir("folder")
+assert os.listdir("folder") == [] and there("folder/link") == [False]
+for number in range(50):
+    assert not os.path.exists(f"folder/{number}")
+    open(f"folder/{number}", "w").close()
+    assert os.path.exists(f"folder/{number}") and os.stat(f"folder/{number}").st_size == 0
+assert len(os.listdir("folder")) == 50
+failed = []
+
+def ask(number):
+    for step in range(200):
+        name = f"folder/{number}-{step}"
+        if os.path.exists(name):
+            failed.append(name)
+        open(name, "w").close()
+        if not os.path.exists(name):
+            failed.append(name)
+
+threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+matex_tf.barrier()
+"""
+
+
+def test_what_is_known_of_places_holds(tmp_path):
+    launch.run(2, KNOWN, cwd=tmp_path).check()
+    assert len(os.listdir(tmp_path / "folder")) == 850
