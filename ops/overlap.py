@@ -35,7 +35,7 @@ def for_xla() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(way: bool) -> Iterator[None]:
+def trace_as(way: bool) -> Iterator[None]:
     """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or as reduced at once (False)."""
     before, _state.told = is_told(), way
     try:
@@ -45,7 +45,7 @@ def told(way: bool) -> Iterator[None]:
 
 
 def is_told() -> bool | None:
-    """What the innermost `told` says; None outside of all."""
+    """What the innermost `trace_as` says; None outside of all."""
     return getattr(_state, "told", None)
 
 

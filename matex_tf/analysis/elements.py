@@ -20,11 +20,11 @@ def _count(one: Element) -> int | None:
     return one.value if one.power == 0 else one.unit if one.power == -1 else None
 
 
-def _made(power: int | None, count: int | None) -> Element:
+def _element(power: int | None, count: int | None) -> Element:
     return Element(power, count if power == 0 else None, count if power == -1 else None)
 
 
-def _of_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
+def _combined(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
     one, other = _count(first), _count(second)
     return None if one is None or other is None else int(compute(one, other))
 
@@ -43,7 +43,7 @@ def add(first: Element, second: Element) -> Element:
             return other
     if first.power is None or first.power != second.power:
         return Element(None)
-    return _made(first.power, _of_counts(first, second, lambda a, b: a + b))
+    return _element(first.power, _combined(first, second, lambda a, b: a + b))
 
 
 def subtract(first: Element, second: Element) -> Element:
@@ -51,20 +51,20 @@ def subtract(first: Element, second: Element) -> Element:
         return first
     if first.power is None or first.power != second.power:
         return Element(None)
-    return _made(first.power, _of_counts(first, second, lambda a, b: a - b))
+    return _element(first.power, _combined(first, second, lambda a, b: a - b))
 
 
 def multiply(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
-    return _made(first.power + second.power, _of_counts(first, second, lambda a, b: a * b))
+    return _element(first.power + second.power, _combined(first, second, lambda a, b: a * b))
 
 
 def divide_exactly(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
     remains, quotient = _divided(first, second)
-    return _made(first.power - second.power, quotient if remains == 0 else None)
+    return _element(first.power - second.power, quotient if remains == 0 else None)
 
 
 def divide_down(first: Element, second: Element) -> Element:
@@ -77,7 +77,7 @@ def divide_down(first: Element, second: Element) -> Element:
     if remains is None:
         return Element(0 if first.power == second.power else None)
     if first.power == second.power or (second.power == 0 and remains == 0):
-        return _made(first.power - second.power, quotient)
+        return _element(first.power - second.power, quotient)
     return Element(None)
 
 
@@ -87,14 +87,14 @@ def remainder(first: Element, second: Element) -> Element:
     remains, _ = _divided(first, second)
     if second.power == 0 and remains == 0:
         return Element(0, 0)
-    return _made(first.power if first.power == second.power else None, remains)
+    return _element(first.power if first.power == second.power else None, remains)
 
 
 def least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
     def element(first: Element, second: Element) -> Element:
         if first.power is None or first.power != second.power:
             return Element(None)
-        return _made(first.power, _of_counts(first, second, compute))
+        return _element(first.power, _combined(first, second, compute))
 
     return element
 

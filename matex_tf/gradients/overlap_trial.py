@@ -118,7 +118,7 @@ class _Trial:
         problem = ""
         try:
             # What it prints while it is traced it has printed.
-            with overlap.told(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
+            with overlap.trace_as(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
                 given, named = self._specs or (args, kwargs)
                 other = _other(function).get_concrete_function(*given, **named).graph
             if graph_ops.figures(other) != graph_ops.figures(function.get_concrete_function(*given, **named).graph):
@@ -132,7 +132,7 @@ class _Trial:
     def _in_trial(
         self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with overlap.told(not self._is_overlapped):
+        with overlap.trace_as(not self._is_overlapped):
             result, has_update = self._timed(original, _other(function), args, kwargs)
         if not has_update or not self._is_timed(IGNORED[not self._is_overlapped]):
             return result
@@ -147,7 +147,7 @@ class _Trial:
     def _other_way(
         self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with overlap.told(not self._is_overlapped):
+        with overlap.trace_as(not self._is_overlapped):
             return original(_other(function), *args, **kwargs)
 
     def _go_on_with(self, way: Callable[..., Any]) -> None:

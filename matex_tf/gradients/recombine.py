@@ -72,7 +72,7 @@ def _is_open(placement: Placement) -> bool:
     return any(one.power is None for one in placement.elements or ())
 
 
-def whole(tensors: Sequence[Any], name: str) -> list[Any]:
+def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     """The whole values of tensors of the graph being built, on every rank. One collective for all figures, and one for
     each tensor of rows.
 

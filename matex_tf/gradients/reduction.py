@@ -57,7 +57,7 @@ def _number_of(variable: Any) -> int:
     return _numbers[key][0]
 
 
-def mark(variables: Sequence[Any], born: bool) -> None:
+def mark_reduced(variables: Sequence[Any], born: bool) -> None:
     """Remember whether the gradients of `variables` were reduced where they were born."""
     for variable in variables:
         if born:

@@ -37,7 +37,7 @@ def not_of_slices(sources: Any, why: str) -> None:
     trained = [source for source in tf.nest.flatten(sources) if _is_trained_variable(source)]
     if not trained:
         return
-    reduction.mark(trained, born=False)
+    reduction.mark_reduced(trained, born=False)
     if not tf.executing_eagerly():
         verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
 
@@ -83,9 +83,9 @@ def in_graph(
         return result
     of = [flat_sources[index] for index in trained]
     if owed:
-        reduction.mark(of, born=False)
+        reduction.mark_reduced(of, born=False)
         return result
-    reduction.mark(of, born=True)
+    reduction.mark_reduced(of, born=True)
     unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None]
     scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
     reduced, totals = reduction.reduce(
@@ -169,9 +169,9 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
         dataset_loop.watch_drift()
     are_same = reduction.are_same(mine)
     if are_same or not reduces or owed:
-        reduction.mark(of, born=are_same)
+        reduction.mark_reduced(of, born=are_same)
         return result
-    reduction.mark(of, born=True)
+    reduction.mark_reduced(of, born=True)
     if step_weight.is_sliced() and settings.current().scaling == "strong":
         notes.note(OWN_ROWS)
     reduced, _ = reduction.reduce(mine, of, place="tape.gradient")

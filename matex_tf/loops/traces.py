@@ -158,7 +158,7 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
             clause = f"the ranks' parts of what it returns, {placement.kind}, cannot be put together"
             verdict.fail(graph, reason or verdict.Reason(clause, flat[index].op))
     if verdict.failure(graph) is None:
-        wholes = recombine.whole([flat[index] for index in places], "what a step returns") if places else []
+        wholes = recombine.make_whole([flat[index] for index in places], "what a step returns") if places else []
         for index, value in zip(places, wholes):
             flat[index] = value
         reason = verdict.unproved(graph, wholes)

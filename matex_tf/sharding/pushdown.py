@@ -33,12 +33,12 @@ def slices(dataset: Any, are_arrays: bool, on_first: OnFirst) -> tuple[Any, str 
     each iteration, or of what its rows are chosen by.
     """
     if are_arrays:
-        return of_arrays(dataset, on_first) or sliced_dataset.sliced(dataset, on_first), None
+        return deal_arrays(dataset, on_first) or sliced_dataset.sliced(dataset, on_first), None
     why = why_whole(dataset)
-    return of_rows(dataset, on_first) if why is None else sliced_dataset.sliced(dataset, on_first), why
+    return deal_rows(dataset, on_first) if why is None else sliced_dataset.sliced(dataset, on_first), why
 
 
-def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
 
     `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch.
@@ -62,11 +62,11 @@ def of_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
-def of_rows(dataset: Any, on_first: OnFirst) -> Any:
+def deal_rows(dataset: Any, on_first: OnFirst) -> Any:
     """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
-    neighbours; the number of rows is known, for the last batch. `on_first` as in `of_arrays`.
+    neighbours; the number of rows is known, for the last batch. `on_first` as in `deal_arrays`.
     """
     import tensorflow as tf
 
@@ -86,7 +86,7 @@ def of_rows(dataset: Any, on_first: OnFirst) -> Any:
         )
         return iteration, element
 
-    seen = py_functions.held(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
+    seen = py_functions.hold_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
     result = seen.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
     for step in maps:
         calls = getattr(step, "_num_parallel_calls", None)

@@ -13,7 +13,7 @@ from typing import Any
 _KNOWN = "_py_funcs_used_in_graph"
 
 
-def held(make: Callable[[], Any]) -> Any:
+def hold_functions(make: Callable[[], Any]) -> Any:
     """The dataset that `make` makes. In eager code it, and what is made of it, holds our functions that it calls."""
     import tensorflow as tf
 

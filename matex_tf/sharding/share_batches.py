@@ -47,7 +47,7 @@ def shares(
         return sliced_dataset.Batch(take(rows), step_weight.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
     chosen = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
-    dataset = py_functions.held(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = py_functions.hold_functions(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
     dataset = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
     dataset._matex_before_epoch = before_epoch

@@ -136,7 +136,7 @@ def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         with tf.control_dependencies([shown]):
             return Batch(*my_slice(tf.nest.map_structure(tf.identity, element)))
 
-    cut_up = py_functions.held(lambda: dataset.enumerate().map(cut, num_parallel_calls=1))
+    cut_up = py_functions.hold_functions(lambda: dataset.enumerate().map(cut, num_parallel_calls=1))
     return iteration.exempt(cut_up.prefetch(tf.data.AUTOTUNE))
 
 

@@ -37,7 +37,7 @@ class Plan:
     prepared: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
 
-def plan(graph: Any, fetches: Any) -> Plan | None:
+def plan_of(graph: Any, fetches: Any) -> Plan | None:
     """The plan of a training run; None for a run that needs no gradient."""
     if not hasattr(graph, "_matex_plans"):
         graph._matex_plans = {}
@@ -199,8 +199,8 @@ def _whole_fetches(
     over = [op for op in [*training_ops, *before] if not cond_turns.is_within(op)]
     with graph.as_default(), tf.control_dependencies(over):
         recombine.forget(graph)  # what another run makes whole is not to be run in this one
-        replaced.update(zip(map(id, parts), recombine.whole(parts, "a fetch") if parts else ()))
-        replaced.update(summaries.of_whole(leaves, replaced))
+        replaced.update(zip(map(id, parts), recombine.make_whole(parts, "a fetch") if parts else ()))
+        replaced.update(summaries.summaries_of(leaves, replaced))
     if finalized:
         graph.finalize()
     return replaced, None

@@ -21,7 +21,7 @@ from matex_tf.world import world
 _state = threading.local()
 
 
-def inside() -> bool:
+def is_inside() -> bool:
     """Whether this thread is within a run of our own."""
     return getattr(_state, "inside", False)
 

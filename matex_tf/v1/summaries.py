@@ -27,7 +27,7 @@ def values_in(leaves: Sequence[Any]) -> list[Any]:
     return [op.inputs[1] for leaf in leaves for op in _plain_in(leaf)]
 
 
-def of_whole(leaves: Sequence[Any], replaced: Mapping[int, Any]) -> dict[int, Any]:
+def summaries_of(leaves: Sequence[Any], replaced: Mapping[int, Any]) -> dict[int, Any]:
     """By the ids of the summaries among `leaves` that show a tensor in `replaced`: ones that show the global value."""
     result = {}
     for leaf in leaves:

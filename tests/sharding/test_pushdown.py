@@ -62,12 +62,12 @@ for name, make in sources.items():
 
 x, y = rows, rows.sum(1, keepdims=True)
 adapter_calls = []
-plain_of_arrays = pushdown.of_arrays
+plain_of_arrays = pushdown.deal_arrays
 def spy(*args):
     result = plain_of_arrays(*args)
     adapter_calls.append(result is not None)
     return result
-pushdown.of_arrays = spy
+pushdown.deal_arrays = spy
 for shuffle in (True, False):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -120,12 +120,12 @@ def read(path):
     return tf.stack([value, 1.0]), value
 
 chosen = []
-plain = pushdown.of_rows
+plain = pushdown.deal_rows
 def spy(*args):
     result = plain(*args)
     chosen.append(result is not None)
     return result
-pushdown.of_rows = spy
+pushdown.deal_rows = spy
 paths = sorted(f"pictures/{name}" for name in os.listdir("pictures"))
 dataset = tf.data.Dataset.from_tensor_slices(paths).map(read, num_parallel_calls=2).batch(4)
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

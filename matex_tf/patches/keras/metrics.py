@@ -184,7 +184,7 @@ def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, A
             return args, {**kwargs, "sample_weight": share}, None
         if weight is not None and of_value == partial(1) and _placement(weight) == replicated(-1):
             return args, kwargs, None
-    for at, one in zip(places, recombine.whole([leaves[at] for at in places], "a metric") if places else ()):
+    for at, one in zip(places, recombine.make_whole([leaves[at] for at in places], "a metric") if places else ()):
         leaves[at] = one
     args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
     return args, kwargs, step_weight.whole_count()

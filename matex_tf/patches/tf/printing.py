@@ -45,4 +45,4 @@ def shown(value: Any) -> Any:
     placement = interpreter.placement_of(value)
     if placement.is_same or not recombine.can_be_whole(placement):
         return value
-    return recombine.whole([value], "what a step shows")[0]
+    return recombine.make_whole([value], "what a step shows")[0]

@@ -33,9 +33,9 @@ def install() -> None:
 
 def _run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        if not world.is_active() or session_runs.inside():
+        if not world.is_active() or session_runs.is_inside():
             return original(self, fetches, feed_dict, options, run_metadata)
-        plan = run_plans.plan(self.graph, fetches)
+        plan = run_plans.plan_of(self.graph, fetches)
         if plan is None:
             return original(self, fetches, feed_dict, options, run_metadata)
         with session_runs.training(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
@@ -81,7 +81,7 @@ def _reduced_later(pairs: list) -> list:
     """Gradients of eager code that the optimizer takes itself, reduced."""
     of = [variable for _, variable in pairs]
     reduced, _ = reduction.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
-    reduction.mark(of, born=True)
+    reduction.mark_reduced(of, born=True)
     _expect(of)
     return list(zip(reduced, of))
 

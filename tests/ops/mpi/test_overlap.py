@@ -223,7 +223,7 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
                 second = ops.allreduce(first * weights[2], "mean")
             found = []
             for number, loss in enumerate((first, second)):
-                with overlap.told(way):
+                with overlap.trace_as(way):
                     present = [one for one in tape.gradient(loss, weights) if one is not None]
                     names = NAMES[: len(present)]
                     found += ops.reduce_gradients(present, names, 1.0 / SIZE, f"update {number}")
