@@ -34,7 +34,8 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
 
 
 def serve(path: str) -> dict:
-    """Answers clients until `path` is gone; comes back in each child, with what it is to run."""
+    """Answers clients until `path` or who started it is gone; comes back in each child, with what it is to run."""
+    parent = os.getppid()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(path + ".new")
     listening.listen(64)
@@ -47,7 +48,7 @@ def serve(path: str) -> dict:
     waiting.register(listening, selectors.EVENT_READ)
     waiting.register(woken, selectors.EVENT_READ)
     children: dict[int, socket.socket] = {}
-    while os.path.exists(path):
+    while os.path.exists(path) and os.getppid() == parent:
         for key, _ in waiting.select(5):
             if key.fileobj is listening:
                 connection, _ = listening.accept()
