@@ -47,7 +47,6 @@ LONG = {
     "matex_tf/settings.py",  # a table
     "matex_tf/io/layers.py",
     "matex_tf/patches/files/python.py",
-    "ops/src/engine/update/async_reduction.cc",
 }
 
 

@@ -1,7 +1,5 @@
 #include "engine/update/async_reduction.h"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -11,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/mpi/sleeping_wait.h"
 #include "engine/base/hash.h"
 #include "engine/update/bucket_tuner.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
+#include "engine/sequence/readiness.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/base/thread_priority.h"
 #include "engine/update/transfer.h"
@@ -159,24 +157,6 @@ class Overlapped {
     }
     const Error error = step();
     return error ? Break(error) : error;
-  }
-
-  // Tells the other ranks whether this one's gradients are here, and returns when all have said so: sums then wait for
-  // nobody. `without` is a rank whose will not come. Each rank says where it is, too: the largest of x and of ~x over
-  // ranks tell whether all are there.
-  static Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
-    const World& world = TheWorld();
-    *without = is_here ? -1 : world.rank;
-    if (!world.has_peers()) return Error();
-    int64_t words[3] = {at, ~at, *without};
-    const Span span(Activity::kMeet);
-    MPI_Request request;
-    int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
-    if (code == MPI_SUCCESS) code = Await(&request);
-    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
-    if (words[0] != ~words[1]) return Error("ranks are at different steps of " + place + ".");
-    *without = static_cast<int>(words[2]);
-    return Error();
   }
 
   Error Reduce(int64_t ticket, Update* update) {
