@@ -45,8 +45,6 @@ SOURCES = (".py", ".cc", ".h")
 MOST_LINES, MOST_FILES = 300, 12
 LONG = {
     "matex_tf/settings.py",  # a table
-    "matex_tf/io/layers.py",
-    "matex_tf/patches/files/python.py",
 }
 
 
