@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(ROOT / "scripts")]
 import check_types  # noqa: E402
 
 import launch  # noqa: E402 (the tests' own launcher)
