@@ -113,8 +113,14 @@ def is_noticed(fault: Fault, folder: Path) -> bool:
     """Whether the test passes in a copy of the checkout, in the empty `folder`, and fails once the fault is put in."""
     environment = copy_checkout(folder)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", fault.test]
+
+    def run_test() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    if run_test().returncode != 0:
+        return False
     put_in(fault, folder)
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    result = run_test()
     return result.returncode == 1 and re.search(r"^(FAILED|ERROR) ", result.stdout, re.MULTILINE) is not None
 
 
