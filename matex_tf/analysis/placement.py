@@ -90,6 +90,14 @@ class Placement(NamedTuple):
         """Whether it is whole once figures of all ranks are put together, with no rows in it."""
         return self.kind in (PARTIAL, DERIVED) or (self.kind == REPLICATED and not self.is_mixed)
 
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether the ranks' parts of it can be put together."""
+        if self.kind == SHARDED:
+            return self.power == 0 and not self.blocks and self.axis == 0
+        is_open = any(one.power is None for one in self.elements or ())
+        return self.kind in (PARTIAL, DERIVED, REPLICATED) and not is_open
+
 
 SAME = Placement(REPLICATED)
 ROWS = Placement(SHARDED)

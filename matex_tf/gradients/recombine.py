@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.analysis import interpreter
-from matex_tf.analysis.placement import DERIVED, PARTIAL, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
+from matex_tf.analysis.placement import DERIVED, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
 from matex_tf.sharding import step_weight
 
 _wholes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -61,23 +61,12 @@ def slope_factor(power: int) -> Any:
     return tf.where(share > 0, tf.pow(share, float(power)), tf.zeros([], tf.float64))
 
 
-def can_be_whole(placement: Placement) -> bool:
-    """Whether the ranks' parts of a tensor can be put together."""
-    if placement.kind == SHARDED:
-        return placement.power == 0 and not placement.blocks and placement.axis == 0
-    return placement.kind in (PARTIAL, DERIVED, REPLICATED) and not _is_open(placement)
-
-
-def _is_open(placement: Placement) -> bool:
-    return any(one.power is None for one in placement.elements or ())
-
-
 def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     """The whole values of tensors of the graph being built, on every rank. One collective for all figures, and one for
     each tensor of rows.
 
     Raises:
-        ValueError: a tensor cannot be put together (`can_be_whole`).
+        ValueError: a tensor cannot be put together (`Placement.can_be_whole`).
     """
     import tensorflow as tf
 
@@ -86,7 +75,7 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     found = interpreter.interpreter_of(tensors[0].graph)
     placements = [found.of(tensor) for tensor in tensors]
     for tensor, placement in zip(tensors, placements):
-        if known(tensor) is None and not can_be_whole(placement):
+        if known(tensor) is None and not placement.can_be_whole:
             raise ValueError(f"the parts of {tensor.name} are {placement.kind}: they cannot be put together")
     boundary = _Boundary(found)
     for tensor, placement in zip(tensors, placements):
@@ -160,7 +149,7 @@ def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]
     from tensorflow.python.ops import gradients_impl
 
     boundary = _Boundary(found)
-    boundary.reach(target)
+    boundary.reach(target, through_known=True)  # a derived tensor's own gradient is that of its slice alone
     boundary.add_up("the figures of a loss")
     total = boundary.whole(target)
     remember(target, total)
@@ -185,15 +174,15 @@ class _Boundary:
         self._made: dict[Any, Any] = {}
         self._seen: set[Any] = set()
 
-    def reach(self, tensor: Any) -> None:
-        """Go from `tensor` back to the figures that it is made of."""
+    def reach(self, tensor: Any, through_known: bool = False) -> None:
+        """Go from `tensor` back to the figures that it is made of, or to what is known to be whole."""
         pending = [tensor]
         while pending:
             one = pending.pop()
             if one.ref() in self._seen:
                 continue
             self._seen.add(one.ref())
-            if known(one) is None and self._found.of(one).kind == DERIVED:
+            if (through_known or known(one) is None) and self._found.of(one).kind == DERIVED:
                 pending.extend(one.op.inputs)
             else:
                 self.parts.append(one)
@@ -215,7 +204,10 @@ class _Boundary:
             return []
         flat = [tf.reshape(_weighted(part, placement), [-1]) for part, placement in mine]
         total = ops.allreduce(tf.concat(flat, 0), op="sum", name=name)
-        for (part, _), one in zip(mine, tf.split(total, [_count(one) for one in flat], num=len(flat))):
+        # Where every rank has all of a gradient (see `slope_factor`), that of one of them counts.
+        numbers = step_weight.numbers()
+        counted = tf.where((numbers[3] > 0) | (numbers[1] > 0), total, tf.stop_gradient(total))
+        for (part, _), one in zip(mine, tf.split(counted, [_count(one) for one in flat], num=len(flat))):
             value = tf.round(one) if part.dtype.is_integer else one
             made = tf.cast(tf.reshape(value, tf.shape(part)), part.dtype)
             made.set_shape(part.shape)
@@ -240,6 +232,8 @@ class _Boundary:
         return self._made[tensor.ref()]
 
     def _copy(self, op: Any) -> None:
+        from tensorflow.python.eager import execute
+
         copy = op.graph.create_op(
             op.type,
             [self._made[part.ref()] for part in op.inputs],
@@ -248,6 +242,9 @@ class _Boundary:
             attrs={name: value for name, value in op.node_def.attr.items() if name != "_output_shapes"},
             op_def=op.op_def,
         )
+        if execute.must_record_gradient():  # a tape around the one that differentiates goes through the copy, too
+            attributes = [part for one in op.op_def.attr for part in (one.name, op.get_attr(one.name))]
+            execute.record_gradient(op.type, copy.inputs, tuple(attributes), copy.outputs)
         for plain, made in zip(op.outputs, copy.outputs):
             made.set_shape(plain.shape)
             interpreter.declare(made, SAME)

@@ -7,7 +7,6 @@ from typing import Any
 
 from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import SHARDED
-from matex_tf.gradients import recombine
 from matex_tf.loops import open_shapes, sharded_call, step_arguments, tape_stack, traces
 
 RETURNS = "it returns what ranks cannot gather: {}"
@@ -41,7 +40,7 @@ def proof(
         found = interpreter.interpreter_of(graph)
         for tensor in outputs:
             placement = found.of(tensor)
-            if placement.kind != SHARDED or not recombine.can_be_whole(placement):
+            if placement.kind != SHARDED or not placement.can_be_whole:
                 reason = verdict.reason_of(placement) if placement.why else None
                 verdict.fail(graph, reason or verdict.Reason(f"what it returns is {placement.kind}", tensor.op))
         before = set(graph.get_operations())

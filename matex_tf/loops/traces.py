@@ -152,7 +152,7 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
     found = interpreter.interpreter_of(graph)
     for index in places:
         placement = found.of(flat[index])
-        can = recombine.can_be_whole(placement) and not (is_compiled and placement.kind == SHARDED)
+        can = placement.can_be_whole and not (is_compiled and placement.kind == SHARDED)
         if recombine.known(flat[index]) is None and not can:
             reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
             clause = f"the ranks' parts of what it returns, {placement.kind}, cannot be put together"

@@ -186,7 +186,7 @@ def _whole_fetches(
         known, placement = recombine.known(leaf), found.of(leaf)
         if known is not None and known.op in needed and not cond_turns.is_within(known.op):
             replaced[id(leaf)] = known  # by a reduction that runs anyhow
-        elif not recombine.can_be_whole(placement):
+        elif not placement.can_be_whole:
             reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
             return {}, reason or verdict.Reason(f"the parts of what is fetched are {placement.kind}", leaf.op)
         elif not placement.is_same:

@@ -167,16 +167,18 @@ def adversarial():
 
 
 def of_weights():
-    """A penalty on the gradients of the weights, and a step of MAML: gradients of gradients of weights."""
-    for name in ("penalty", "maml"):
+    """Penalties on gradients of a mean and of a root, of weights and of rows, and MAML: gradients of gradients."""
+    for name in ("penalty", "maml", "penalty of a root", "penalty of a root by rows"):
         v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
 
         @tf.function
         def step(x, y, name=name, v=v, optimizer=optimizer):
             with tf.GradientTape() as tape:
                 with tf.GradientTape() as inner:
-                    loss = tf.reduce_mean(tf.square(x @ v - y))
-                inside = inner.gradient(loss, v)
+                    made = tf.tanh(x @ v)
+                    loss = tf.reduce_mean(tf.square((made if "root" in name else x @ v) - y))
+                    loss = tf.sqrt(loss) if "root" in name else loss
+                inside = inner.gradient(loss, made if "rows" in name else v)
                 if name == "maml":
                     loss = tf.reduce_mean(tf.square(x @ (v - 0.1 * inside) - y))
                 else:

@@ -44,7 +44,7 @@ def _masked_weights(weights: Any, mask: Any) -> Any:
 
     mask = tf.cast(mask, weights.dtype)
     valid, total = tf.reduce_sum(mask), tf.cast(tf.size(mask), weights.dtype)
-    if all(recombine.can_be_whole(interpreter.placement_of(one)) for one in (valid, total)):
+    if all(interpreter.placement_of(one).can_be_whole for one in (valid, total)):
         valid, total = recombine.make_whole([valid, total], "what a mask leaves")
     return weights * tf.math.divide_no_nan(total, valid)
 

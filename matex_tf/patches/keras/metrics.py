@@ -174,7 +174,7 @@ def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, A
     for placement in placements:
         if placement.kind == UNKNOWN:
             verdict.fail(graph, verdict.reason_of(placement))
-    if not all(recombine.can_be_whole(one) and one.kind != SHARDED for one in placements):
+    if not all(one.can_be_whole and one.kind != SHARDED for one in placements):
         return args, kwargs, None  # rows, each of which counts where it is
     value, weight = _value_and_weight(args, kwargs)
     of_value = as_partial(_placement(value))

@@ -43,6 +43,6 @@ def shown(value: Any) -> Any:
     if value.graph is not graph or step_weight.in_session_graph() or not graph_ops.is_training_step(graph):
         return value
     placement = interpreter.placement_of(value)
-    if placement.is_same or not recombine.can_be_whole(placement):
+    if placement.is_same or not placement.can_be_whole:
         return value
     return recombine.make_whole([value], "what a step shows")[0]
