@@ -70,6 +70,7 @@ class _Plan:
         self.first_tapes = [weakref.ref(tape) for tape in tapes]
         self.replicated: frozenset[int] = frozenset()
         """The ids of the variables whose sparse gradients have the same indices on all ranks."""
+        self.is_decided = False
         self.calls = 0
         self.programs: set[int] = set()
 
@@ -139,7 +140,7 @@ def call(
         return plain()
     if not is_eager and not getattr(_state, "in_graphs", False):
         return plain()
-    if plan.calls == 0 and not plan.why:
+    if not plan.is_decided:
         _decide(known, plan, arguments, is_eager)
     if plan.why:
         _note_reason(tapes, known, plan.why)
@@ -169,8 +170,13 @@ def _note_reason(tapes: Sequence[Any], known: _Model, why: str) -> None:
 
 
 def _decide(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, is_eager: bool) -> None:
-    """See whether ranks can share calls of this kind. Collective."""
-    mine, plan.replicated = model_proof.proof(known.function, known.losses, arguments)
+    """See whether ranks can share calls of this kind. Collective.
+
+    What was seen in the first call is each rank's own: a thread may draw random numbers on one of them only.
+    """
+    plan.is_decided, mine = True, plan.why
+    if not mine:
+        mine, plan.replicated = model_proof.proof(known.function, known.losses, arguments)
     reasons = [one for one in objects.allgather(mine, f"whether ranks can share the model '{known.name}'") if one]
     if reasons:
         plan.why = reasons[0]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ DRAWS = "its Python draws random numbers"
 KEEPS = "its Python sets attributes ({})"
 USES = "it uses tensors of the step that are none of its batch arguments"
 _SMALL = 16
+_GLOBAL = 2
+"""The generators of the modules `random` and `numpy.random` are the first of `_states`."""
 
 _state = threading.local()
 
@@ -62,9 +66,14 @@ class Watch:
         self._before = _attributes(self._model) if self._is_first else {}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         if self._graph is None:
-            self._outer, _state.watch = getattr(_state, "watch", None), self
+            self._outer: Watch | None = getattr(_state, "watch", None)
+            _state.watch = self
             self._generators = _generators() if self._is_first else []
             self._random = _states(self._generators)
+            self._profile = sys.getprofile()
+            self._frames: list[FrameType] = self._outer._frames if self._outer else []
+            if self._is_first and self._profile is None:
+                sys.setprofile(_note_frame)
             op_callbacks.add_op_callback(self._note)
         else:
             self._begin = len(self._graph.get_operations())
@@ -75,6 +84,8 @@ class Watch:
 
         if self._graph is None:
             op_callbacks.remove_op_callback(self._note)
+            if self._is_first and self._profile is None:
+                sys.setprofile(None)
             _state.watch = self._outer
         if self._graph is not None:
             for op in self._graph.get_operations()[self._begin :]:
@@ -87,7 +98,7 @@ class Watch:
             self.why = READS
         elif self._is_first and error[0] is None:
             self.why = self._found()
-        self._made, self._own = {}, {}
+        self._made, self._own, self._frames = {}, {}, []
 
     def depends(self, tapes: Sequence[Any]) -> bool:
         """Whether `tapes`, which record, would take gradients with respect to a tensor that the call used and was not
@@ -101,11 +112,29 @@ class Watch:
         return not handles.isdisjoint(self._foreign) or any(record.should_record_backprop([one]) for one in plain)
 
     def _found(self) -> str:
-        if self._graph is None and _states(self._generators) != self._random:
+        if self._graph is None and self._draws():
             return DRAWS
         after = _attributes(self._model)
         changed = sorted(name for name in after if after[name] != self._before.get(name))
         return KEEPS.format(", ".join(changed[:3])) if changed else ""
+
+    def _draws(self) -> bool:
+        """Whether a generator of random numbers was used, but for those that only other threads can have used.
+
+        Such is a local variable of a Python generator from which a thread of tf.data draws rows meanwhile: no frame
+        holds it that ran in this thread.
+        """
+        states = _states(self._generators)
+        drawn = [number for number, state in enumerate(states) if state != self._random[number]]
+        if self._profile not in (None, _note_frame) or any(number < _GLOBAL for number in drawn):
+            return bool(drawn)
+        own = {id(frame) for frame in self._frames}
+        for number in drawn:
+            holders = gc.get_referrers(self._generators[number - _GLOBAL])
+            frames = [getattr(one, "gi_frame", one) for one in holders if one is not self._generators]
+            if not all(isinstance(one, FrameType) and id(one) not in own for one in frames):
+                return True
+        return False
 
     def _note(
         self, kind: str, inputs: Any, attrs: Any, outputs: Any, op_name: str | None = None, graph: Any = None
@@ -121,6 +150,12 @@ class Watch:
         self._made.update((id(one), one) for one in outputs)
         named = [value for name, value in zip(attrs[::2], attrs[1::2]) if name not in ("seed", "seed2")]
         self.program = hash((self.program, kind, repr(named), repr(given)))
+
+
+def _note_frame(frame: FrameType, event: str, _: Any) -> None:
+    """The profiler of a thread while it makes a first call."""
+    if event == "call":
+        _state.watch._frames.append(frame)
 
 
 def _form(tensor: Any) -> Any:

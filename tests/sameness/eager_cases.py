@@ -6,6 +6,7 @@ not divide, and one of 2 has fewer rows than 3 ranks.
 
 import os
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -232,12 +233,43 @@ def saturated():
         results[f"saturated {activation} in fit"] = np.array([*seen, *weights])
 
 
+def numbers():
+    rng = np.random.RandomState(2)
+    while True:
+        yield rng.rand()
+
+
+def numbers_of_all():
+    """Of the generator that everyone has: on one rank only something draws from it."""
+    while True:
+        yield np.random.rand() if "matex_tf" not in sys.modules or sys.modules["matex_tf"].rank() else 0.0
+
+
+class Waiting(layers.Layer):
+    """Meanwhile another thread draws a number, as those of tf.data that fill a buffer."""
+
+    def __init__(self, source):
+        super().__init__()
+        self._source = source()
+
+    def call(self, inputs):
+        thread = threading.Thread(target=next, args=(self._source,))
+        thread.start()
+        thread.join()
+        return inputs
+
+
+def threads():
+    steps("a thread draws its own", dense(before=[Waiting(numbers)]), bce)
+    steps("a thread draws everyone's", dense(before=[Waiting(numbers_of_all)]), bce)
+
+
 def main(folder):
     for name, loss_of in LOSSES.items():
         steps(name, dense(), loss_of)
     steps("batch normalisation", dense(before=[layers.BatchNormalization()]), bce)
     steps("arrays", dense(), bce, [(X[i : i + 12], Y[i : i + 12]) for i in range(0, 47, 12)])
-    for case in (annealed, words, of_inputs, of_gradients, added, frozen, saturated):
+    for case in (annealed, words, of_inputs, of_gradients, added, frozen, saturated, threads):
         case()
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)

@@ -10,7 +10,7 @@ import pytest
 import launch
 
 CASES = Path(__file__).with_name("eager_cases.py")
-WHOLE = {"losses that layers add"}
+WHOLE = {"losses that layers add", "a thread draws everyone's"}
 
 
 @pytest.fixture(scope="module")
