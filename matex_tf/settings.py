@@ -164,6 +164,15 @@ TABLE = (
         "itself. whole: every rank computes whole batches there.",
     ),
     Setting(
+        "microbatch",
+        _count,
+        0,
+        "rows",
+        "A Keras model in a tf.function computes a rank's slice in parts of so many rows, so that only one part's "
+        "activations are in memory. Results are the same. Each part is computed forwards twice, which takes a third "
+        "longer. It also works without ranks. Steps of which that is not proved are said. 0: all rows at once.",
+    ),
+    Setting(
         "sync_batchnorm",
         _choice("auto", "on", "off"),
         "auto",
@@ -417,6 +426,7 @@ class Settings:
     disable: bool
     scaling: str
     eager: str
+    microbatch: int
     sync_batchnorm: str
     chunk_bytes: int
     fuse_bytes: int

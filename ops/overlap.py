@@ -34,6 +34,10 @@ def for_xla() -> Iterator[None]:
         _state.for_xla -= 1
 
 
+def is_for_xla() -> bool:
+    return getattr(_state, "for_xla", 0) > 0
+
+
 @contextlib.contextmanager
 def trace_as(way: bool) -> Iterator[None]:
     """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or as reduced at once (False)."""

@@ -32,7 +32,7 @@ def proof(
         graph = tf.compat.v1.get_default_graph()
         with tf.GradientTape() as tape:
             made = function.python_function(*args, **kwargs)
-        why = _no_outputs(tf.nest.flatten(made))
+        why = no_outputs(tf.nest.flatten(made))
         if why:
             verdict.fail(graph, verdict.Reason(why))
             return
@@ -67,7 +67,7 @@ def proof(
     return str(verdict.unproved(graph, []) or ""), frozenset(replicated)
 
 
-def _no_outputs(flat: Sequence[Any]) -> str:
+def no_outputs(flat: Sequence[Any]) -> str:
     """Why what a model returns cannot be put together of the ranks' rows, by its kinds alone."""
     import tensorflow as tf
 

@@ -38,13 +38,26 @@ def tensors_of(outputs: Any) -> list[Any]:
     if not all(isinstance(part, tf.Tensor) for part in flat):
         raise TypeError("a model gives something that is no tensor")
     attached = [getattr(part, name, None) for part in flat for name in ATTACHED]
-    return [*flat, *(one for one in attached if one is not None), *(_before(part) for part in flat)]
+    return [*flat, *(one for one in attached if one is not None), *(before(part) for part in flat)]
 
 
-def _before(part: Any) -> Any:
+def before(part: Any) -> Any:
     """The logits of which a tensor of a graph is made; any other is its own."""
     is_made = not hasattr(part, "numpy") and part.op.type in ACTIVATIONS
     return part.op.inputs[0] if is_made else part
+
+
+def made_anew(part: Any, wholes: dict[int, Any]) -> Any:
+    """An output of all rows, with what was attached to that of some; `wholes` are by the ids of what those were."""
+    import tensorflow as tf
+
+    whole = wholes[id(before(part))]
+    if before(part) is not part:
+        whole = tf.sigmoid(whole) if part.op.type == "Sigmoid" else tf.nn.softmax(whole)
+    for name in ATTACHED:
+        if getattr(part, name, None) is not None:
+            setattr(whole, name, wholes[id(getattr(part, name))])
+    return whole
 
 
 class Call:
@@ -118,7 +131,7 @@ class Call:
             flat = tf.nest.flatten(outputs)
             mine = {id(one): one for one in tensors_of(outputs)}
             for part in flat:
-                if _before(part) is not part:
+                if before(part) is not part:
                     del mine[id(part)]  # made anew of its logits
             wholes = {key: self._gathered(one, like=one) for key, one in mine.items()}
         self._variables = list(self._inner.watched_variables())
@@ -127,20 +140,8 @@ class Call:
         self._targets = {key: one for key, one in mine.items() if one.dtype.is_floating}
         handles = [variable.handle for variable in self._variables]
         record.record_operation("MatexModel", [wholes[key] for key in self._targets], [*inputs, *handles], self._back)
-        result = [self._made_anew(part, wholes) for part in flat]
+        result = [made_anew(part, wholes) for part in flat]
         return tf.nest.pack_sequence_as(outputs, result)
-
-    def _made_anew(self, part: Any, wholes: dict[int, Any]) -> Any:
-        """An output of all rows, with what was attached to that of this rank's."""
-        import tensorflow as tf
-
-        whole = wholes[id(_before(part))]
-        if _before(part) is not part:
-            whole = tf.sigmoid(whole) if part.op.type == "Sigmoid" else tf.nn.softmax(whole)
-        for name in ATTACHED:
-            if getattr(part, name, None) is not None:
-                setattr(whole, name, wholes[id(getattr(part, name))])
-        return whole
 
     def _of_slice(self) -> contextlib.AbstractContextManager[None]:
         return step_weight.within_slice(self._numbers)

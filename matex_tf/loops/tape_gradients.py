@@ -14,6 +14,7 @@ from matex_tf.analysis import interpreter, verdict
 from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
 from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
+from matex_tf.loops.parts import unsplit
 from matex_tf.runtime import notes
 from matex_tf.sharding import step_weight
 
@@ -82,6 +83,7 @@ def in_graph(
     if not trained or not reduces:
         return result
     of = [flat_sources[index] for index in trained]
+    unsplit.say()
     if owed:
         reduction.mark_reduced(of, born=False)
         return result
@@ -162,6 +164,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     if not chosen:
         return result
     of = [flat_sources[index] for index in chosen]
+    unsplit.say()
     flat = _flatten_like(result, len(flat_sources))
     mine = [flat[index] for index in chosen]
     if reduces:

@@ -33,7 +33,7 @@ def choose(
         return Choice(
             None,
             f"no number of ranks asked for fits {_gib(memory)}: with {least.ranks} a rank takes {_gib(least.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free",
+            f"and {MARGIN - 1:.0%} are kept free{_in_parts(predictor, memory)}",
         )
     if deadline:
         return _within(predictor, fit, deadline, steps)
@@ -45,6 +45,19 @@ def choose(
         )
     best = max(good, key=lambda one: one.rows_a_second or 1 / one.step)
     return Choice(best, f"best for efficiency {target:g}: {_named(best)}{_more(predictor, fit, best)}")
+
+
+def rows_that_fit(predictor: Predictor, memory: float) -> int:
+    """The most rows of a step that one rank can compute at once in so many bytes; 0 where not even one fits."""
+    every = range(1, predictor.plan.rows + 1)
+    return max((rows for rows in every if predictor.compute.memory_of_rows(rows) * MARGIN <= memory), default=0)
+
+
+def _in_parts(predictor: Predictor, memory: float) -> str:
+    rows = rows_that_fit(predictor, memory)
+    return (
+        f". MATEX_MICROBATCH={rows} computes slices in parts that fit; plan again with it for its cost" if rows else ""
+    )
 
 
 def _within(predictor: Predictor, fit: Sequence[Prediction], deadline: float, steps: int) -> Choice:

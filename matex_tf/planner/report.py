@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from matex_tf.planner.choice import MARGIN, Choice
+from matex_tf.planner.choice import Choice, rows_that_fit
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
@@ -66,8 +66,8 @@ def closing(plan: Plan, choice: Choice, predictor: Predictor, memory: float = 0.
     """The choice, and what all of it stands on."""
     lines = [choice.reason]
     if memory and plan.rows:
-        rows = [rows for rows in range(1, plan.rows + 1) if predictor.compute.memory_of_rows(rows) * MARGIN <= memory]
-        lines.append(f"{memory / 2**30:.2f} GiB: up to {rows[-1]} rows on a rank" if rows else "no row fits the memory")
+        rows = rows_that_fit(predictor, memory)
+        lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
     lines.append("~ extrapolated: beyond twice what was measured.  ? assumed.  Nothing: measured, or between measured.")
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)

@@ -113,7 +113,8 @@ def _start() -> World:
         return phantom_rank.world_of(World, phantom)
     task = task_environment.find_task(os.environ)
     if task is None or task.size == 1 or settings.current().disable:
-        return World()
+        in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.current().disable
+        return phantom_rank.only_rank(World) if in_parts and settings.current().microbatch else World()
     _yield_when_crowded()
     with mpi_timeout.watched(task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE):
         return _join_as(task)

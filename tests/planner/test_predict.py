@@ -105,7 +105,11 @@ def test_the_choice():
     assert chosen.best.ranks == min(one.ranks for one in steps if one.step <= steps[1].step)
     assert choose(predictor, steps, deadline=1e-9, steps=100).best is None
     nothing = choose(predictor, steps, memory=1e6)
-    assert nothing.best is None and "fits" in nothing.reason
+    assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
+    sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
+    predictor = Predictor(a_plan(sizes=tuple(sizes)))
+    parts = choose(predictor, [predictor.step(1)], memory=1.15 * 120.5e6)
+    assert parts.best is None and "MATEX_MICROBATCH=20 " in parts.reason
 
 
 def test_what_is_printed_and_written():

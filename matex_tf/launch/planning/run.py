@@ -150,6 +150,8 @@ def _plan_of(
         f"{asked.network} between hosts, which was not measured",
         "no other work on the hosts or the network; files are read as fast as here",
     ]
+    if rows := settings.current().microbatch:
+        assumptions.append(f"slices are computed in parts of {rows} rows, as they were here (MATEX_MICROBATCH)")
     if dropped := sorted(set(found) - set(alike)):
         assumptions.append(f"rank 0 of {dropped} reduces otherwise than rank 0 of {most}, and was left out")
     if links is None:

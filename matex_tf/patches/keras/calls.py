@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.loops import model_calls, model_watch, tape_stack
+from matex_tf.loops.parts import model_parts
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.world import world
 
@@ -38,6 +39,9 @@ def _call(original: Any) -> Any:
         tapes = tape_stack.here() if world.is_active() else []
         if not tapes:
             return original(self, *args, **kwargs)
-        return model_calls.call(original, self, tapes, args, kwargs)
+        return model_calls.call(_in_parts, self, tapes, args, kwargs)
+
+    def _in_parts(self, *args, **kwargs):
+        return model_parts.call(original, self, tape_stack.here(), args, kwargs)
 
     return __call__

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from matex_tf.loops.parts import draws
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -39,7 +40,9 @@ def _pipeline_function(original: Any) -> Any:
 
 def _next(original: Any) -> Any:
     def next(self, *args, **kwargs):
-        seed = original(self, *args, **kwargs)
+        return draws.seed(lambda: of_rank(original(self, *args, **kwargs)))
+
+    def of_rank(seed):
         if not world.is_active() or getattr(_pipelines, "depth", 0) > 0 or step_weight.in_session_graph():
             return seed
         import tensorflow as tf

@@ -1,0 +1,242 @@
+"""A rank's slice in parts (MATEX_MICROBATCH): activations of one part at a time are in memory.
+
+Forwards a Keras model that is proved to compute each row by itself is called part by part, and only its outputs are
+kept. Backwards each part is computed once more and differentiated from its rows of the upstream gradients; gradients of
+variables are added up. So the loss, the metrics and all else of the step see the slice as ever, and what a loss makes
+of its rows makes no difference. The price is one more forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.analysis import interpreter
+from matex_tf.analysis.placement import ROWS, SAME
+from matex_tf.loops import sharded_call, step_arguments, tape_stack
+from matex_tf.loops.parts import part_trace, unsplit
+from matex_tf.ops import overlap
+from matex_tf.sharding import step_weight
+from matex_tf.world import world
+
+EAGER = "eager code is not computed in parts: decorate the training step with @tf.function"
+COMPILED = "XLA compiles it (jit_compile=True)"
+TAPES = "several tapes record, or one that watches variables that are not trainable"
+ARGUMENTS = "it is given something else than tensors of rows and plain values"
+NOT_BUILT = "it is not built before its first step: give it an Input or call build()"
+SECOND = "a tape records while gradients of a model are computed"
+
+
+def call(
+    original: Callable[..., Any], model: Any, tapes: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What `original(model, *args, **kwargs)` gives while `tapes` record, in a graph: in parts where that is proved."""
+    import tensorflow as tf
+
+    rows = settings.current().microbatch
+    if not rows or tf.executing_eagerly() or step_weight.in_session_graph() or tape_stack.is_plain():
+        return original(model, *args, **kwargs)
+    function = tf.function(lambda *args, **kwargs: None, autograph=False)
+    arguments = step_arguments.Arguments(function, args, kwargs)
+    found: Any = _refusal(model, tapes, arguments)
+    if not found:
+        found = part_trace.trace(original, model, arguments)
+    if not isinstance(found, str) and part_trace.REPLICATED in {kind for kinds in found.kinds for kind in kinds}:
+        found = part_trace.REPLICATED
+    if isinstance(found, str):
+        unsplit.note_whole(str(model.name), found)
+        return original(model, *args, **kwargs)
+    unsplit.note_split()
+    return _Parts(found, arguments, rows).run(tapes)
+
+
+def _refusal(model: Any, tapes: Sequence[Any], arguments: step_arguments.Arguments) -> str:
+    import tensorflow as tf
+
+    if overlap.is_for_xla() or getattr(model, "jit_compile", False) is True:
+        return COMPILED
+    if len(tapes) != 1 or not all(variable.trainable for variable in tapes[0].watched_variables()):
+        return TAPES
+    if not getattr(model, "built", False):
+        return NOT_BUILT
+    for leaf, is_rows in zip(arguments.leaves, arguments.are_rows):
+        is_plain = leaf is None or isinstance(leaf, (bool, int, float, str))
+        is_tensor = isinstance(leaf, tf.Tensor) and is_rows and getattr(leaf, "_keras_mask", None) is None
+        if not is_plain and not is_tensor:
+            return ARGUMENTS
+    places = [interpreter.placement_of(leaf) for leaf in _rows_of(arguments)]
+    if not places or not (all(one == ROWS for one in places) or all(one.is_same for one in places)):
+        return ARGUMENTS
+    return ""
+
+
+def _rows_of(arguments: step_arguments.Arguments) -> list[Any]:
+    return [leaf for leaf, is_rows in zip(arguments.leaves, arguments.are_rows) if is_rows]
+
+
+class _Parts:
+    """One call of a model in a graph."""
+
+    def __init__(self, trace: part_trace.PartTrace, arguments: step_arguments.Arguments, rows: int):
+        import tensorflow as tf
+
+        self._trace, self._leaves, self._most = trace, _rows_of(arguments), rows
+        self._known = None if arguments.rows < 0 else arguments.rows
+        place = interpreter.placement_of(self._leaves[0])
+        self._place = SAME if place.is_same else ROWS
+        self._count = tf.shape(self._leaves[0], tf.int64)[0]
+        checks = [tf.debugging.assert_equal(tf.shape(leaf, tf.int64)[0], self._count) for leaf in self._leaves[1:]]
+        with tf.control_dependencies(checks):
+            self._parts = (self._count + rows - 1) // rows
+        interpreter.declare(self._parts, SAME)  # how often a loop turns, which nothing that comes of it tells
+
+    def run(self, tapes: Sequence[Any]) -> Any:
+        """What the model makes of all rows; the tape notes the way back."""
+        import tensorflow as tf
+        from tensorflow.python.eager import record
+        from tensorflow.python.eager import tape as tape_lib
+
+        trace = self._trace
+        self._inputs = [leaf for leaf in self._leaves if record.should_record_backprop([leaf])]
+        with contextlib.ExitStack() as stopped:
+            for tape in reversed(tapes):
+                stopped.enter_context(tape.stop_recording())
+            flat = self._forwards()
+        for variable in trace.variables:
+            tape_lib.variable_accessed(variable)
+        handles = [variable.handle for variable in trace.variables]
+        targets = [flat[index] for index in trace.targets]
+        record.record_operation("MatexParts", targets, [*self._inputs, *handles], self._back)
+        wholes = {id(one): whole for one, whole in zip(trace.outputs, flat)}
+        parts = [sharded_call.made_anew(part, wholes) for part in tf.nest.flatten(trace.made)]
+        return tf.nest.pack_sequence_as(trace.made, parts)
+
+    def _forwards(self) -> list[Any]:
+        outputs = self._trace.outputs
+
+        def part(number: Any, *arrays: Any) -> list[Any]:
+            made = self._trace.function(number, *map(self._cut(number), self._leaves))
+            return [array.write(_index(number), one) for array, one in zip(arrays, made)]
+
+        arrays = self._each(part, [self._array(one) for one in outputs])
+        return [self._joined(array, one) for array, one in zip(arrays, outputs)]
+
+    def _cut(self, number: Any) -> Callable[[Any], Any]:
+        """Takes the rows of a part."""
+        import tensorflow as tf
+
+        start = number * self._most
+        stop = tf.minimum(start + self._most, self._count)
+
+        def cut(whole: Any) -> Any:
+            piece = whole[start:stop]
+            piece.set_shape([None, *whole.shape.as_list()[1:]])
+            interpreter.declare(piece, ROWS)
+            return piece
+
+        return cut
+
+    def _each(self, part: Callable[..., list[Any]], state: Sequence[Any]) -> list[Any]:
+        """Go on from `state` by `part` for each part in turn."""
+        import tensorflow as tf
+
+        first = tf.zeros([], tf.int64)
+        made = tf.while_loop(
+            lambda number, *_: number < self._parts,
+            lambda number, *before: [number + 1, *part(number, *before)],
+            [first, *state],
+            parallel_iterations=1,
+        )
+        return list(made[1:])
+
+    def _array(self, like: Any) -> Any:
+        import tensorflow as tf
+
+        shape = [None, *like.shape.as_list()[1:]]
+        return tf.TensorArray(like.dtype, _index(self._parts), infer_shape=False, element_shape=shape)
+
+    def _joined(self, array: Any, like: Any) -> Any:
+        """The rows of all parts, which only a tape knows the way back from."""
+        import tensorflow as tf
+
+        whole = array.concat()
+        whole.set_shape([self._known, *like.shape.as_list()[1:]])
+        whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model that is called in parts")
+        interpreter.declare(whole, self._place)
+        return whole
+
+    def _back(self, *upstream: Any) -> list[Any]:
+        """The gradients with respect to the inputs that the tape knows, and to the variables."""
+        import tensorflow as tf
+
+        if tape_stack.stack():
+            raise world.RankError(f"{SECOND}, and they are computed in parts. Unset MATEX_MICROBATCH")
+        trace = self._trace
+        given = [index for index, one in enumerate(upstream) if one is not None]
+        kinds = [_together({trace.kinds[index][place] for index in given}) for place in range(len(trace.variables))]
+        chosen = [(variable, kind) for variable, kind in zip(trace.variables, kinds) if kind]
+        dense = [variable for variable, kind in chosen if kind == "dense"]
+        sparse = [variable for variable, kind in chosen if kind == "sparse"]
+
+        def part(number: Any, *state: Any) -> list[Any]:
+            cut, supply = self._cut(number), iter(state)
+            rows = list(map(cut, self._leaves))
+            sources = [mine for mine, whole in zip(rows, self._leaves) if any(whole is one for one in self._inputs)]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                made = trace.function(number, *rows)
+            with tape_stack.plain():
+                found = tape.gradient(
+                    [made[trace.targets[index]] for index in given],
+                    [*sources, *dense, *sparse],
+                    [cut(upstream[index]) for index in given],
+                )
+            found = [tf.zeros_like(one) if got is None else got for one, got in zip([*sources, *dense], found)] + list(
+                found[len(sources) + len(dense) :]
+            )
+            after = [next(supply).write(_index(number), got) for got in found[: len(sources)]]
+            after += [
+                next(supply) + tf.convert_to_tensor(got) for got in found[len(sources) : len(sources) + len(dense)]
+            ]
+            for got in found[len(sources) + len(dense) :]:
+                after += [
+                    next(supply).write(_index(number), got.values),
+                    next(supply).write(_index(number), tf.cast(got.indices, tf.int64)),
+                ]
+            return after
+
+        state = [self._array(one) for one in self._inputs]
+        state += [tf.zeros(variable.shape, variable.dtype) for variable in dense]
+        for variable in sparse:
+            state += [
+                _rows_array(variable.dtype, variable.shape[1:], self._parts),
+                _rows_array(tf.int64, [], self._parts),
+            ]
+        made = iter(self._each(part, state))
+        of_inputs = [self._joined(next(made), one) for one in self._inputs]
+        of = {id(variable): next(made) for variable in dense}
+        for variable in sparse:
+            values, indices = next(made).concat(), next(made).concat()
+            for one in (values, indices):
+                interpreter.declare(one, self._place)
+            of[id(variable)] = tf.IndexedSlices(values, indices, tf.shape(variable, tf.int64))
+        return [*of_inputs, *(of.get(id(variable)) for variable in trace.variables)]
+
+
+def _together(kinds: set[str]) -> str:
+    """The kind of a sum of gradients of these kinds."""
+    return next((kind for kind in ("dense", "sparse") if kind in kinds), "")
+
+
+def _rows_array(dtype: Any, shape: Any, parts: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.TensorArray(dtype, _index(parts), infer_shape=False, element_shape=[None, *shape])
+
+
+def _index(number: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(number, tf.int32)
