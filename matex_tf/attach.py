@@ -63,6 +63,7 @@ def attach() -> None:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
+    from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import replace, watchdog
@@ -80,6 +81,8 @@ def attach() -> None:
     run_state.keep_entropy(seeding.agree(run_state.entropy()))
     timeline.start()
     profile.start()
+    sampler.start()
+    elastic.after_loss.append(sampler.after_loss)
     link_costs.start()
     patches.install()
     _record()

@@ -92,6 +92,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _interval(text: str) -> float:
+    value = _seconds(text)
+    if value < 0.01:
+        raise ValueError("a number of seconds, 0.01 or more")
+    return value
+
+
 def _text(text: str) -> str:
     return text
 
@@ -368,6 +375,21 @@ TABLE = (
         "`matex run --profile` sets it.",
     ),
     Setting(
+        "record",
+        _text,
+        "",
+        "folder",
+        "Under several ranks, each rank writes what it uses and waits for to a file in this folder, which all hosts "
+        "must share. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: nothing is recorded.",
+    ),
+    Setting(
+        "record_seconds",
+        _interval,
+        1.0,
+        "seconds",
+        "How often; half as often each time that a file has got 20,000 lines more.",
+    ),
+    Setting(
         "explain",
         _boolean,
         False,
@@ -451,6 +473,8 @@ class Settings:
     xla: str
     timeline: str
     profile: bool
+    record: str
+    record_seconds: float
     explain: bool
     quiet: bool
     traceback: str

@@ -206,6 +206,11 @@ def count(kind: int) -> int:
     return library().c.matex_count(kind) if world.is_active() and _library is not None else 0
 
 
+def rows() -> int:
+    """Rows of the global batches of all updates so far; an update of a batch that nobody sliced adds none."""
+    return library().c.matex_rows() if world.is_active() and _library is not None else 0
+
+
 def seconds(kind: int) -> float:
     """How long collectives of `kind` (as in `count`) took this process, with the time that it waited for the others."""
     return library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0

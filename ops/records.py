@@ -86,6 +86,11 @@ def record(how: int, capacity: int = 0) -> None:
     library().c.matex_record(how, capacity)
 
 
+def is_on() -> bool:
+    """Whether anything is recorded."""
+    return _recording > 0
+
+
 def now() -> int:
     """The time in nanoseconds, by the clock of events."""
     return library().c.matex_now()

@@ -1,4 +1,4 @@
-"""The `matex` command: run, info, build, settings, simulate, plan. It never joins MPI itself."""
+"""The `matex` command and what it consists of. It never joins MPI itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from matex_tf.launch import (
     run_options,
     simulate,
 )
+from matex_tf.launch.monitoring import journal
+from matex_tf.launch.monitoring.command import report, top
 from matex_tf.launch.planning.command import plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand
 from matex_tf.ops import cache
@@ -75,6 +77,7 @@ def matex(ctx: click.Context) -> int:
 @click.option("--steps", type=Count("steps"), metavar="STEPS", help=f"Of --check; {check_run.STEPS} unless told.")
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
+@click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
 @click.option(
     "--restarts",
     type=Count("restarts"),
@@ -110,8 +113,10 @@ def run(ctx: click.Context, /, **given: Any) -> int:
         return check_run.check(
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
-    with output_file.Outlet() as out:
-        code = _start_ranks(asked)
+    record = asked.record or os.environ.get("MATEX_RECORD", "")
+    with output_file.Outlet() as out, journal.recorded(record, asked.target) as said:
+        code = _start_ranks(asked, said.tell)
+        said.end(code)
     return out.exit_code(code)
 
 
@@ -171,6 +176,8 @@ def show_settings(name: str | None) -> int:
 
 matex.add_command(simulate.simulate)
 matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
+matex.add_command(top)
+matex.add_command(report)
 
 
 def parse_run(words: Sequence[str]) -> Run:
@@ -201,6 +208,8 @@ def command_line(run: Run) -> list[str]:
     mpirun, cores = find_mpirun(), len(placement.cores())
     chosen = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain}
     variables = {name: "1" for name, is_on in chosen.items() if is_on}
+    if run.record:
+        variables["MATEX_RECORD"] = os.path.abspath(run.record)
     if run.restarts:
         variables["MATEX_STATE"] = restarts.state_folder(run.target)
     if run.elastic:
@@ -211,13 +220,14 @@ def command_line(run: Run) -> list[str]:
             )
         variables["MATEX_ELASTIC"] = "1"
     by_memory = probe.has_memory_for(run.ranks, mpirun)
+    environment = {name: value for name, value in os.environ.items() if name != "MATEX_RECORD" or not run.record}
     options = mpirun_command.options(
-        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, os.environ, variables, by_memory
+        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
     )
     return mpirun_command.command(mpirun, options, sys.executable, run.target)
 
 
-def _start_ranks(asked: Run) -> int:
+def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
     shared = cache.folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
@@ -228,6 +238,7 @@ def _start_ranks(asked: Run) -> int:
             find_mpirun(),
             shared,
             os.environ.get("MATEX_STATE") or restarts.state_folder(asked.target),
+            tell,
         )
     with process.proof_folder(shared) as folder:
         return process.run_to_end(command_line(asked), folder)

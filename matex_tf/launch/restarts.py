@@ -93,8 +93,17 @@ def run_with_restarts(
     mpirun: Mpirun,
     shared: str | os.PathLike | None,
     state: str,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code."""
+    """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code.
+
+    `tell` is told what is said to the user.
+    """
+
+    def say(text: str) -> None:
+        print(f"matex: {text}", file=sys.stderr, flush=True)
+        tell(text)
+
     attempt, known = first, hosts.list_hosts(first.options, os.environ)
     lost: list[str] = []
     while True:
@@ -104,12 +113,12 @@ def run_with_restarts(
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD)
             end = judge(code, folder, heard)
         if end == INTERRUPTED:
-            return _interrupted(heard & _PERSONS, state)
+            return _interrupted(heard & _PERSONS, state, say)
         if end == WELL:
             _remove(state)
         if end != LOST:
             if lost:
-                _say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
+                say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
             return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
         lost.append(reason(code))
         if "SLURM_JOB_ID" in os.environ:
@@ -118,31 +127,31 @@ def run_with_restarts(
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
-            _say(f"{after}{up}. The same command goes on from {state}")
+            say(f"{after}{up}. The same command goes on from {state}")
             return code or process.EXIT_UNPROVED
         wait = pause(len(lost))
-        _say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
+        say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
         try:
             with _listening():
                 time.sleep(wait)
-                attempt = _on_what_is_left(attempt, first, known, mpirun)
+                attempt = _on_what_is_left(attempt, first, known, mpirun, say)
         except _AskedError as asked:
             if asked.number in _PERSONS:
-                return _interrupted({asked.number}, state)
+                return _interrupted({asked.number}, state, say)
             name = signal.Signals(asked.number).name
-            _say(
+            say(
                 f"{name} before the restart; the same command goes on from {state} "
                 f"(exit code {exit_marks.EXIT_REQUEUE})"
             )
             return exit_marks.EXIT_REQUEUE
 
 
-def _interrupted(signals: set[int], state: str) -> int:
+def _interrupted(signals: set[int], state: str, say: Callable[[str], None]) -> int:
     """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
     code = process.ended_by(signals)
     kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
     how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
-    _say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
+    say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
     return code
 
 
@@ -172,7 +181,9 @@ def _listening() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun) -> Attempt:
+def _on_what_is_left(
+    attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun, say: Callable[[str], None]
+) -> Attempt:
     """The next attempt: on those of the `known` hosts of the `first` one that answer."""
     if len(known) < 2:
         return attempt
@@ -185,7 +196,7 @@ def _on_what_is_left(attempt: Attempt, first: Attempt, known: list[hosts.Host], 
         ranks, left = 2, [hosts.Host(left[0].name, 2)]
     names = [host.name for host in left]
     gone = ", ".join(host.name for host in known if host.name not in names)
-    _say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
+    say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
     options = hosts.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
         options = [*hosts.drop_options(options, ["map-by"]), *oversubscribing(mpirun)]
@@ -209,7 +220,3 @@ def _list_losses(lost: Sequence[str]) -> str:
 def _remove(state: str) -> None:
     if Path(state).is_dir():
         state_files.Folder(state).close(remove=True)
-
-
-def _say(text: str) -> None:
-    print(f"matex: {text}", file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ class Run:
     restarts: int = 0
     elastic: bool = False
     explain: bool = False
+    record: str = ""
 
 
 class Count(click.ParamType):
@@ -56,7 +57,10 @@ class RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_names = {name for option in self.params for name in option.opts}
-        words, target = mpirun_options.split_options(args)
+        takes = {
+            name.lstrip("-"): 0 if getattr(one, "is_flag", False) else 1 for one in self.params for name in one.opts
+        }
+        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **takes})
         own: list[str] = []
         others: list[str] = []
         for group in hosts.groups(words):
@@ -113,6 +117,7 @@ def read_run(ctx: click.Context) -> Run:
     of_several = {
         "profile": "tells what ranks do together",
         "explain": "tells what ranks share",
+        "record": "tells what ranks use and wait for",
         "restarts": "keeps the state of ranks that train together",
         "elastic": "goes on without a rank that is lost",
     }
@@ -132,4 +137,5 @@ def read_run(ctx: click.Context) -> Run:
         restarts=again or (RESTARTS if given["elastic"] else 0),
         elastic=given["elastic"],
         explain=given["explain"],
+        record=given["record"] or "",
     )

@@ -39,14 +39,17 @@ def start() -> None:
 
 
 def table(
-    ranks: Sequence[Sequence[records.Totals]], hosts: Sequence[str], link: tuple[float, float], disturbed: bool = False
+    ranks: Sequence[Sequence[records.Totals]],
+    hosts: Sequence[str],
+    link: tuple[float, float] | None,
+    disturbed: bool = False,
 ) -> str:
     """The text of the table.
 
     Args:
         ranks: the totals of each rank.
         hosts: the host of each rank.
-        link: seconds that a transfer takes to start, and for each byte, as measured.
+        link: seconds that a transfer takes to start, and for each byte, as measured; None: it was not.
         disturbed: whether other work disturbed that measurement.
     """
     places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
@@ -59,12 +62,13 @@ def table(
     if not counted:
         return "matex_tf: no profile, for there were too few training steps: the first of each update do not count\n"
     width = max(len("update"), *map(len, counted))
+    names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
     lines = [
         (
             f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
             "milliseconds a step, means over steps and ranks"
         ),
-        f"{'update':{width}}{'steps':>8}" + "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s  of link",
+        f"{'update':{width}}{'steps':>8}{names}",
     ]
     for place, totals in counted.items():
         means = [sum(of) / len(of) for of in zip(*map(_milliseconds, totals))]
@@ -72,6 +76,8 @@ def table(
             f"{place:{width}}{totals[0].steps:8}" + "".join(f"{value:9.2f}" for value in means) + _speed(totals, link)
         )
     lines += _imbalance(ranks, set(counted), hosts)
+    if link is None:
+        return "\n".join(lines) + "\n"
     start_up, byte = link
     doubt = " (disturbed by other work: not to be relied on)" if disturbed else ""
     lines.append(f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_rate(1, byte)} GB/s{doubt}")
@@ -91,12 +97,15 @@ def _waiting(one: records.Totals) -> float:
     return (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
 
 
-def _speed(totals: Sequence[records.Totals], link: tuple[float, float]) -> str:
-    """Bytes of an update, how fast they were added up, and what share that is of what the link could do."""
+def _speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
+    """Bytes of an update, how fast they were added up, and what share that is of what the link could do, if known."""
     sent, took = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
-    least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
     updates = sum(one.updates for one in totals)
-    return f"{sent / updates / 2**20:9.2f}{_rate(sent, took):>9}{least / took if took else 0.0:9.0%}"
+    speed = f"{sent / updates / 2**20:9.2f}{_rate(sent, took):>9}"
+    if link is None:
+        return speed
+    least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
+    return f"{speed}{least / took if took else 0.0:9.0%}"
 
 
 def _rate(sent: float, seconds: float) -> str:

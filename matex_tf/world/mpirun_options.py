@@ -49,10 +49,10 @@ def looks_like_script(word: str) -> bool:
     return word.endswith(".py") or os.path.isfile(word)
 
 
-def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tuple[list[str], list[str]]:
     """Parts `words` into mpirun's options and what follows: the script (or -m module) and its arguments.
 
-    Known options take their known number of words; an unknown one takes the words up to the next option or script.
+    The `known` options take their number of words; an unknown one takes the words up to the next option or script.
     `--` ends the options.
     """
     at = 0
@@ -64,8 +64,8 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
         at += 1
         if whole:
             continue
-        if name in ARITY:
-            at += ARITY[name]
+        if name in known:
+            at += known[name]
             continue
         while at < len(words) and not words[at].startswith("-") and not looks_like_script(words[at]):
             at += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -42,6 +43,7 @@ def matex(*words, env=None, timeout=60, cwd=None):
         ("-np 4 train.py -n 3 --dry-run", run_options.Run(4, ["train.py", "-n", "3", "--dry-run"])),
         ("--profile -n 2 a.py --profile", run_options.Run(2, ["a.py", "--profile"], profile=True)),
         ("-n 2 --explain a.py", run_options.Run(2, ["a.py"], explain=True)),
+        ("--record runs/a -n 2 a.py", run_options.Run(2, ["a.py"], record="runs/a")),
         ("--elastic -n 3 a.py", run_options.Run(3, ["a.py"], restarts=3, elastic=True)),
         ("--elastic --restarts 1 -n 3 a.py", run_options.Run(3, ["a.py"], restarts=1, elastic=True)),
         ("--np=2 --dry-run -m a.b x", run_options.Run(2, ["-m", "a.b", "x"], [], True)),
@@ -65,6 +67,7 @@ def test_what_run_was_asked(words, expected):
         ("-n two train.py", "'two' was given"),
         ("--profile -n 1 train.py", "-n expects 2 or more"),
         ("--explain -n 1 train.py", "-n expects 2 or more"),
+        ("--record a -n 1 train.py", "--record tells what ranks use and wait for: -n expects 2 or more"),
         ("--explain --check train.py", "do not go together"),
         ("--profile --check train.py", "do not go together"),
         ("--elastic --check train.py", "do not go together"),
@@ -151,6 +154,26 @@ def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
     assert words[-5:] == ["-m", "matex_tf", str(script), "a b", "$c"]
     pasted = launch.execute(["bash", "-c", result.stdout], launch.environment(PLAIN), 60).check()
     assert pasted.stdout.count("['a b', '$c'] 0") == 2
+
+
+def test_the_folder_of_a_run_is_a_setting_of_the_ranks_and_the_option_counts_most(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MATEX_RECORD", "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "--record", "a b", "-n", "2", "--dry-run", "train.py"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert [word for word in words if "RECORD" in word] == [f"MATEX_RECORD={tmp_path / 'a b'}"]
+    assert not (tmp_path / "a b").exists()
+
+
+def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
+    (tmp_path / "a.py").write_text("raise SystemExit(3)")
+    assert matex("run", "--record", "a b", "-n", 2, "a.py", "x y", env=PLAIN, cwd=tmp_path).returncode == 3
+    lines = [json.loads(line) for line in (tmp_path / "a b" / "events.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["matex run a.py 'x y'", "ended with exit code 3"]
+    assert lines[-1]["end"] == 3
+    (tmp_path / "file").write_text("")
+    found = matex("run", "--record", "file", "-n", 2, "a.py", env=PLAIN, cwd=tmp_path)
+    assert found.returncode == 2 and "--record file: File exists. Name a folder" in found.stderr
 
 
 def test_a_profile_is_a_setting_of_the_ranks(capsys):

@@ -6,6 +6,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.keras import fit_call
+from matex_tf.monitor import sampler
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.world import world
 
@@ -46,6 +47,7 @@ def _epoch_end(original: Any) -> Any:
         run = fit_call.current_fit()
         if run is not None:
             run.end_epoch(epoch)
+            sampler.note_epoch(epoch, self.params or {}, logs)
         result = original(self, epoch, logs)
         if run is not None:
             run.agree_to_stop()

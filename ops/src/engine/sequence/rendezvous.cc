@@ -21,6 +21,7 @@ struct Sequence {
   std::atomic<int64_t> number{0};
   Error poison;
   std::array<std::atomic<int64_t>, kKinds> counts{};
+  std::atomic<int64_t> rows{0};
   Clock::time_point met;
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
 };
@@ -118,7 +119,10 @@ Error Finish(const Call& call, Error error) {
     sequence.poison = error;
   } else {
     const int kind = static_cast<int>(call.kind);
-    if (call.announced == nullptr || !call.announced->more) ++sequence.counts[kind];
+    if (call.announced == nullptr || !call.announced->more) {
+      ++sequence.counts[kind];
+      sequence.rows += call.rows;
+    }
     sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }
   return error;
@@ -140,6 +144,8 @@ double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(
 void AddNanoseconds(Kind kind, int64_t nanoseconds) {
   TheSequence().nanoseconds[static_cast<int>(kind)] += nanoseconds;
 }
+
+int64_t RowsOfUpdates() { return TheSequence().rows; }
 
 int64_t CountOf(Kind kind) { return TheSequence().counts[static_cast<int>(kind)]; }
 

@@ -42,6 +42,9 @@ int64_t NumberInSequence();
 // Collectives of `kind` that this process has completed.
 int64_t CountOf(Kind kind);
 
+// Rows of the global batches of all updates so far; an update of a batch that nobody sliced adds none.
+int64_t RowsOfUpdates();
+
 // How long they took, from meeting to end, with the time that this process waited for the others; of overlapped updates
 // what they took when all gradients were computed.
 double SecondsOf(Kind kind);

@@ -1,0 +1,80 @@
+"""`matex top` and `matex report`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from matex_tf.monitor import page, recording
+from matex_tf.planner import plan_file
+from matex_tf.planner.predict import Predictor
+
+HELP = {"help_option_names": ["-h", "--help"]}
+_PAUSE = 1.0  # seconds
+_LINES = 40  # of a picture that is not for a terminal
+
+
+@click.command(context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
+@click.argument("run")
+@click.option("--once", is_flag=True, help="Draw one picture and end; so it does where there is no terminal.")
+def top(run: str, once: bool) -> int:
+    """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
+
+    It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from matex_tf.monitor import picture
+
+    console = Console()
+    try:
+        if once or not console.is_terminal:
+            console.print(picture.draw(recording.open_run(run), _LINES))
+            return 0
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            while True:
+                found = recording.open_run(run)
+                live.update(picture.draw(found, console.height), refresh=True)
+                if picture.has_ended(found):
+                    return 0
+                time.sleep(_PAUSE)
+    except recording.RecordingError as error:
+        print(f"matex top: {error}", file=sys.stderr)
+        return 1
+
+
+@click.command(context_settings=HELP, short_help="Make one HTML page of a run that was recorded.")
+@click.argument("run")
+@click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
+@click.option(
+    "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
+)
+def report(run: str, output: str | None, plan: str | None) -> int:
+    """Make one HTML page of the run in the folder RUN, which may still go on. It opens without a network."""
+    target = Path(output or os.path.join(run, "report.html"))
+    try:
+        found = recording.open_run(run)
+        target.write_text(page.report(found, _prediction(found, plan) if plan else ""))
+    except (recording.RecordingError, plan_file.PlanFileError, OSError) as error:
+        print(f"matex report: {error}", file=sys.stderr)
+        return 1
+    print(target)
+    return 0
+
+
+def _prediction(run: recording.Run, path: str) -> str:
+    """A step as the plan in the file `path` predicts it, beside the one that was measured."""
+    start = run.starts[-1]
+    said = Predictor(plan_file.load(path)).step(start.size)
+    first = recording.Series(recording.read_all(start)[0].samples)
+    around = f"({said.low * 1e3:.1f} - {said.high * 1e3:.1f})"
+    lines = [f"a step of {said.ranks} ranks, predicted: {said.step * 1e3:.1f} ms {around}"]
+    if updates := first.grew("st"):
+        measured = sum(first.grew(name) for name in ("com", "wait", "sum")) / updates
+        lines.append(f"measured on rank 0: {measured * 1e3:.1f} ms, {measured / said.step:.2f} of it")
+    return "\n".join(lines)

@@ -1,0 +1,163 @@
+"""Charts as SVG, drawn by themselves: a page of them is 100 KB, where a library would add megabytes. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+import numpy as np
+
+WIDTH, HEIGHT = 1280, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 120, 16, 20, 52
+_FAR = 3.0
+COLOURS = 8
+"""Of lines; more begin again, in dashes (see the page's style)."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart; of several starts, a piece for each."""
+
+    name: str
+    colour: int
+    pieces: list[tuple[np.ndarray, np.ndarray]]
+    """Times, in seconds, and values; NaN is a gap."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """What many lines lie between."""
+
+    t: np.ndarray
+    least: np.ndarray
+    middle: np.ndarray
+    most: np.ndarray
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a chart shows: times from 0 to `end`, seconds; values from `low` to `high`."""
+
+    end: float
+    low: float
+    high: float
+
+    def x(self, t: np.ndarray) -> np.ndarray:
+        return np.rint(_LEFT + (WIDTH - _LEFT - _RIGHT) * t / (self.end or 1)).astype(int)
+
+    def y(self, values: np.ndarray) -> np.ndarray:
+        share = np.minimum((values - self.low) / ((self.high - self.low) or 1), 1.0)
+        return np.rint(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * share).astype(int)
+
+
+def decimate(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of so many stretches of the time to `end` the least and the most, in the order in which they came."""
+    known = np.isfinite(values)
+    t, values = t[known], values[known]
+    if len(t) <= 2 * buckets:
+        return t, values
+    bucket = np.minimum((t / (end or 1) * buckets).astype(int), buckets - 1)
+    borders = np.flatnonzero(np.diff(bucket)) + 1
+    chosen: set[int] = {0, len(t) - 1}
+    for begin, stop in zip([0, *borders.tolist()], [*borders.tolist(), len(t)]):
+        part = values[begin:stop]
+        chosen |= {begin + int(part.argmin()), begin + int(part.argmax())}
+    order = sorted(chosen)
+    return t[order], values[order]
+
+
+def band(rows: np.ndarray, t: np.ndarray) -> Band:
+    """Of `rows` [ranks, times] the least, the median and the most at each time at which any is known."""
+    known = np.isfinite(rows).any(axis=0)
+    rows = rows[:, known]
+    return Band(t[known], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`."""
+    if not high > low:
+        return [low]
+    step = (high - low) / count
+    scale = 10 ** floor(log10(step))
+    step = next(one * scale for one in (1, 2, 5, 10) if one * scale >= step * 0.999)
+    return [number * step for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
+def chart(
+    title: str, unit: str, lines: Sequence[Line], end: float, marks: Iterable[tuple[float, str]] = (),
+    band_: Band | None = None, from_zero: bool = True, buckets: int = 160,
+) -> str:  # fmt: skip
+    """The chart of `lines` over time. `marks` are times at which something happened.
+
+    Args:
+        band_: what lies behind the lines.
+        from_zero: whether the values begin at 0, or at the least of them.
+        buckets: see `decimate`.
+    """
+    drawn = [(line, [decimate(t, values, buckets, end) for t, values in line.pieces]) for line in lines]
+    values = [value for _, pieces in drawn for _, value in pieces] + ([band_.least, band_.most] if band_ else [])
+    everything = np.concatenate(values) if values else np.zeros(0)
+    if not len(everything):
+        return ""
+    low = min(float(everything.min()), 0.0) if from_zero else float(everything.min())
+    high = float(everything.max())
+    if from_zero and high > _FAR * (usual := float(np.percentile(everything, 95))) > 0:
+        high = _FAR * usual  # the first step, which compiles, would leave nothing to be seen of the others
+    axes = Axes(end, low, high if high > low else low + 1)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}, {escape(unit)}">',
+        *_axis(axes),
+    ]
+    for t, text in marks:
+        x = axes.x(np.array([t]))[0]
+        parts.append(f'<path class="mark" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"><title>{escape(text)}</title></path>')
+    if band_:
+        parts.append(_area(axes, band_))
+        parts.append(_path(axes, [(band_.t, band_.middle)], "line median", "median of all ranks"))
+    for line, pieces in drawn:
+        dashes = " dashed" if line.colour % (2 * COLOURS) >= COLOURS else ""
+        parts.append(_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}", line.name))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _axis(axes: Axes) -> Iterable[str]:
+    for value in ticks(axes.low, axes.high):
+        y = axes.y(np.array([value]))[0]
+        yield f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
+        yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{number(value)}</text>'
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    unit, name = next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
+    for value in ticks(0, axes.end / unit, 8):
+        x = axes.x(np.array([value * unit]))[0]
+        anchor = "middle" if x < WIDTH - 3 * _RIGHT else "end"
+        yield f'<text x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{number(value)} {name}</text>'
+
+
+def _area(axes: Axes, one: Band) -> str:
+    over = zip(axes.x(one.t).tolist(), axes.y(one.most).tolist())
+    under = zip(axes.x(one.t).tolist()[::-1], axes.y(one.least).tolist()[::-1])
+    points = " ".join(f"{x},{y}" for x, y in [*over, *under])
+    return f'<polygon class="band" points="{points}"><title>all ranks</title></polygon>'
+
+
+def _path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str, name: str) -> str:
+    words = []
+    for t, values in pieces:
+        x, y = axes.x(t).tolist(), axes.y(values).tolist()
+        words += [f"{'M' if place == 0 else 'L'}{a} {b}" for place, (a, b) in enumerate(zip(x, y))]
+        if len(x) == 1:
+            words.append("h1")
+    if not words:
+        return ""
+    label = escape(name)
+    return f'<path class="{kind}" data-of="{label}" d="{"".join(words)}"><title>{label}</title></path>'
+
+
+def number(value: float) -> str:
+    """A number for people: three digits, thousands apart."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

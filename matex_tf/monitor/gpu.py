@@ -1,0 +1,54 @@
+"""How busy the GPUs of this process are and what of their memory is used, as NVIDIA's driver tells (nvidia-ml-py)."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import Any
+
+
+class Gpus:
+    """The GPUs that this process sees. `missing` says why nothing is known of those of a host that has some."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._driver: Any = None
+        self.missing = ""
+        if not glob.glob("/dev/nvidia[0-9]*") or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            return
+        try:
+            import pynvml
+        except ImportError:
+            self.missing = "of GPUs nothing is recorded: pip install nvidia-ml-py"
+            return
+        self.use(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def use(self, driver: Any, visible: str | None) -> None:
+        """Ask `driver` (pynvml) of the GPUs that `visible` names, by number or UUID; None: of all."""
+        try:
+            driver.nvmlInit()
+            names = [name.strip() for name in visible.split(",")] if visible else range(driver.nvmlDeviceGetCount())
+            self._handles = [_handle(driver, name) for name in names]
+            self._driver = driver
+        except driver.NVMLError as error:
+            self.missing = f"of GPUs nothing is recorded: {error}"
+
+    def sample(self) -> dict[str, float]:
+        """`gpu`: in what share of the last moments a GPU worked, in percent, their mean; `vram`: bytes used.
+
+        Nothing where there is no GPU, or it does not answer.
+        """
+        if not self._handles:
+            return {}
+        try:
+            load = [self._driver.nvmlDeviceGetUtilizationRates(one).gpu for one in self._handles]
+            used = [self._driver.nvmlDeviceGetMemoryInfo(one).used for one in self._handles]
+        except self._driver.NVMLError:
+            return {}
+        return {"gpu": sum(load) / len(load), "vram": sum(used)}
+
+
+def _handle(driver: Any, name: str | int) -> Any:
+    if str(name).isdigit():
+        return driver.nvmlDeviceGetHandleByIndex(int(name))
+    return driver.nvmlDeviceGetHandleByUUID(str(name))

@@ -1,0 +1,198 @@
+"""The report of a run: one HTML file that asks nothing of any network, for the screen, dark or light, and for paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from matex_tf.monitor import figures, progress, waits
+from matex_tf.monitor.charts import COLOURS, Line, chart, number
+from matex_tf.monitor.look import SCRIPT, STYLE
+from matex_tf.monitor.recording import Run, Series, Start, read_all
+
+_BARS = 16  # of hundreds of ranks, those that are waited for most
+_ALL = 2048  # ranks in the table at the end
+_LINES_OF_RANKS = 640
+
+
+def report(run: Run, prediction: str = "") -> str:
+    """The page of `run`. `prediction` is what the planner says of it, if it has been asked."""
+    everything = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
+    everything = [(start, ranks) for start, ranks in everything if ranks] or everything[-1:]
+    start, ranks = everything[-1]
+    zero = everything[0][0].about["at"]
+    end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
+    steps = figures.steps_of(ranks)
+    slow = waits.slowest(steps)
+    marks = list(_marks(run, zero))
+    body = [
+        f"<h1>{escape(progress.command(start))}</h1>",
+        _head(run, start, ranks, zero, end),
+        f'<p class="said">{escape(waits.sentence(ranks, steps, start.hosts))}</p>',
+        _legend(start, ranks),
+        *_metrics(run, zero, end, marks),
+    ]
+    chosen = [slow[0]] if slow else []
+    buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), figures.MOST_LINES), 40)
+    for quantity in figures.QUANTITIES:
+        if drawn := figures.draw(quantity, everything, zero, end, chosen):
+            picture = chart(
+                quantity.title, quantity.unit, drawn.lines, end, marks, drawn.band, buckets=min(buckets, 160)
+            )
+            body.append(_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
+    body += [
+        _bars(start, steps),
+        _profile(start),
+        _predicted(prediction),
+        _events(run, zero),
+        _all_ranks(start, ranks, steps),
+    ]
+    title = escape(f"{progress.command(start)}, {progress.hosts_of(start)}")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>'
+        + "\n".join(part for part in body if part) + f"<script>{SCRIPT}</script></body></html>\n"
+    )  # fmt: skip
+
+
+def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end: float) -> str:
+    about = start.about
+    ways = dict.fromkeys(series.ended or "no word of its end" for series in ranks.values())
+    facts = {
+        "ranks": progress.hosts_of(start),
+        "hosts": ", ".join(list(dict.fromkeys(start.hosts))[:8]) + (" ..." if len(set(start.hosts)) > 8 else ""),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(zero)),
+        "recorded": progress.lasting(end),
+        "starts": str(len(run.starts)),
+        "end": "; ".join(ways),
+        "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        "settings": ", ".join(f"{name}={value}" for name, value in sorted(about["settings"].items())),
+        "folder": about["folder"],
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items() if value)
+    return f"<dl>{rows}</dl>"
+
+
+def _legend(start: Start, ranks: Mapping[int, Series]) -> str:
+    """The ranks and their colours; a click brings out one of them in all charts."""
+    if len(ranks) > figures.MOST_LINES:
+        return (
+            f"<p>Of {len(ranks)} ranks, charts show what they lie between, the median, and those that stand out. Each "
+            "point of a line is a mean up to it.</p>"
+        )
+    keys = "".join(
+        f'<button data-of="rank {rank}" class="k{place % COLOURS}">rank {rank} '
+        f"<small>{escape(start.hosts[rank])}</small></button>"
+        for place, rank in enumerate(ranks)
+    )
+    return f'<p class="legend">{keys}</p>'
+
+
+def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
+    """Loss and metrics, with those of the validation beside them."""
+    starts = [progress.epochs(start.events) for start in run.starts]
+    names = list(dict.fromkeys(name for epochs in starts for one in epochs for name in one.logs))
+    for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
+        lines, table = [], []
+        for colour, one in enumerate(each for each in (name, f"val_{name}") if each in names):
+            known = [[epoch for epoch in epochs if one in epoch.logs] for epochs in starts]
+            pieces = [
+                (np.array([epoch.t - zero for epoch in epochs]), np.array([epoch.logs[one] for epoch in epochs], float))
+                for epochs in known if epochs
+            ]  # fmt: skip
+            values = np.concatenate([values for _, values in pieces])
+            values = values[np.isfinite(values)]
+            if not len(values):
+                yield f'<p class="said">{escape(one)} was never a finite number</p>'
+                continue
+            lines.append(Line(one, colour, pieces))
+            table.append((one, float(values.min()), float(values.mean()), float(values.max())))
+        yield _figure(
+            name, "at the end of each epoch", chart(name, "", lines, end, marks, from_zero=False), table, keys=True
+        )
+
+
+def _figure(
+    title: str, unit: str, picture: str, table: Sequence[tuple[str, float, float, float]], keys: bool = False
+) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(name)}<td>{number(least)}<td>{number(mean)}<td>{number(most)}"
+        for name, least, mean, most in table
+    )
+    named = (
+        "".join(f'<span class="k{place}">{escape(name)}</span>' for place, (name, *_) in enumerate(table))
+        if keys
+        else ""
+    )
+    return (
+        f"<figure><figcaption><b>{escape(title)}</b> {escape(unit)} {named}</figcaption>{picture}"
+        f"<details><summary>figures</summary><table><tr><th><th>least<th>mean<th>most{rows}</table></details></figure>"
+    )
+
+
+def _bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
+    """What a step of each rank went into, as bars; the rank that is waited for first."""
+    if not steps:
+        return ""
+    longest = max(step.whole for step in steps.values()) or 1
+    order = sorted(steps, key=lambda rank: (steps[rank].waiting, rank))
+    rows = []
+    for rank in order[:_BARS]:
+        step = steps[rank]
+        parts = "".join(
+            f'<span class="{name}" style="width:{value / longest:.2%}" title="{name} {value * 1e3:.2f} ms"></span>'
+            for name, value in (("compute", step.compute), ("waiting", step.waiting), ("sums", step.sums))
+        )
+        text = f"{step.compute * 1e3:.2f} + {step.waiting * 1e3:.2f} + {step.sums * 1e3:.2f} ms"
+        rows.append(f'<tr><th>rank {rank}<td>{escape(start.hosts[rank])}<td class="bar">{parts}<td>{text}')
+    more = f"<p>and {len(order) - _BARS} more ranks, which wait no less</p>" if len(order) > _BARS else ""
+    return (
+        "<h2>Who is waited for</h2><p>A step of each rank: <span class='key compute'></span>compute, <span class='key "
+        "waiting'></span>waiting for the others, <span class='key sums'></span>sums. Who waits least is waited for.</p>"
+        f'<table class="bars">{"".join(rows)}</table>{more}'
+    )
+
+
+def _profile(start: Start) -> str:
+    return f"<h2>Profile</h2><pre>{escape(start.profile)}</pre>" if start.profile else ""
+
+
+def _predicted(prediction: str) -> str:
+    return f"<h2>Predicted and measured</h2><pre>{escape(prediction)}</pre>" if prediction else ""
+
+
+def _told(run: Run) -> list[tuple[float, str]]:
+    """What has happened, but for epochs, in order."""
+    found = [(one["t"], str(one["event"])) for one in run.events if "event" in one]
+    for start in run.starts:
+        if start.number > 1:
+            found.append((start.about["at"], f"start {start.number}, on {progress.hosts_of(start)}"))
+        found += [(one["t"], str(one["event"])) for one in start.events if "event" in one]
+    return sorted(found)
+
+
+def _marks(run: Run, zero: float) -> Iterable[tuple[float, str]]:
+    """What is marked in charts: what happened while there were ranks."""
+    return ((t - zero, text) for t, text in _told(run) if t > zero)
+
+
+def _events(run: Run, zero: float) -> str:
+    rows = "".join(f"<tr><td>{t - zero:+.1f} s<td>{escape(text)}" for t, text in _told(run))
+    return f"<h2>What happened</h2><table>{rows}</table>" if rows else ""
+
+
+def _all_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> str:
+    """The means of each rank, as a table."""
+    rows = []
+    for rank, series in list(ranks.items())[:_ALL]:
+        memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
+        values = [progress.rate(series, "cpu"), memory / 2**30]
+        step = steps.get(rank)
+        values += [1e3 * one for one in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
+        cells = "".join(f"<td>{number(value) if value == value else '-'}" for value in values)
+        rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
+    head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"
+    return f"<details><summary>Each rank: means over the run</summary><table>{head}{''.join(rows)}</table></details>"

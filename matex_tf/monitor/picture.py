@@ -1,0 +1,169 @@
+"""The picture that `matex top` draws: how far the run is, what each rank uses and does, and who is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from matex_tf.monitor import progress, waits
+from matex_tf.monitor.progress import size
+from matex_tf.monitor.recording import Run, Series, Start, read_recent
+
+WINDOW = 10.0
+"""Seconds that the figures are means of."""
+SILENT = 10
+"""Times as long as samples are apart: then a rank is silent."""
+_AROUND = 7  # lines of the picture that are no ranks
+_COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
+
+
+def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
+    """The picture of the run's last start as it is; of many ranks those that fit `height` lines (0: all)."""
+    start = run.starts[-1]
+    window = max(WINDOW, 3 * start.seconds)
+    recent = {rank: series for rank, series in read_recent(start, window).items() if len(series)}
+    if not recent:
+        return Text(f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet")
+    steps = {rank: step for rank, series in recent.items() if (step := waits.step_of(series))}
+    shown = _chosen(recent, steps, height)
+    lines: list[RenderableType] = [Text(_head(run, start, recent)), _table(start, recent, steps, shown)]
+    if len(shown) < len(recent):
+        lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait no less", style="dim"))
+    said = [waits.sentence(recent, steps, start.hosts), *_silent(start, recent, time.time() if now is None else now)]
+    said += [_shared(start, recent)]
+    lines += [Text(text) for text in said if text]
+    return Group(*lines)
+
+
+def has_ended(run: Run) -> bool:
+    """Whether every rank of the last start has said so, or `matex run` has."""
+    if run.events and "end" in run.events[-1]:
+        return True
+    start = run.starts[-1]
+    recent = read_recent(start, 0)
+    return len(recent) == start.size and all(series.ended for series in recent.values())
+
+
+def _head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
+    """What runs, where it is, how fast it goes."""
+    first = recent.get(0) or next(iter(recent.values()))
+    parts = [progress.command(start), progress.hosts_of(start)]
+    if len(run.starts) > 1:
+        parts.append(f"start {start.number}")
+    epochs = progress.epochs(start.events)
+    if epochs:
+        last = epochs[-1]
+        parts.append(f"epoch {last.number}" + (f" of {last.of}" if last.of else "") + " done")
+    parts.append(f"{int(first['up'][-1])} updates")
+    if updates := progress.rate(first, "up"):
+        parts.append(f"{1e3 / updates:.1f} ms an update")
+    if rows := progress.rate(first, "rows"):
+        parts.append(f"{rows:,.0f} rows/s")
+    if epochs:
+        parts += [f"{name} {value:.4g}" for name, value in epochs[-1].logs.items()]
+    if first.ended:
+        parts.append(first.ended)
+    elif remains := progress.left(epochs, start.about["at"]):
+        parts.append(f"left {progress.lasting(remains)}")
+    return ", ".join(parts)
+
+
+def _chosen(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
+    """The ranks that have a line: all, or those that wait least and those that are not there any more."""
+    ranks = list(recent)
+    room = max(height - _AROUND, 3)
+    if not height or len(ranks) <= room:
+        return ranks
+    newest = max(series["t"][-1] for series in recent.values())
+    order = sorted(ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _waiting(rank, recent, steps)))
+    return sorted(order[: room - 1])
+
+
+def _waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
+    seconds, _ = recent[rank].waits
+    return seconds + (steps[rank].waiting if rank in steps else 0.0)
+
+
+def _table(
+    start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
+) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
+    table.add_column("rank", justify="right")
+    table.add_column("host", max_width=20, no_wrap=True)
+    for name in (
+        "CPU",
+        "memory",
+        "sent/s",
+        "recv/s",
+        "compute",
+        "waiting",
+        "sums",
+        *(["GPU", "GPU mem"] if has_gpu else []),
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    slow = waits.slowest(steps)
+    for rank in shown:
+        style = "bold red" if slow and slow[0] == rank else ""
+        name = start.hosts[rank] if rank < start.size else "?"
+        table.add_row(str(rank), name, *_cells(recent[rank], steps.get(rank), has_gpu), style=style)
+    if len(shown) < len(recent):
+        cells = [_figures(series, steps.get(rank)) for rank, series in recent.items()]
+        middle = [median(column) for column in zip(*cells)]
+        texts = [*_of_machine(middle[:4]), *(f"{value * 1e3:.1f} ms" for value in middle[4:])]
+        table.add_row("all", "(medians)", *texts, style="dim")
+    return table
+
+
+def _figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
+    memory = float(series["mem"][-1])
+    machine = (progress.rate(series, "cpu"), memory, progress.rate(series, "tx"), progress.rate(series, "rx"))
+    return (*machine, *((step.compute, step.waiting, step.sums) if step else (0.0, 0.0, 0.0)))
+
+
+def _of_machine(figures: Sequence[float]) -> list[str]:
+    cpu, memory, sent, received = figures
+    known = size(memory) if memory == memory else "-"
+    return [f"{cpu:.0%}", known, size(sent), size(received)]
+
+
+def _cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
+    figures = _figures(series, step)
+    cells = _of_machine(figures[:4]) + ([f"{value * 1e3:.1f} ms" for value in figures[4:]] if step else ["-"] * 3)
+    if has_gpu:
+        last = series.samples[-1]
+        cells += [f"{last['gpu']:.0f}%", size(last["vram"])] if "gpu" in last else ["-", "-"]
+    return cells
+
+
+def _silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
+    """Ranks of which nothing is heard any more; clocks of hosts may differ, but not by as much."""
+    lines = []
+    limit = SILENT * start.seconds
+    for host, ranks in waits.by_host(recent, start.hosts).items():
+        still = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
+        late = [rank for rank, seconds in still.items() if seconds > limit]
+        if late:
+            who = f"rank {late[0]}" if len(late) == 1 else f"{len(late)} ranks, the first rank {late[0]},"
+            lines.append(f"nothing from {who} ({host}) for {progress.lasting(max(still[one] for one in late))}")
+    if len(lines) > 4:
+        lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
+    missing = [
+        rank for rank in range(start.size) if rank not in start.files or not Path(start.files[rank]).stat().st_size
+    ]
+    if missing:
+        lines.append(f"{len(missing)} ranks, the first rank {missing[0]}, have written nothing")
+    return lines
+
+
+def _shared(start: Start, recent: Mapping[int, Series]) -> str:
+    """The host on which most is done by others than ranks."""
+    hosts = waits.by_host(recent, start.hosts)
+    host, cores = max(((host, waits.others_of(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1])
+    return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

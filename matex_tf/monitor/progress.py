@@ -1,0 +1,77 @@
+"""How far a run has come: pure functions of its events and of rank 0's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_tf.monitor.recording import Series, Start
+
+DAY, HOUR, MINUTE = 86400, 3600, 60
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch of `fit` that has ended."""
+
+    t: float
+    number: int
+    of: int | None
+    logs: dict[str, float]
+
+
+def epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
+    """The epochs, in the order in which they ended."""
+    return [Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {})) for one in events if "epoch" in one]
+
+
+def left(done: Sequence[Epoch], began: float) -> float | None:
+    """Seconds to the end of `fit`, by what its epochs took; None where that is not known."""
+    if not done or not done[-1].of:
+        return None
+    # Of a `fit` that followed another, only its own epochs count.
+    first = next(
+        place for place in range(len(done) - 1, -1, -1) if place == 0 or done[place - 1].number >= done[place].number
+    )
+    since = done[first].t if len(done) - first > 1 else began
+    counted = max(len(done) - first - 1, 1)
+    return (done[-1].of - done[-1].number) * (done[-1].t - since) / counted
+
+
+def rate(series: Series, name: str) -> float:
+    """How much more of `name` a second, from the first of the samples to the last; 0 where nothing is known."""
+    took = series.grew("t")
+    grown = series.grew(name)
+    return grown / took if took > 0 and grown > 0 else 0.0
+
+
+def command(start: Start) -> str:
+    """The script with its arguments, in short."""
+    words = [str(word) for word in start.about["command"]]
+    return " ".join([Path(words[0]).name, *words[1:]]) if words else "?"
+
+
+def hosts_of(start: Start) -> str:
+    """How many ranks there are, and on how many hosts."""
+    hosts = len(set(start.hosts))
+    return f"{start.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+
+
+def lasting(seconds: float) -> str:
+    """A time in words."""
+    if seconds >= DAY:
+        return f"{seconds / DAY:.1f} days"
+    if seconds >= HOUR:
+        return f"{int(seconds // HOUR)} h {int(seconds % HOUR // MINUTE):02} min"
+    return f"{int(seconds // MINUTE)} min {int(seconds % MINUTE):02} s" if seconds >= MINUTE else f"{seconds:.0f} s"
+
+
+def size(amount: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

@@ -1,0 +1,207 @@
+"""A run's folder, read: the samples of each rank as arrays, what has happened, and what a rank says last.
+
+Lines of long files are read here and there: what they count is counted from the start of the run, so that two lines
+give the mean between them, whatever lies between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS = 48_000
+"""Lines that are read of a run, of all its ranks together; half as many where they are sought here and there."""
+_LEAST = 16
+_LINE = 512  # bytes, at most, of a usual line
+_TAIL = 8192
+_START = re.compile(r"start-(\d+)")
+_RANK = re.compile(r"rank-(\d+)\.jsonl")
+
+
+class RecordingError(ValueError):
+    """A folder holds no run that was recorded, or none that this version reads."""
+
+
+@dataclass
+class Start:
+    """One start of the run."""
+
+    number: int
+    about: dict[str, Any]
+    files: dict[int, Path]
+    """The samples of each rank."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    profile: str = ""
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(self.about["hosts"])
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.about["settings"].get("MATEX_RECORD_SECONDS", 1))
+
+
+@dataclass
+class Run:
+    """All of a run's starts, and what `matex run` had to say."""
+
+    folder: str
+    starts: list[Start]
+    events: list[dict[str, Any]]
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """What is in `folder`, but for the samples.
+
+    Raises:
+        RecordingError: no run was recorded there.
+    """
+    root = Path(folder)
+    found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
+    starts = [_read_start(number, path) for number, path in found if (path / "start.json").is_file()]
+    if not starts:
+        why = "there is no such folder" if not root.is_dir() else "no rank has written anything there"
+        raise RecordingError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
+    return Run(str(folder), starts, list(_lines(root / "events.jsonl")))
+
+
+def _read_start(number: int, path: Path) -> Start:
+    about = json.loads((path / "start.json").read_text())
+    if about.get("format") != 1:
+        raise RecordingError(f"{path}: its format is {about.get('format')!r}, and this version reads 1")
+    ranks = {int(match[1]): Path(one.path) for one in os.scandir(path) if (match := _RANK.fullmatch(one.name))}
+    events = [line for one in sorted(path.glob("events-*.jsonl")) for line in _lines(one)]
+    profile = path / "profile.txt"
+    return Start(
+        number, about, dict(sorted(ranks.items())), sorted(events, key=lambda one: one["t"]),
+        profile.read_text() if profile.is_file() else "",
+    )  # fmt: skip
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file; what a killed writer has left of one is none."""
+    if path.is_file():
+        yield from _parsed(path.read_bytes())
+
+
+def _parsed(text: bytes) -> list[dict[str, Any]]:
+    whole = text[: text.rfind(b"\n") + 1].strip()
+    if not whole:
+        return []
+    try:
+        return list(json.loads(b"[" + whole.replace(b"\n", b",") + b"]"))
+    except ValueError:
+        return [one for line in whole.split(b"\n") if (one := _line_of(line))]
+
+
+def _line_of(line: bytes) -> dict[str, Any] | None:
+    """A line, None where a disk has lost some of it."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "t" in found else None
+
+
+def read_last(path: Path) -> list[dict[str, Any]]:
+    """The last samples of a rank, some seconds of them."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return _from(file.fileno(), max(size - _TAIL, 0), _TAIL)
+
+
+def _from(file: int, offset: int, size: int) -> list[dict[str, Any]]:
+    """The whole lines between two places of a file."""
+    text = os.pread(file, size, offset)
+    return _parsed(text if offset == 0 else text[text.find(b"\n") + 1 :])
+
+
+def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
+    """The samples of a rank: all where they are about `points`, else half as many, evenly from first to last."""
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        first = _from(descriptor, 0, 2 * _LINE)
+        line = len(json.dumps(first[0], separators=(",", ":"))) if first else _LINE
+        if size <= points * line or size < 4 * _TAIL:
+            return _parsed(file.read())
+        sought = points // 2
+        places = [size * place // (sought - 1) for place in range(1, sought - 1)]
+        pieces = [os.pread(descriptor, 2 * _LINE, place).split(b"\n", 2) for place in places]
+        lines = [piece[1] for piece in pieces if len(piece) > 2]
+        return first[:1] + _parsed(b"\n".join([*lines, b""])) + read_last(path)[-1:]
+
+
+def points_of(ranks: int) -> int:
+    """How many samples of each are read where there are so many ranks."""
+    return max(POINTS // max(ranks, 1), 2 * _LEAST)
+
+
+class Series:
+    """The samples of one rank: `series["cpu"]` is an array, NaN where a line has no such member."""
+
+    def __init__(self, samples: Sequence[dict[str, Any]]):
+        self.samples = samples
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._arrays:
+            self._arrays[name] = np.array([one.get(name, np.nan) for one in self.samples], float)
+        return self._arrays[name]
+
+    def rate(self, name: str) -> np.ndarray:
+        """How much of it a second there was between each sample and the one before.
+
+        NaN where that was much less long before than usual, as the last is: the system counts in ticks.
+        """
+        took = np.diff(self["t"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(took > np.median(took) / 4, np.diff(self[name]) / took, np.nan)
+
+    def grew(self, name: str) -> float:
+        """By how much it has grown from the first sample to the last."""
+        values = self[name]
+        return float(values[-1] - values[0]) if len(values) > 1 else 0.0
+
+    @property
+    def ended(self) -> str:
+        """How the rank says that it has ended; empty where it does not."""
+        return str(self.samples[-1].get("end", "")) if self.samples else ""
+
+    @property
+    def waits(self) -> tuple[float, str]:
+        """For how long it waits for others at one place, and where; 0 where it does not."""
+        seconds, what = self.samples[-1].get("now", (0.0, "")) if self.samples else (0.0, "")
+        return float(seconds), str(what)
+
+
+def read_all(start: Start) -> dict[int, Series]:
+    """The samples of each rank of a start."""
+    points = points_of(len(start.files))
+    return {rank: Series(read_samples(path, points)) for rank, path in start.files.items()}
+
+
+def read_recent(start: Start, seconds: float) -> dict[int, Series]:
+    """The last `seconds` of each rank, but two samples at least."""
+    recent = {}
+    for rank, path in start.files.items():
+        samples = read_last(path)
+        since = samples[-1]["t"] - seconds if samples else 0.0
+        kept = [one for one in samples if one["t"] >= since]
+        recent[rank] = Series(kept if len(kept) > 1 else samples[-2:])
+    return recent

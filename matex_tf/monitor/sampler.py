@@ -1,0 +1,227 @@
+"""Records this rank into the run's folder: a thread writes a line a second of what it uses, has done and waited for.
+
+What is counted is written as it stands, so that any two lines give the mean between them, whatever lies between.
+Nothing here ends a run: what cannot be recorded is said once.
+
+    RUN/start-1/start.json       who and where, written by rank 0; start-2 is the first restart
+    RUN/start-1/rank-N.jsonl     the samples of rank N
+    RUN/start-1/events-N.jsonl   what rank N had to say: epochs of `fit` (rank 0), losses of ranks
+    RUN/start-1/profile.txt      what steps were spent on, where the script came to its end
+    RUN/events.jsonl             what `matex run` had to say: start, restarts, end
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.monitor.gpu import Gpus
+from matex_tf.monitor.log import HALVED, Log
+from matex_tf.monitor.machine import Machine
+from matex_tf.observe import profile
+from matex_tf.ops import records
+from matex_tf.runtime import notes, objects, real_files, shutdown
+from matex_tf.version import __version__
+from matex_tf.world import world
+
+FORMAT = 1
+START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
+_GRADIENTS = 1  # see `ops.count`
+_LONG = 1.0  # seconds; who waits as long at one place is waiting for somebody
+_PATIENCE = 5.0  # seconds that the end of a rank waits for a disk
+
+_recorder: Recorder | None = None
+
+
+def start() -> None:
+    """Begin, where `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
+    global _recorder
+    asked = settings.current().record
+    me = world.current()
+    if not asked or me.is_phantom:
+        return
+    with real_files.plainly():
+        made = _make_folder(Path(asked).absolute()) if me.rank == 0 else None
+        folder, token, why = objects.broadcast(made, "the folder in which the run is recorded")
+        log = None
+        if not why:
+            try:
+                if json.loads(Path(folder, START).read_text())["token"] != token:
+                    raise OSError("it is another folder of that name")
+                log = Log(Path(folder, RANK.format(me.rank)))
+            except (OSError, ValueError, KeyError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+    _say_who_cannot(objects.allgather(why, "who can record the run"), asked)
+    if not records.is_on():
+        records.record(records.TOTALS)
+    _recorder = Recorder(folder, log, settings.current().record_seconds)
+    _recorder.begin()
+
+
+def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
+    """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
+    if _recorder is not None and world.current().rank == 0:
+        figures = {str(name): float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures)
+
+
+def after_loss(became_first: bool) -> None:
+    """Ranks were lost; those that are left go on, and each writes to its file as before."""
+    me = world.current()
+    if _recorder is not None and me.rank == 0:
+        _recorder.tell(event=f"a rank was lost; {me.size} ranks go on without it")
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+
+
+def _make_folder(run: Path) -> tuple[str, str, str]:
+    """The folder of this start, the word by which ranks know that they see the same, and why there is none."""
+    me = world.current()
+    token = secrets.token_hex(8)
+    about = {
+        "format": FORMAT, "token": token, "at": round(time.time(), 3),
+        "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,
+        "folder": os.getcwd(), "hosts": me.hosts, "scaling": settings.current().scaling,
+        "versions": {"matex_tf": __version__, "python": platform.python_version()},
+        "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
+    }  # fmt: skip
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = run / f"start-{number}"
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                continue
+        part = folder / f"{START}.part"
+        part.write_text(json.dumps(about, indent=1))
+        part.rename(folder / START)
+    except OSError as error:
+        return "", "", f"rank 0 cannot write there ({error.strerror})"
+    return str(folder), token, ""
+
+
+def _say_who_cannot(whys: list[str], asked: str) -> None:
+    """One line for all ranks."""
+    failed = [rank for rank, why in enumerate(whys) if why]
+    if not failed:
+        return
+    hosts = world.current().hosts
+    if len(failed) == len(whys):
+        notes.note(f"MATEX_RECORD={asked}: the run is not recorded: {whys[0]}")
+        return
+    where = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
+    notes.note(
+        f"MATEX_RECORD={asked}: {len(failed)} of {len(whys)} ranks are not recorded: rank {failed[0]} "
+        f"({hosts[failed[0]]}): {whys[failed[0]]}. Name a folder on a file system that {where} shares"
+    )
+
+
+class Recorder:
+    """What this rank writes. `log` is None where it cannot see the folder."""
+
+    def __init__(self, folder: str, log: Log | None, seconds: float):
+        self.folder, self.log, self.seconds = folder, log, seconds
+        self.rank = world.current().rank  # at the start; its files keep that number
+        self.events: Log | None = None
+        self.machine, self.gpus = Machine(), Gpus()
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="matex_tf monitor", daemon=True)
+        self.process = os.getpid()
+
+    def begin(self) -> None:
+        shutdown.at_end.append(self.finish)
+        shutdown.before_abort.append(lambda: self._end("ended by an error"))
+        if self.log is not None:
+            if self.gpus.missing:
+                notes.note(self.gpus.missing)
+            self.thread.start()
+
+    def sample(self) -> dict[str, Any]:
+        """One line: see docs/monitor.md for its members."""
+        line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.sample(), **self.gpus.sample()}
+        line["up"], line["rows"] = ops.count(_GRADIENTS), ops.rows()
+        totals = records.totals()
+        line["com"] = _seconds(one.compute for one in totals)
+        line["wait"] = _seconds(one.meet + one.exposed_wait for one in totals)
+        line["sum"] = _seconds(one.exposed + one.collectives for one in totals)
+        line["st"] = sum(one.steps for one in totals)
+        waiting = ops.waiting()
+        if waiting.seconds >= _LONG:
+            line["now"] = [round(waiting.seconds, 1), waiting.what]
+        return line
+
+    def tell(self, **event: Any) -> None:
+        """Write a line of what has happened."""
+        if self.log is None:
+            return
+        with real_files.plainly():
+            try:
+                if self.events is None:
+                    self.events = Log(Path(self.folder, EVENTS.format(self.rank)))
+            except OSError as error:
+                self._say(error)
+                return
+            if not self.events.write({"t": round(time.time(), 3), "up": ops.count(_GRADIENTS), **event}):
+                self._say(self.events.error)
+
+    def finish(self) -> None:
+        """At the end of the script. Collective."""
+        self._end("ended")
+        with ops.exchanging("what was recorded"):
+            everyone = world.communicator("control").gather((records.totals(), self.log.lost if self.log else 0))
+        if everyone is None:
+            return
+        text = profile.table([totals for totals, _ in everyone], world.current().hosts, None)
+        try:
+            if self.log is not None:
+                with real_files.plainly():
+                    Path(self.folder, PROFILE).write_text(text)
+        except OSError as error:
+            self._say(error)
+        if lost := [rank for rank, (_, lines) in enumerate(everyone) if lines]:
+            notes.note(f"of {len(lost)} ranks, the first of them rank {lost[0]}, samples could not be recorded")
+
+    def _watch(self) -> None:
+        due = time.monotonic()
+        with real_files.plainly():
+            while not self.ended.wait(max(due - time.monotonic(), 0)):
+                self._write(self.sample())
+                if self.log is not None and self.log.lines % HALVED == 0:
+                    self.seconds *= 2
+                due = max(due + self.seconds, time.monotonic())
+
+    def _end(self, how: str) -> None:
+        """The last line. What a disk holds up for long is left alone."""
+        if self.log is None or self.ended.is_set() or os.getpid() != self.process:
+            return
+        self.ended.set()
+        if self.thread is not threading.current_thread():
+            self.thread.join(_PATIENCE)
+        if not self.thread.is_alive():
+            with real_files.plainly():
+                self._write({**self.sample(), "end": how})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.log is not None and not self.log.write(line):
+            self._say(self.log.error)
+
+    def _say(self, error: OSError | None) -> None:
+        notes.note(f"MATEX_RECORD: samples are lost: {self.folder}: {error.strerror or error if error else ''}")
+
+
+def _seconds(nanoseconds: Any) -> float:
+    return round(sum(nanoseconds) / 1e9, 4)

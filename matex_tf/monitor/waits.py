@@ -1,0 +1,90 @@
+"""Who waits for whom: the rank that waits least is the one that the others wait for. Pure functions of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_tf.monitor.recording import Series
+
+EVEN = 0.01
+"""Of a step: less is no imbalance."""
+STALLED = 5.0
+"""Seconds at one place after which a rank waits for one that does not come."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step of one rank takes, seconds; None of them where there were no steps."""
+
+    compute: float
+    waiting: float
+    sums: float
+
+    @property
+    def whole(self) -> float:
+        return self.compute + self.waiting + self.sums
+
+
+def step_of(series: Series) -> Step | None:
+    """The mean over the steps of `series`."""
+    steps = series.grew("st")
+    if not steps > 0:
+        return None
+    return Step(*(series.grew(name) / steps for name in ("com", "wait", "sum")))
+
+
+def stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
+    """The ranks that wait, those that do not, for how long and where; None where nobody waits for long."""
+    waiting = {rank: series.waits for rank, series in ranks.items() if not series.ended}
+    here = [rank for rank, (seconds, _) in waiting.items() if seconds >= STALLED]
+    if not here:
+        return None
+    longest = max(waiting[rank] for rank in here)
+    return here, [rank for rank in waiting if rank not in here], *longest
+
+
+def slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
+    """The rank that others wait for, and how many seconds more in each step they wait; None where all are even."""
+    if len(steps) < 2:
+        return None
+    rank = min(steps, key=lambda one: (steps[one].waiting, -steps[one].compute))
+    others = [step.waiting - steps[rank].waiting for one, step in steps.items() if one != rank]
+    behind = sum(others) / len(others)
+    return (rank, behind) if behind >= EVEN * steps[rank].whole else None
+
+
+def sentence(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
+    """Who is waited for, in words; empty where too little is known."""
+    if stall := stalled(ranks):
+        here, late, seconds, what = stall
+        whom = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late[:3]) or "one another"
+        more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        who = f"{len(here)} ranks have" if len(here) > 1 else f"rank {here[0]} has"
+        return f"{who} waited {seconds:.0f} s for {whom}{more} at {what}"
+    if not steps:
+        return ""
+    found = slowest(steps)
+    if found is None:
+        return "the ranks are even: none is waited for by more than 1% of a step" if len(steps) > 1 else ""
+    rank, behind = found
+    share = behind / steps[rank].whole
+    return f"the others wait for rank {rank} ({hosts[rank]}): {behind * 1e3:.1f} ms in each step, {share:.0%} of it"
+
+
+def by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
+    """The ranks of each host."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(hosts[rank], []).append(rank)
+    return found
+
+
+def others_of(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
+    """Cores of a host that work for processes other than its ranks `here`, over the time of the samples."""
+    first = ranks[here[0]]
+    took = first.grew("t")
+    if not took > 0:
+        return 0.0
+    mine = sum(ranks[rank].grew("cpu") / ranks[rank].grew("t") for rank in here if ranks[rank].grew("t") > 0)
+    return max(first.grew("busy") / took - mine, 0.0)

@@ -1,0 +1,87 @@
+"""A run of two ranks that is recorded: samples of both, epochs, who is waited for, the end; and what hinders it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import launch
+from matex_tf.monitor import figures, page, progress, recording, waits
+
+SCRIPT = """
+import sys
+import time
+import keras
+import matex_tf
+import numpy as np
+
+class Late(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if "late" in sys.argv:
+            time.sleep(0.05 * matex_tf.rank())
+
+random = np.random.default_rng(0)
+x, y = random.standard_normal((640, 16)), random.standard_normal((640, 1))
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, y, batch_size=16, epochs=2, validation_split=0.1, verbose=0, callbacks=[Late()])
+if "fail" in sys.argv:
+    raise RuntimeError("the end comes early")
+print("trained")
+"""
+ROWS = 2 * 576
+
+
+def test_a_run_is_recorded_rank_by_rank(tmp_path):
+    env = {"MATEX_RECORD": str(tmp_path / "run"), "MATEX_RECORD_SECONDS": "0.05"}
+    assert "trained" in launch.run(2, SCRIPT, "late", env=env).check().stdout
+    run = recording.open_run(tmp_path / "run")
+    (start,) = run.starts
+    ranks = recording.read_all(start)
+    assert list(ranks) == [0, 1] and start.size == 2
+    for series in ranks.values():
+        assert series.ended == "ended" and series["rows"][-1] == ROWS and series["up"][-1] == ROWS // 16
+        assert series["cpu"][-1] > series["cpu"][0] and min(series["mem"]) > 2**20
+        assert len(series) >= 10
+    done = progress.epochs(start.events)
+    assert [(one.number, one.of) for one in done] == [(1, 2), (2, 2)]
+    assert set(done[0].logs) == {"loss", "val_loss"}
+    slow = waits.slowest(figures.steps_of(ranks))
+    assert slow is not None and slow[0] == 1 and slow[1] > 0.02
+    assert start.profile.startswith("matex_tf: profile of 2 ranks on 1 host")
+    assert "wait for rank 1" in page.report(run)
+
+
+def test_without_the_setting_nothing_is_recorded_and_no_thread_samples(tmp_path):
+    script = """
+import threading
+import matex_tf
+print(sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("matex_tf")))
+"""
+    found = launch.run(2, script, cwd=tmp_path).check()
+    assert "monitor" not in found.stdout and "watchdog" in found.stdout
+
+
+def test_a_run_that_fails_says_so_and_a_second_start_is_beside_the_first(tmp_path):
+    env = {"MATEX_RECORD": str(tmp_path / "run"), "MATEX_RECORD_SECONDS": "0.05"}
+    failed = launch.run(2, SCRIPT, "fail", env=env)
+    assert failed.returncode != 0 and "the end comes early" in failed.stderr
+    launch.run(2, SCRIPT, env=env).check()
+    run = recording.open_run(tmp_path / "run")
+    assert [start.number for start in run.starts] == [1, 2]
+    ends = [{series.ended for series in recording.read_all(start).values()} for start in run.starts]
+    assert "ended by an error" in ends[0] and ends[1] == {"ended"}
+    for start in run.starts:
+        for path in start.files.values():
+            for line in path.read_text().splitlines():
+                json.loads(line)
+
+
+@pytest.mark.parametrize("where", ["file", "/dev/full/run"])
+def test_a_folder_that_cannot_be_written_ends_no_run_and_is_said_once(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / where / "run")
+    found = launch.run(2, SCRIPT, env={"MATEX_RECORD": folder}).check()
+    assert "trained" in found.stdout
+    assert found.stderr.count("the run is not recorded: rank 0 cannot write there") == 1

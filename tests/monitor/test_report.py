@@ -1,0 +1,212 @@
+"""The report: one page that asks nothing of a network, small, with every quantity, rank, restart and epoch in it."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import simulated_run as simulated
+
+import launch
+from matex_tf.monitor import charts, page, recording
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID, ROWS = {"meta", "br", "hr"}, {"tr", "td", "th"}
+"""Elements that are not closed, or need not be."""
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, checked to be closed in order, with their attributes and the text in them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID | ROWS:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in ROWS or self.open.pop() == tag
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def report(folder):
+    text = page.report(recording.open_run(folder))
+    return text, Page(text)
+
+
+def epochs(count, began=simulated.BEGAN, first=1):
+    return [
+        {
+            "t": began + 2 * number, "up": 40 * number, "epoch": first + number, "of": 20, "steps": 40,
+            "logs": {"loss": 1 / (number + 1), "val_loss": 2 / (number + 1), "accuracy": number / 20},
+        }
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def test_the_page_has_every_quantity_with_a_line_for_each_rank(tmp_path):
+    where = simulated.start(tmp_path, 4, 60, slow=2, gpu=True)
+    simulated.write_events(where, "events-0.jsonl", *epochs(20))
+    (where / "profile.txt").write_text("profile of <4> ranks")
+    text, read = report(tmp_path)
+    for title in ("loss", "accuracy", "Rows a second", "Compute", "Waiting for other ranks", "CPU", "Memory", "GPU",
+                  "GPU memory", "Received", "Sent", "Busy cores"):  # fmt: skip
+        assert f"<b>{title}</b>" in text, title
+    lines = [one["data-of"] for one in read.of("path") if "data-of" in one]
+    # Compute, waiting, sums, CPU, memory, GPU and its memory
+    assert [lines.count(f"rank {rank}") for rank in range(4)] == [7] * 4
+    assert lines.count("loss") == lines.count("val_loss") == lines.count("accuracy") == 1
+    assert len(read.of("svg")) == len(read.of("figure")) == 15 and all(one["aria-label"] for one in read.of("svg"))
+    assert "the others wait for rank 2 (n000): 10.0 ms in each step" in text and "profile of &lt;4&gt; ranks" in text
+
+
+def assert_asks_for_nothing(text, read):
+    """No element and no style of the page names anything outside of it."""
+    assert {tag for tag, _ in read.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "image",
+        "use",
+    } == set()
+    for tag, attributes in read.elements:
+        assert set(attributes) & {"src", "href", "xlink:href", "srcset", "action", "background"} == set(), tag
+    assert not re.search(r"url\(|@import|https?:|//[a-z]|fetch|XMLHttp|import\(", text)
+
+
+def test_the_page_is_self_contained_and_small(tmp_path):
+    where = simulated.start(tmp_path, 4, 10_000, slow=2, gpu=True)
+    simulated.write_events(where, "events-0.jsonl", *epochs(20))
+    text, read = report(tmp_path)
+    assert len(text) <= 200_000
+    assert_asks_for_nothing(text, read)
+
+
+def test_of_a_thousand_ranks_the_slow_one_stands_out(tmp_path):
+    simulated.start(tmp_path, 1024, 40, slow=517)
+    text, read = report(tmp_path)
+    assert len(text) <= 400_000
+    assert "the others wait for rank 517 (n064)" in text
+    names = {one.get("data-of", "") for one in read.of("path")}
+    assert names == {
+        "",
+        "rank 517",
+        "median of all ranks",
+        "all ranks",
+        *(name for name in names if name.startswith("n")),
+    }
+    assert len(read.of("polygon")) >= 4 and len(read.of("tr")) >= 1024
+
+
+def test_starts_lie_one_after_another_and_what_happened_is_marked(tmp_path):
+    first = simulated.start(tmp_path, 4, 20, end="")
+    simulated.write_events(first, "events-0.jsonl", *epochs(9), {"t": simulated.BEGAN + 18, "event": "a rank was lost"})
+    again = simulated.start(tmp_path, 2, 20, number=2, began=simulated.BEGAN + 40)
+    simulated.write_events(again, "events-0.jsonl", *epochs(9, simulated.BEGAN + 40, 10))
+    told = {"t": simulated.BEGAN + 22, "event": "a rank was killed by SIGKILL; restart 1 of 3"}
+    simulated.write_events(tmp_path, "events.jsonl", told)
+    text, read = report(tmp_path)
+    assert "restart 1 of 3" in text and "start 2, on 2 ranks on 1 host" in text and "a rank was lost" in text
+    marks = [one for one in read.of("path") if one.get("class") == "mark"]
+    assert len(marks) == 3 * len(read.of("svg"))
+    compute = [one["d"] for one in read.of("path") if one.get("data-of") == "rank 0"][0]
+    assert compute.count("M") == 2, "a gap between the starts"
+    rank_3 = [one["d"] for one in read.of("path") if one.get("data-of") == "rank 3"][0]
+    assert rank_3.count("M") == 1
+
+
+def test_names_of_people_are_text_and_not_markup(tmp_path):
+    where = simulated.start(tmp_path, 2, 10)
+    event = {"t": simulated.BEGAN + 5, "epoch": 1, "of": 2, "logs": {"<script>alert(1)</script>": 1.0}}
+    simulated.write_events(where, "events-0.jsonl", event, {"t": simulated.BEGAN + 6, "event": "<img src=x>"})
+    text, read = report(tmp_path)
+    assert len(read.of("script")) == 1 and not read.of("img")
+    assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_said(tmp_path, loss):
+    where = simulated.start(tmp_path, 2, 10)
+    simulated.write_events(
+        where, "events-0.jsonl", {"t": simulated.BEGAN + 5, "epoch": 1, "of": 2, "logs": {"loss": loss}}
+    )
+    assert "loss was never a finite number" in report(tmp_path)[0]
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path):
+    simulated.start(tmp_path, 2, 1, end="")
+    assert "2 ranks on 1 host" in report(tmp_path)[0]
+
+
+def test_the_least_and_the_most_of_each_stretch_are_kept():
+    t = np.arange(10_000.0)
+    values = np.sin(t)
+    values[[1234, 7777]] = 9, -9
+    kept_t, kept = charts.decimate(t, values, 100, 10_000)
+    assert len(kept) <= 202 and list(kept_t) == sorted(kept_t)
+    assert kept[list(kept_t).index(1234)] == 9 and kept[list(kept_t).index(7777)] == -9
+    assert kept_t[0] == 0 and kept_t[-1] == 9999
+    values[5000:] = np.nan
+    assert np.isfinite(charts.decimate(t, values, 100, 10_000)[1]).all()
+
+
+@pytest.mark.parametrize(
+    "low, high, expected",
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (0, 0.07, [0, 0.02, 0.04, 0.06]),
+        (2.31, 2.36, [2.31, 2.32, 2.33, 2.34, 2.35, 2.36]),
+    ],
+)
+def test_ticks_are_round_numbers(low, high, expected):
+    assert charts.ticks(low, high) == pytest.approx(expected)
+
+
+def test_of_long_files_lines_are_read_here_and_there_and_their_means_are_exact(tmp_path):
+    where = simulated.start(tmp_path, 1, 30_000)
+    found = recording.Series(recording.read_samples(where / "rank-0.jsonl", 100))
+    assert 40 <= len(found) <= 60
+    assert found["t"][0] == simulated.BEGAN and found["t"][-1] == simulated.BEGAN + 29_999
+    assert found.rate("rows") == pytest.approx(np.full(len(found) - 1, 1280.0))
+    assert list(found["t"]) == sorted(set(found["t"]))
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path):
+    simulated.start(tmp_path / "my run", 2, 10)
+    words = [sys.executable, "-m", "matex_tf.launch.cli", "report", str(tmp_path / "my run")]
+    found = launch.execute(words, launch.environment(), 60).check()
+    assert found.stdout == f"{tmp_path / 'my run' / 'report.html'}\n"
+    Page((tmp_path / "my run" / "report.html").read_text())
+    words += ["--output", str(tmp_path / "nowhere" / "a.html")]
+    found = launch.execute(words, launch.environment(), 60)
+    assert found.returncode == 1 and "nowhere" in found.stderr and found.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+def test_a_browser_shows_the_page_and_a_click_brings_out_a_rank(tmp_path):
+    simulated.start(tmp_path, 4, 30, slow=2)
+    text, _ = report(tmp_path)
+    click = "<script>document.querySelector('button[data-of=\"rank 2\"]').click()</script></body>"
+    (tmp_path / "a.html").write_text(text.replace("</body>", click))
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", f"file://{tmp_path / 'a.html'}"], capture_output=True, text=True, timeout=120
+    )
+    lines = [one for one in Page(shown.stdout).of("path") if one.get("data-of", "").startswith("rank ")]
+    dim = {one["data-of"]: "dim" in one["class"].split() for one in lines}
+    assert dim == {"rank 0": True, "rank 1": True, "rank 2": False, "rank 3": True}

@@ -1,0 +1,140 @@
+"""What a rank writes: figures of its machine, lines that are whole, and what a full disk does to them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import types
+
+import pytest
+
+from matex_tf.monitor import log as logs
+from matex_tf.monitor import recording
+from matex_tf.monitor.gpu import Gpus
+from matex_tf.monitor.log import Log
+from matex_tf.monitor.machine import Machine
+
+STAT = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+NETWORK = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier
+    lo: 999 1 0 0 0 0 0 0 999 1 0 0 0 0 0 0
+  eth0: 1000 1 0 0 0 0 0 0 200 1 0 0 0 0 0 0
+ veth1: 5000 1 0 0 0 0 0 0 5000 1 0 0 0 0 0 0
+  ib0:70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0
+"""
+
+
+def test_the_figures_are_those_of_the_files(tmp_path):
+    files = {
+        "proc/self/statm": "900 300 20 1 0 200 0\n",
+        "proc/stat": STAT,
+        "proc/net/dev": NETWORK,
+        "proc/meminfo": "MemTotal: 100 kB\nMemFree: 7 kB\nMemAvailable: 50 kB\n",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "1000\n",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": "2000\n",
+        "sys/class/net/veth1/master": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = Machine(str(tmp_path)).sample()
+    assert found.pop("cpu") > 0
+    assert found == {
+        "mem": 300 * os.sysconf("SC_PAGE_SIZE"),
+        "busy": round((100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK"), 2),
+        "free": 50 << 10, "rx": 1070 + 4000, "tx": 230 + 8000,
+    }  # fmt: skip
+
+
+def test_files_that_are_not_there_leave_their_figures_out(tmp_path):
+    assert set(Machine(str(tmp_path)).sample()) == {"cpu"}
+
+
+def test_this_machine_has_all_figures_and_its_memory_grows_with_what_it_holds():
+    machine = Machine()
+    before = machine.sample()
+    held = b"x" * (64 << 20)
+    after = machine.sample()
+    assert set(before) == {"cpu", "mem", "busy", "free", "rx", "tx"}
+    assert after["mem"] - before["mem"] >= len(held) * 0.9 and after["cpu"] >= before["cpu"]
+
+
+class FakeDriver:
+    """As pynvml answers, of two GPUs."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self):
+        self.works = True
+        self.asked = []
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        self.asked.append(number)
+        return number
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        self.asked.append(name)
+        return 1
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if not self.works:
+            raise self.NVMLError("lost")
+        return types.SimpleNamespace(gpu=40 + 20 * handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(used=1000 * (handle + 1))
+
+
+@pytest.mark.parametrize(
+    "visible, asked, figures",
+    [
+        (None, [0, 1], {"gpu": 50.0, "vram": 3000}),
+        ("1", [1], {"gpu": 60.0, "vram": 2000}),
+        ("GPU-5a, 0", ["GPU-5a", 0], {"gpu": 50.0, "vram": 3000}),
+    ],
+)
+def test_gpus_are_those_that_the_process_sees(visible, asked, figures):
+    driver, gpus = FakeDriver(), Gpus()
+    gpus.use(driver, visible)
+    assert gpus.sample() == figures and driver.asked == asked
+    driver.works = False
+    assert gpus.sample() == {}
+
+
+def test_a_file_has_one_writer(tmp_path):
+    Log(tmp_path / "a").write({"t": 1})
+    with pytest.raises(FileExistsError):
+        Log(tmp_path / "a")
+    Log(tmp_path / "a", goes_on=True).write({"t": 2})
+    assert (tmp_path / "a").read_text() == '{"t":1}\n{"t":2}\n'
+
+
+def test_a_full_disk_loses_whole_lines_and_raises_nothing(tmp_path, monkeypatch):
+    log = Log(tmp_path / "a")
+    plain, room = os.pwrite, [1000, 5, -1, 1000]
+
+    def write(file, text, at):
+        left = room.pop(0)
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(file, text[:left], at)
+
+    monkeypatch.setattr(logs.os, "pwrite", write)
+    assert [log.write({"t": number}) for number in range(4)] == [True, False, False, True]
+    assert (tmp_path / "a").read_text() == '{"t":0}\n{"t":3}\n'
+    assert log.lost == 2 and log.error is not None
+
+
+def test_what_a_killed_rank_leaves_of_a_line_is_none(tmp_path):
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"t":1,"up":1}\n{"t":2,"up":2}\n{"t":3,"u')
+    assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 2]
+    assert [one["t"] for one in recording.read_last(path)] == [1, 2]
+    path.write_text('{"t":1,"up":1}\n{"t":2,"u\0\0\n{"t":3,"up":3}\n')
+    assert [one["t"] for one in recording.read_samples(path, 100)] == [1, 3]
