@@ -108,11 +108,16 @@ def lint() -> Counts:
 
 
 def stages(options: Sequence[str], serial: Sequence[str]) -> list[list[str]]:
-    """Options of the runs of pytest: first what starts no program, a file to each core; programs take all of them."""
+    """Options of the runs of pytest, a file to each process: first what starts no program.
+
+    Programs take all cores while they compute. They wait as long again, for each other and for a time to pass, so that
+    two files at once take little more than half as long.
+    """
     if serial != [str(TESTS)]:
         return [[]] if serial else []
-    several = ["-n", str(max(1, min(os.cpu_count() or 1, 8))), "--dist=loadfile"]
-    return [several] if "--quick" in options else [["--quick", *several], ["--programs"]]
+    quick = ["--dist=loadfile", "-n", str(max(1, min(os.cpu_count() or 1, 8)))]
+    programs = ["--programs", "--dist=loadfile", "--no-loadscope-reorder", "-n", "2"]
+    return [quick] if "--quick" in options else [["--quick", *quick], programs]
 
 
 def main(arguments: Sequence[str]) -> int:

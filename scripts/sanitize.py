@@ -31,6 +31,7 @@ FLAGS = {
     "address": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address"],
     "undefined": ["-O1", "-g", "-fsanitize=undefined,float-divide-by-zero", "-fno-sanitize-recover=all"],
 }
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 FOUND = 66
 
 
@@ -58,7 +59,8 @@ def make(folder: Path, sanitizer: str) -> Path:
     """The program, as one unit with the engine."""
     unit = "".join(f'#include "{path}"\n' for path in [*build.sources("engine"), STRESS])
     program = folder / f"stress-{sanitizer}"
-    command = [compiler.find().path, "-std=c++17", *FLAGS[sanitizer], "-pthread", f"-I{build.SOURCE}", "-x", "c++", "-"]
+    flags = ["-std=c++17", *WARNINGS, *FLAGS[sanitizer], "-pthread", f"-I{build.SOURCE}"]
+    command = [compiler.find().path, *flags, "-x", "c++", "-"]
     subprocess.run([*command, "-o", str(program)], input=unit, text=True, check=True)
     return program
 

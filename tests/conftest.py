@@ -42,7 +42,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     limits: dict[str, float] = {}
     for item in launching:
         limits[item.module.__name__] = max(_limit(item), limits.get(item.module.__name__, 0.0))
-    items.sort(key=lambda item: limits.get(item.module.__name__, 0.0))
+    # Where files run at the same time, the longest come first: else one of them is left alone at the end.
+    sign = -1 if hasattr(config, "workerinput") else 1
+    items.sort(key=lambda item: sign * limits.get(item.module.__name__, 0.0))
 
 
 def _launches(item: pytest.Item) -> bool:
@@ -68,9 +70,21 @@ def pytest_runtest_protocol(item: pytest.Item):
         _spent[item.nodeid.partition("::")[0]] += launch.cpu_seconds() - before
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["spent"] = dict(_spent)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Takes over what a process of pytest-xdist has noted; one that was killed has nothing to say."""
+    for name, seconds in getattr(node, "workeroutput", {}).get("spent", {}).items():
+        _spent[name] += seconds
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     if not _spent:
-        return  # the tests run in other processes
+        return
     costly = sorted(_spent.items(), key=lambda one: -one[1])[:10]
     terminalreporter.section(f"{sum(_spent.values()):.0f} seconds of a core, of which the costliest files took")
     for name, seconds in costly:

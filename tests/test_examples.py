@@ -51,7 +51,7 @@ def test_every_example_is_here():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.more), 2, 3])
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2)), 3])
 @pytest.mark.parametrize("example", ARGUMENTS)
 def test_figures_are_those_of_the_script_alone(example, ranks):
     expected = alone(example)

@@ -59,6 +59,26 @@ def test_it_ends_as_it_ends_alone(end, code):
     assert ("ZeroDivisionError" in result.stderr) == ("/ 0" in end)
 
 
+ENDS = """
+import atexit, sys, threading, time
+class Left:
+    def __del__(self):
+        print("deleted")
+left = Left()
+left.itself = left
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.5), print("a thread"))).start()
+sys.exit(*(eval(code) for code in sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("codes", [(), ("None",), ("3",), ("-1",), ("'a text'",)])
+def test_what_is_due_at_its_end_is_done(codes):
+    warm, cold = (launch.run_alone(ENDS, *codes, cold=cold) for cold in (False, True))
+    assert (warm.returncode, warm.stderr) == (cold.returncode, cold.stderr)
+    assert sorted(warm.stdout.splitlines()) == sorted(cold.stdout.splitlines()) == ["a thread", "at exit", "deleted"]
+
+
 def test_ranks_have_seeds_and_addresses_of_their_own():
     program = "import numpy as np, random\nprint(np.random.rand(), random.random(), id(np.ndarray.__doc__))\n"
     lines = [line.split() for line in launch.run(2, program, module=False).check().stdout.splitlines()]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 
 import pytest
 
@@ -66,10 +65,9 @@ if "caught" in sys.argv:
 
 
 def failed(ranks, script, *arguments, code=1, **options):
-    started = time.monotonic()
     result = launch.run(ranks, script, *arguments, timeout=280, **options)
     assert result.returncode == code, result.output[-4000:]
-    return result, time.monotonic() - started
+    return result
 
 
 def test_an_exception_on_one_rank_ends_all_and_is_told_once():
@@ -78,29 +76,28 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
         import tensorflow
         import matex_tf
         matex_tf.barrier()
-        print("started", time.time(), flush=True)
         if matex_tf.rank() == 1:
             raise ValueError("a reason of my own")
         time.sleep(60)
+        print("has not been ended", flush=True)
     """
-    result, _ = failed(3, "\n".join(line[8:] for line in script.splitlines()), cold=True)
-    ended = time.time()
-    assert ended - float(result.stdout.split()[1]) < 5
+    result = failed(3, "\n".join(line[8:] for line in script.splitlines()), cold=True)
+    assert result.stdout == ""
     assert result.output.count("ValueError: a reason of my own") == 1
     assert "rank 1 of 3 on " in result.stderr
 
 
 def test_the_same_exception_on_all_ranks_is_told_once():
-    result, _ = failed(3, "import tensorflow\nraise ValueError('everywhere')\n", cold=True)
+    result = failed(3, "import tensorflow\nraise ValueError('everywhere')\n", cold=True)
     assert result.output.count("ValueError: everywhere") == 1
     assert re.search("rank . of 3 on .* failed at script.py, line 2[ :]", result.stderr)
 
 
 def test_exit_codes():
     script = "import sys\nimport tensorflow\nprint('once')\nsys.exit(3)\n"
-    result, _ = failed(2, script, code=3, cold=True)
+    result = failed(2, script, code=3, cold=True)
     assert result.stdout.count("once") == 1
-    result, _ = failed(2, FIT, "leave", 3, code=3, cold=True)
+    result = failed(2, FIT, "leave", 3, code=3, cold=True)
     assert "rank 1" in result.output and "with exit code 3" in result.output
 
 
@@ -143,18 +140,18 @@ for turn in range(30):
 )
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
     """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
-    result, _ = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=True)
+    result = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=how in ("text", "hook"))
     assert said in result.stderr and "rank 1" in result.stderr, result.stderr
 
 
 def test_a_rank_that_ends_early_is_named():
-    result, _ = failed(2, FIT, "leave", 0, cold=True)
+    result = failed(2, FIT, "leave", 0)
     assert "has ended its script" in result.output and "rank 1 (" in result.output
 
 
 @pytest.mark.parametrize("script, arguments", [(FIT, ["models"]), (LOOP, ["models"]), (LOOP, ["models", "function"])])
 def test_models_that_differ_are_named(script, arguments):
-    result, _ = failed(3, script, *arguments)
+    result = failed(3, script, *arguments)
     assert "kernel" in result.output
     # Gradients are compared last layer first, variables first layer first.
     first, other = ("[4, 5]", "[4, 6]") if script is FIT else ("[5, 1]", "[6, 1]")
@@ -180,7 +177,7 @@ for _ in range(2):
 
 
 def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
-    result, _ = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
+    result = failed(3, OVERLAPPED, env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
     assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
 
 
@@ -227,14 +224,14 @@ for turn in range(3):
     ],
 )
 def test_a_rank_that_does_not_come_to_the_next_part_of_an_update(how, said):
-    result, _ = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"}, cold=True)
+    result = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"}, cold=how == "raise")
     for text in said:
         assert text in result.output, result.output
 
 
 def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_go_on():
     """They are at different collectives from then on: the others at one of the step, this one at the next step's."""
-    result, _ = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"}, cold=True)
+    result = failed(3, IN_PARTS, "caught", env={"MATEX_OVERLAP": "on", "MATEX_OUTPUT": "all"})
     found = sorted(line for line in result.stdout.splitlines() if "in turn" in line)
     assert [line for line in found if "in turn 0" in line] == []
     assert [line.split(" in ")[0] for line in found] == ["0", "0", "1", "1", "2", "2"], result.output
@@ -242,7 +239,7 @@ def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_g
 
 
 def test_ranks_at_different_places_are_named():
-    result, _ = failed(2, LOOP, "break")
+    result = failed(2, LOOP, "break")
     assert "the arguments of the model 'sequential'" in result.output and "metrics" in result.output
 
 
@@ -255,24 +252,24 @@ def test_ranks_at_different_places_are_named():
     ],
 )
 def test_ranks_that_do_other_things_are_told_apart(what, here, there):
-    result, _ = failed(2, FIT, what)
+    result = failed(2, FIT, what)
     assert here in result.output and there in result.output, result.output
     assert "collective number" in result.output, result.output
 
 
 def test_batches_of_other_sizes_are_an_error():
-    result, _ = failed(2, FIT, "rows")
+    result = failed(2, FIT, "rows")
     assert "different numbers of rows" in result.output
     assert "8 on rank 0" in result.output and "9 on rank 1" in result.output
 
 
 def test_batches_that_lose_rows_later_are_an_error():
-    result, _ = failed(2, LOOP, "uneven")
+    result = failed(2, LOOP, "uneven")
     assert "is called with different numbers of rows: 8 on rank 0, 7 on rank 1" in result.output, result.output
 
 
 def test_a_strategy_is_refused():
-    result, _ = failed(2, "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy()\n")
+    result = failed(2, "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy()\n")
     assert "MirroredStrategy" in result.output and "line 2: strategy =" in result.output
 
 
@@ -280,7 +277,7 @@ def test_the_line_of_a_strategy_is_found_in_any_folder(tmp_path):
     script = tmp_path / "tensorflow" / "keras" / "train.py"
     script.parent.mkdir(parents=True)
     script.write_text("import tensorflow as tf\ndef made():\n    tf.distribute.OneDeviceStrategy('cpu')\nmade()\n")
-    result, _ = failed(2, script)
+    result = failed(2, script)
     assert f"{script}, line 3: tf.distribute.OneDeviceStrategy" in result.output
 
 
@@ -306,7 +303,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("frames", ["script", "full"])
 def test_a_traceback_is_of_the_script(frames):
-    result, _ = failed(2, TRACED, env={"MATEX_TRACEBACK": frames}, cold=True)
+    result = failed(2, TRACED, env={"MATEX_TRACEBACK": frames}, cold=True)
     found = re.findall('^  File "(.*)", line .*, in (.*)$|^(\\w+Error: .*)$', result.stderr, re.MULTILINE)
     seen = [(os.path.basename(path), name) if path else said for path, name, said in found]
     script = [one for one in seen if one[0] == "script.py" or isinstance(one, str)]
@@ -327,7 +324,7 @@ def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
     script.write_text("import tensorflow as tf\nx = tf.constant(1.0)\nimport matex_tf\n")
-    result, _ = failed(2, script, module=False, cold=True)
+    result = failed(2, script, module=False, cold=True)
     assert f"Move the line `import matex_tf` ({script}, line 3)" in result.output
 
 
@@ -355,5 +352,5 @@ def test_an_allocation_is_no_launcher():
 
 
 def test_a_wrong_setting_is_told_once():
-    result, _ = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"}, cold=True)
+    result = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"}, cold=True)
     assert result.output.count("expected one of strong, weak") == 1 and "Traceback" not in result.output

@@ -23,7 +23,7 @@ def alone(tmp_path_factory):
     "ranks, settings",
     [
         pytest.param(1, {}, id="1", marks=pytest.mark.more),
-        pytest.param(2, {}, id="2"),
+        pytest.param(2, {}, id="2", marks=pytest.mark.more),
         pytest.param(3, {}, id="3", marks=pytest.mark.more),
         pytest.param(4, {}, id="4", marks=pytest.mark.more),
         pytest.param(3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"}, id="3-overlapped"),

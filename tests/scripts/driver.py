@@ -157,7 +157,7 @@ def main(folder, paths):
         fresh = fresh or now
         left = [what for what in now if now[what] != fresh[what]]
         print(f"{MARK}{name}", flush=True)
-        began, error, weights, figures = time.time(), "", {}, {}
+        began, error, weights, figures = time.process_time(), "", {}, {}
         sys.argv, sys.path[0] = [path], os.path.dirname(path)
         try:
             if left:
@@ -171,7 +171,7 @@ def main(folder, paths):
             "weights": weights,
             "figures": figures,
             "rows": Rows.seen,
-            "seconds": time.time() - began,
+            "seconds": time.process_time() - began,
             "error": error,
             "said": said,
         }

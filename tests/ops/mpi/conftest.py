@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_tf.loops import function_step
-from matex_tf.ops import build, compiler, interface
+from matex_tf.ops import build, interface
 from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -100,33 +99,9 @@ def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine alone, compiled by rank 0: that it compiles shows that nothing in it knows TensorFlow."""
-    path, problem = None, None
-    if MPI.COMM_WORLD.Get_rank() == 0:
-        path = tmp_path_factory.mktemp("engine") / "engine.so"
-        files = [str(file) for file in build.sources("engine")]
-        command = [
-            compiler.find().path,
-            "-std=c++17",
-            "-O2",
-            "-fPIC",
-            "-shared",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{build.SOURCE}",
-            *files,
-            "-o",
-            str(path),
-        ]
-        # Not `run`, which is for all ranks to come to.
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as compiling:
-            _, said = compiling.communicate()
-        problem = said if compiling.returncode else None
-    path, problem = MPI.COMM_WORLD.bcast((path, problem))
-    assert problem is None, problem
-    return path
+def engine_file() -> Path:
+    """The library of the engine alone: that it is there shows that nothing in it knows TensorFlow."""
+    return build.build_engine()
 
 
 @pytest.fixture

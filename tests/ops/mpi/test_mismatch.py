@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -19,18 +17,16 @@ BIAS = np.zeros(4, np.float32)
 
 
 def check(engine, error: str, *parts: str) -> None:
-    """With several ranks: the same error everywhere, with these parts, and every later call repeats it at once."""
+    """With several ranks: the same error everywhere, with these parts, and every later call repeats it."""
     if SIZE == 1:
         assert error == ""
         return
     assert len(set(MPI.COMM_WORLD.allgather(error))) == 1
     for part in parts:
         assert part in error, error
-    start = time.monotonic()
     assert engine.meet(6, 0, "a later message") == error
     assert engine.reduce([BIAS], ["bias"], 1.0)[1] == error
     assert engine.meet(7, 0, "the end") == error
-    assert time.monotonic() - start < 1
 
 
 def test_shape(engine):
