@@ -16,6 +16,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as xml
 from collections.abc import Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,18 +122,20 @@ def stages(options: Sequence[str], serial: Sequence[str]) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All runs; prints one closing line like pytest's."""
+    """All runs, and the linters beside the first; prints one closing line like pytest's."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     started = time.monotonic()
     options, serial, collective = split_arguments(arguments)
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
-    total = Counts() if any(map(is_path, arguments)) else lint()
-    with tempfile.TemporaryDirectory() as folder:
+    total = Counts()
+    with tempfile.TemporaryDirectory() as folder, futures.ThreadPoolExecutor() as beside:
+        linting = None if any(map(is_path, arguments)) else beside.submit(lint)
         for stage in stages(options, serial):
             report = Path(folder, "serial.xml")
             report.unlink(missing_ok=True)
             words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10", *stage, *options, *serial]
             total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
+        total += linting.result() if linting else Counts()
         for ranks in RANKS if collective else ():
             print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)
             report = Path(folder, f"ranks{ranks}.xml")

@@ -93,6 +93,7 @@ TIMES = re.compile(r"\d+(\.\d+)?(us|ms|s)(/step|/epoch)?\b")
 NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[-+]?\d+)?")
 
 
+@functools.cache
 def scripts(group):
     found = sorted(path for folder in GROUPS[group] for path in (HERE / folder).glob("*.py"))
     return [str(path) for path in found if version("keras") >= "3" or path.stem not in KERAS_3]
