@@ -47,7 +47,8 @@ def start() -> None:
     if settings.current().output == "all":
         return
     _news = journal.share()
-    if me.rank > 0:
+    # What is measured is not to be kept, be it rank 0's.
+    if me.rank > 0 or settings.current().plan is not None:
         root = private_folder.make(_PREFIX, private_folder.parent())
         _view = View(root, _news)
         atexit.register(_drop, root, me.process)

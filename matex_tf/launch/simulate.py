@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from matex_tf.launch.planning.words import Numbers
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -14,23 +16,6 @@ if TYPE_CHECKING:
     from matex_tf.planner.simulator.run import Outcome
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-
-
-class Numbers(click.ParamType):
-    """Whole numbers of 1 or more, with commas between them."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            found = [int(one) for one in value.split(",")]
-        except ValueError:
-            found = []
-        if not found or min(found) < 1:
-            self.fail(f"expected numbers of 1 or more as 4,16,64; given {value!r}", param, ctx)
-        return found
 
 
 class Seconds(click.ParamType):

@@ -10,12 +10,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from math import ceil, log2
 
+from matex_tf.planner.collectives import MeasuredLink
 from matex_tf.planner.papers import ibatch
 
 Plan = tuple[int, ...]
 Price = Callable[[float], float]
 """Seconds of a transfer, by its bytes."""
+
+
+MOST_GRADIENTS = 128
+"""More are brought together by neighbours before buckets are chosen."""
+
+
+def sampled(price: Price, most: float) -> Price:
+    """`price` read off a straight line between some of its values, up to `most` bytes: thousands are asked for."""
+    points = [0.0, *(2 ** (at / 2) for at in range(ceil(2 * log2(max(most, 2.0))) + 1))]
+    return MeasuredLink(points, [price(point) for point in points]).message
+
+
+def neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
+    """At most `MOST_GRADIENTS`, each of as many that follow each other."""
+    together = ceil(len(sizes) / MOST_GRADIENTS) or 1
+    starts = range(0, len(sizes), together)
+    return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
 
 
 def best(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:

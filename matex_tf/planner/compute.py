@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, typical
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
@@ -46,10 +46,10 @@ class Line:
 class _Group:
     """The sizes that were measured in as many copies at once: with as many cores for each."""
 
-    def __init__(self, plan: Plan, sizes: Sequence[Size]):
+    def __init__(self, sizes: Sequence[Size]):
         self.sizes = list(sizes)
-        self.x = [float(rows_of(plan, size.ranks)) for size in sizes]
-        self.seconds = Line(self.x, [float(np.median(size.steps)) for size in sizes], 1e-6)
+        self.x = [float(size.rows) for size in sizes]
+        self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
         self.ready = [Line(self.x, column) for column in zip(*(size.ready for size in sizes))]
         self.at = [Line(self.x, column) for column in zip(*(size.at for size in sizes))]
 
@@ -61,11 +61,10 @@ class Compute:
         self.plan = plan
         self._full = max(size.copies for size in plan.sizes)
         self._groups = {
-            copies: _Group(plan, [size for size in plan.sizes if size.copies == copies])
+            copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        everything = [self._position(size.ranks) for size in plan.sizes]
-        self._memory = Line(everything, [float(size.peak_bytes) for size in plan.sizes])
+        self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _position(self, ranks: int) -> float:
         """Rows of a rank; without any, all ranks compute the same."""
@@ -78,16 +77,26 @@ class Compute:
 
     def seconds(self, ranks: int) -> float:
         """A step of a rank of so many, without sums, typically."""
-        return self._group(ranks).seconds(self._position(ranks))
+        return self._at(ranks, self._group(ranks).seconds)
 
     def ready(self, ranks: int) -> list[float]:
         """When each gradient is there."""
         end = self.seconds(ranks)
-        return [min(line(self._position(ranks)), end) for line in self._group(ranks).ready]
+        return [min(self._at(ranks, line), end) for line in self._group(ranks).ready]
 
     def at(self, ranks: int) -> list[float]:
         """When each collective begins."""
-        return [line(self._position(ranks)) for line in self._group(ranks).at]
+        return [self._at(ranks, line) for line in self._group(ranks).at]
+
+    def busy(self, ranks: int) -> float:
+        """The share of the cores that other processes took while such ranks were measured."""
+        return max(size.busy for size in self._group(ranks).sizes)
+
+    def _at(self, ranks: int, line: Line) -> float:
+        """What `line` of these ranks' group says of their rows; a single point goes as ranks that fill a host do."""
+        rows, full = self._position(ranks), self._groups[self._full].seconds
+        grows = full(rows) / full(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
+        return line(rows) * grows
 
     def fixed(self) -> tuple[float, float]:
         """Seconds of a step that no number of ranks lowers, and seconds of a row."""
@@ -113,12 +122,12 @@ class Compute:
     def nearest(self, ranks: int) -> Size:
         """The measured size whose slices are most like those of so many ranks."""
         at = self._position(ranks)
-        return min(self._group(ranks).sizes, key=lambda size: abs(np.log((self._position(size.ranks) + 1) / (at + 1))))
+        return min(self._group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (at + 1))))
 
     def spread(self, ranks: int) -> list[float]:
         """Measured steps, by the typical one."""
         steps = self.nearest(ranks).steps
-        return sorted(step / float(np.median(steps)) for step in steps)
+        return sorted(step / typical(steps) for step in steps)
 
     def slowest(self, ranks: int) -> tuple[float, float]:
         """How much longer than a typical step the slowest of so many ranks takes: by the measured steps, and if rare

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 """The sizes of the sums by which a link is measured."""
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
+
+
+def typical(steps: Sequence[float]) -> float:
+    """The step that half of `steps` take longer than."""
+    return statistics.median(steps)
 
 
 class PlanFileError(ValueError):
@@ -63,6 +70,13 @@ class Size:
     """Resident memory before the first step."""
     peak_bytes: int
     """The most resident memory of one process, over the copies (VmHWM)."""
+    busy: float = 0.0
+    """The share of this host's cores that other processes took meanwhile."""
+
+    @property
+    def typical(self) -> float:
+        """The seconds of a step, typically."""
+        return typical(self.steps)
 
 
 @dataclass(frozen=True)
@@ -156,9 +170,17 @@ def load(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None
 
 
-def load_link(path: str | os.PathLike[str]) -> LinkMeasurement:
-    """The measurement of a link in the file `path`."""
-    link: LinkMeasurement = _made(LinkMeasurement, json.loads(Path(path).read_text()))
+def read_link(text: str) -> LinkMeasurement:
+    """The measurement of a link that is the last line of `text`.
+
+    Raises:
+        PlanFileError: it is none.
+    """
+    lines = text.strip().splitlines()
+    try:
+        link: LinkMeasurement = _made(LinkMeasurement, json.loads(lines[-1]))
+    except (IndexError, ValueError, TypeError, AttributeError):
+        raise PlanFileError(f"no measurement of a link: {lines[-1:]}") from None
     return link
 
 

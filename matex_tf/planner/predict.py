@@ -7,16 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-import numpy as np
-
-from matex_tf.planner import collectives
+from matex_tf.planner import buckets, collectives
 from matex_tf.planner.collectives import AnyLink, Link, MeasuredLink
 from matex_tf.planner.compute import Compute, rows_of
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
 
-MOST_GRADIENTS = 200
-"""More are brought together by neighbours before buckets are chosen."""
-_POINTS = 64
 READY_BYTES = 24
 """What ranks tell each other before each bucket."""
 
@@ -70,6 +65,10 @@ class Links:
         if used is None:
             return ASSUMED
         return MEASURED if ranks <= 2 * used.ranks else EXTRAPOLATED
+
+    def cpu(self, size: float) -> float:
+        """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
+        return size * self._between.cpu_per_byte if self._between else 0.0
 
     def algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
         """Seconds of a sum of so many bytes in one piece, by each way that changes no result."""
@@ -133,30 +132,6 @@ def messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> Meas
     )
 
 
-def end_of_sums(ready: Sequence[float], sizes: Sequence[float], cost: Callable[[float], float]) -> float:
-    """When the sums of gradients are over, in the best buckets (ops/src/engine/layout/buckets.h): dynamic programming
-    over the last boundary, where a bucket costs `cost` of its bytes and begins when its last gradient is ready.
-    """
-    ready, sizes = _neighbours(ready, sizes)
-    if not sizes:
-        return 0.0
-    before, last = np.concatenate([[0.0], np.cumsum(sizes)]), np.maximum.accumulate(ready)
-    # The cost of thousands of buckets is read off a curve through some.
-    points = np.concatenate([[0.0], np.geomspace(max(min(sizes), 1.0), before[-1] + 1, _POINTS)])
-    costs = np.array([cost(float(point)) for point in points])
-    ends = np.zeros(len(before))
-    for i in range(1, len(before)):
-        buckets = np.interp(before[i] - before[:i], points, costs)
-        ends[i] = np.min(np.maximum(ends[:i], last[i - 1]) + buckets)
-    return float(ends[-1])
-
-
-def _neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    together = ceil(len(sizes) / MOST_GRADIENTS) or 1
-    starts = range(0, len(sizes), together)
-    return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
-
-
 def _in_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
     """Seconds of a sum in pieces of `chunk` bytes at most, `told` before."""
     pieces = max(1, ceil(size / chunk))
@@ -184,7 +159,7 @@ class Predictor:
         step = compute + exposed + small + waiting
         marks = self.compute.mark(ranks), self.links.mark(ranks)
         doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
-        low = compute + (exposed + small) / doubt
+        low = compute * (1 - self.compute.busy(ranks)) + (exposed + small) / doubt
         high = compute * rare + (exposed + small) * doubt
         rows = plan.rows * (ranks if plan.scaling == "weak" else 1)
         alone = self.compute.seconds(1)
@@ -200,16 +175,20 @@ class Predictor:
 
     def _sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
         """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
-        sizes = [gradient.bytes * squeeze for gradient in self.plan.gradients]
+        plan = self.plan
+        sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
         ready, computed = self.compute.ready(ranks), self.compute.seconds(ranks)
         meeting = self.links.small(ranks, 0)
+        # What transfers take of a rank's cores is not there to compute.
+        longer = 1 + self.links.cpu(sum(sizes)) / max(1, plan.cores // plan.ranks_per_host) / computed
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
         for name, sum_of in self.links.algorithms(ranks).items():
             found.append((computed + meeting + _in_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
-            if self.plan.overlaps and ranks > self.links.per_host:
+            if plan.overlaps and ranks > self.links.per_host:
                 told = self.links.small(ranks, 0) * READY_BYTES / collectives.MEETING
-                end = end_of_sums(ready, sizes, functools.partial(_in_chunks, sum_of, chunk, told))
-                found.append((max(end, computed), name, True))
+                price = buckets.sampled(functools.partial(_in_chunks, sum_of, chunk, told), sum(sizes))
+                few = buckets.neighbours([longer * at for at in ready], sizes)
+                found.append((max(buckets.end(buckets.best(*few, price), *few, price), longer * computed), name, True))
         return min(found)

@@ -1,5 +1,6 @@
 """The model: what lies on a line is found on it, sums hide where they can, and the choice follows from the figures."""
 
+import json
 from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 from planner_plans import a_plan
 
-from matex_tf.planner import collectives, report
+from matex_tf.launch.planning.run import with_batch
+from matex_tf.planner import buckets, collectives, report
 from matex_tf.planner.choice import choose
 from matex_tf.planner.compute import Compute, expected_maximum
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED
-from matex_tf.planner.predict import Predictor, end_of_sums, network_of
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, PlanFileError, read_link
+from matex_tf.planner.predict import Predictor, network_of
 
 RANKS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -64,7 +66,10 @@ def test_buckets_are_the_best_that_there_are(seed):
     draws = np.random.default_rng(seed)
     ready, sizes = np.sort(draws.uniform(0, 1, 8)).tolist(), draws.uniform(1, 9, 8).tolist()
     cost = collectives.Link(0.05, 0.02).message
-    assert end_of_sums(ready, sizes, cost) == pytest.approx(_best_of_all(ready, sizes, cost))
+    wanted = pytest.approx(_best_of_all(ready, sizes, cost))
+    assert buckets.end(buckets.best(ready, sizes, cost), ready, sizes, cost) == wanted
+    price = buckets.sampled(cost, sum(sizes))
+    assert buckets.end(buckets.best(ready, sizes, price), ready, sizes, price) == wanted
 
 
 def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
@@ -110,6 +115,38 @@ def test_the_choice():
     predictor = Predictor(a_plan(sizes=tuple(sizes)))
     parts = choose(predictor, [predictor.step(1)], memory=1.15 * 120.5e6)
     assert parts.best is None and "MATEX_MICROBATCH=20 " in parts.reason
+
+
+def test_other_batches_are_computed_by_the_same_slices():
+    other = with_batch(a_plan(), 128)
+    steps = list(map(Predictor(other).step, (1, 2, 8)))
+    assert [step.compute for step in steps] == pytest.approx([1e-3 + 1e-4 * rows for rows in (128, 64, 16)])
+    assert [step.rows for step in steps] == [128, 64, 16] and other.epoch_steps == 5
+    assert steps[0].efficiency == 1 and steps[0].rows_a_second == pytest.approx(128 / 13.8e-3)
+
+
+def test_a_busy_machine_widens_the_range_downwards():
+    sizes = tuple(replace(size, busy=0.5) for size in a_plan().sizes)
+    quiet, busy = Predictor(a_plan()).step(4), Predictor(a_plan(sizes=sizes)).step(4)
+    assert quiet.low - busy.low == pytest.approx(quiet.compute / 2)
+    assert (quiet.step, quiet.high) == (busy.step, busy.high)
+
+
+def test_what_transfers_take_of_a_core_makes_overlapped_computation_longer():
+    link = a_plan().links[0]
+    between = [replace(link, scope=TWO_HOSTS, hosts=2, cpu_per_byte=cpu) for cpu in (0.0, 1e-10, 1.0)]
+    free, taken, all_of_it = (Predictor(a_plan(links=(link, one))).step(16) for one in between)
+    # 4.04 MB at 0.1 ns a byte, of a rank with one core.
+    assert free.overlapped and 0 < taken.step - free.step <= 4.04e-4 * 1.01
+    assert not all_of_it.overlapped
+
+
+def test_a_link_is_the_last_line_that_ranks_print():
+    link = a_plan().links[0]
+    assert read_link("a note\n" + json.dumps(vars(link)) + "\n") == link
+    for wrong in ("", "no link", "[1]", "{}"):
+        with pytest.raises(PlanFileError, match="no measurement of a link"):
+            read_link(wrong)
 
 
 def test_what_is_printed_and_written():

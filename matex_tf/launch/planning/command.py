@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from matex_tf.launch.planning import ranks
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.planning import words as plan_words
 from matex_tf.launch.run_options import Count, Run
@@ -19,8 +20,8 @@ from matex_tf.planner.plan_file import PlanFileError
 def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
     """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
 
-    def launch(ranks: int, target: Sequence[str]) -> list[str]:
-        return command_line(Run(ranks=ranks, target=list(target)))
+    def launch(ranks: int, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        return command_line(Run(ranks=ranks, target=list(target), options=list(options)))
 
     @click.command(
         context_settings={
@@ -39,6 +40,16 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
         type=plan_words.Network(),
         default="ethernet25",
         help=f"Between hosts: {', '.join(collectives.NETWORKS)}, or seconds to start and bytes a second as 20e-6:3e9.",
+    )
+    @click.option(
+        "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
+    )
+    @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING, which it stands for.")
+    @click.option(
+        "--batch",
+        type=plan_words.Numbers(),
+        metavar="ROWS,...",
+        help="Other batches, which change the training.",
     )
     @click.option(
         "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the choice."
@@ -67,7 +78,7 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
 
         try:
             if check:
-                return planning.check(script[0], run_on, launch)
+                return ranks.check(script[0], run_on, launch, planning.hosts_of(given["hosts"]))
             check_target(Run(ranks=1, target=list(script)))
             return planning.plan(planning.asked_by(given), script, launch)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:

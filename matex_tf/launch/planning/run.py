@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import click
 from rich.console import Console
 
 from matex_tf import settings
+from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.planner import plan_file, report
-from matex_tf.planner.choice import choose
+from matex_tf.planner.choice import Choice, choose
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
@@ -26,9 +27,8 @@ from matex_tf.world import placement
 
 LINEAR = 0.05
 """Farther off the line than this, one more size between is measured."""
-CHECKED_STEPS = 25
-Launch = Callable[[int, Sequence[str]], list[str]]
-"""The command line that starts so many ranks of a script."""
+BUSY = 0.1
+"""Of this machine's cores: if others took more, it is said."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Asked:
     steps: int
     json: str
     chart: str
+    hosts: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
 
 
 def asked_by(given: dict[str, Any]) -> Asked:
@@ -59,29 +61,51 @@ def asked_by(given: dict[str, Any]) -> Asked:
         raise click.UsageError("--deadline needs --epoch-steps: how many steps the script alone takes for an epoch")
     return Asked(
         given["ranks"], given["ranks_per_host"] or len(placement.cores()), given["network"],
-        settings.current().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
+        given["scaling"] or settings.current().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
         given["epoch_steps"] or 0, given["memory"], given["steps"], given["file"], given["chart"],
+        hosts_of(given["hosts"]), tuple(given["batch"] or ()),
     )  # fmt: skip
+
+
+def hosts_of(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def plan(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     """Measure `script`, print the table and the choice, and write what was asked for. The exit code."""
     made = calibrate(asked, script, launch)
-    predictor = Predictor(made)
-    predictions = [predictor.step(ranks) for ranks in asked.ranks]
-    choice = choose(predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory)
-    print(report.heading(made, predictor))
-    Console(width=None if sys.stdout.isatty() else 160).print(report.table(made, predictions))
-    print(report.closing(made, choice, predictor, asked.memory))
+    print(report.heading(made, Predictor(made)))
+    predictions, choice = _show(asked, made)
+    answers = report.for_programs(made, predictions, choice)
+    for rows in asked.batches:
+        other = with_batch(made, rows)
+        print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
+        answers.setdefault("batches", {})[rows] = report.for_programs(other, *_show(asked, other))
     if asked.json:
         plan_file.save(made, asked.json)
         path = Path(asked.json)
-        answers = path.with_name(f"{path.stem}.predictions{path.suffix}")
-        answers.write_text(json.dumps(report.for_programs(made, predictions, choice), indent=1) + "\n")
-        print(f"{path}: what was measured; {answers}: the table")
+        beside = path.with_name(f"{path.stem}.predictions{path.suffix}")
+        beside.write_text(json.dumps(answers, indent=1) + "\n")
+        print(f"{path}: what was measured; {beside}: the table")
     if asked.chart:
         Path(asked.chart).write_text(report.chart(predictions))
     return 0
+
+
+def _show(asked: Asked, made: Plan) -> tuple[list[Prediction], Choice]:
+    predictor = Predictor(made)
+    predictions = [predictor.step(ranks) for ranks in asked.ranks]
+    choice = choose(predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory)
+    Console(width=None if sys.stdout.isatty() else 160).print(report.table(made, predictions))
+    print(report.closing(made, choice, predictor, asked.memory))
+    return predictions, choice
+
+
+def with_batch(made: Plan, rows: int) -> Plan:
+    """The plan of the same script with batches of `rows`: by the same measured sizes of slices."""
+    if not made.rows:
+        raise click.UsageError("--batch: no step is sharded, so that nothing is known of other batches")
+    return replace(made, rows=rows, epoch_steps=ceil(made.epoch_steps * made.rows / rows))
 
 
 def sizes_of(ranks: Sequence[int], copies: int) -> list[int]:
@@ -102,21 +126,21 @@ def calibrate(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     copies = max(1, min(asked.ranks_per_host, len(placement.cores())))
     found: dict[int, phantoms.Measurement] = {}
     for ranks in sizes_of(asked.ranks, copies):
-        _measure(found, script, ranks, copies, asked.steps)
+        _measure(found, script, ranks, copies, asked)
     made = _plan_of(asked, script, found, launch)
     if between := _off_the_line(made):
-        _measure(found, script, between, copies, asked.steps)
+        _measure(found, script, between, copies, asked)
         made = _plan_of(asked, script, found, launch, made.links)
     return made
 
 
 def _measure(
-    found: dict[int, phantoms.Measurement], script: Sequence[str], ranks: int, copies: int, steps: int
+    found: dict[int, phantoms.Measurement], script: Sequence[str], ranks: int, copies: int, asked: Asked
 ) -> None:
     of = min(copies, ranks)
     print(f"matex: measuring rank 0 of {ranks}, {of} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        found[ranks] = phantoms.measure(script, ranks, of, Path(folder), steps)
+        found[ranks] = phantoms.measure(script, ranks, of, Path(folder), asked.steps, asked.scaling)
 
 
 def _off_the_line(made: Plan) -> int:
@@ -126,7 +150,7 @@ def _off_the_line(made: Plan) -> int:
         return 0
     ends = Compute(replace(made, sizes=(full[0], full[2])))
     middle = full[1]
-    expected, seen = ends.seconds(middle.ranks), sorted(middle.steps)[len(middle.steps) // 2]
+    expected, seen = ends.seconds(middle.ranks), middle.typical
     between = round((full[0].ranks * middle.ranks) ** 0.5)
     return between if full[0].ranks < between < middle.ranks and abs(expected - seen) > LINEAR * seen else 0
 
@@ -144,10 +168,8 @@ def _plan_of(
     }
     # One rank alone meets nobody; when its gradients are ready matters to nothing.
     alone = found[1].size
-    end = sorted(alone.steps)[len(alone.steps) // 2]
-    alike[1] = replace(alone, ready=(end,) * len(first.gradients), at=(0.0,) * len(first.collectives))
+    alike[1] = replace(alone, ready=(alone.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives))
     assumptions = [
-        f"{asked.network} between hosts, which was not measured",
         "no other work on the hosts or the network; files are read as fast as here",
     ]
     if rows := settings.current().microbatch:
@@ -155,8 +177,17 @@ def _plan_of(
     if dropped := sorted(set(found) - set(alike)):
         assumptions.append(f"rank 0 of {dropped} reduces otherwise than rank 0 of {most}, and was left out")
     if links is None:
-        links = measure_links(asked.ranks_per_host, launch)
-    if not links:
+        links = measure_links(asked.ranks_per_host, asked.hosts, launch)
+    busy = max(one.size.busy for one in found.values())
+    if busy > BUSY:
+        assumptions.append(
+            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores, and ranges are wider. "
+            "Measure on an idle one"
+        )
+    scopes = {link.scope for link in links}
+    if not scopes & {plan_file.TWO_HOSTS, plan_file.ALL_RANKS}:
+        assumptions.append(f"{asked.network} between hosts, which was not measured, and takes no core")
+    if plan_file.ONE_HOST not in scopes:
         assumptions.append("sums within a host at 8 GB/s a rank: no ranks could be started here to measure them")
     batch = found[most].steps.rows
     return Plan(
@@ -165,46 +196,3 @@ def _plan_of(
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
         tuple(assumptions),
     )  # fmt: skip
-
-
-def measure_links(ranks_per_host: int, launch: Launch) -> tuple[LinkMeasurement, ...]:
-    """Between as many ranks as this host has cores; none where they cannot be started."""
-    ranks = min(ranks_per_host, len(placement.cores()))
-    if ranks < 2:
-        return ()
-    with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        file = Path(folder, "link.json")
-        print(f"matex: measuring sums of {ranks} ranks ...", file=sys.stderr, flush=True)
-        words = launch(ranks, ["-m", "matex_tf.planner.measurement.link", str(file)])
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-        if not file.exists():
-            print(f"matex: no ranks could be started here: {ended.stderr[-500:]}", file=sys.stderr)
-            return ()
-        return (plan_file.load_link(file),)
-
-
-def check(path: str, ranks: Sequence[int], launch: Launch) -> int:
-    """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails."""
-    made = plan_file.load(path)
-    predictor = Predictor(made)
-    print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
-    wrong = 0
-    for one in [predictor.step(count) for count in ranks]:
-        try:
-            took = run_really(made.script, one, launch)
-        except phantoms.NotMeasured as error:
-            print(f"matex: {error}", file=sys.stderr)
-            wrong = 1
-            continue
-        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{one.step / took - 1:+8.1%}")
-    return wrong
-
-
-def run_really(script: Sequence[str], one: Prediction, launch: Launch) -> float:
-    """The typical step of the script on that many ranks, seconds."""
-    if one.ranks == 1:
-        with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-            steps = phantoms.measure(script, 1, 1, Path(folder), CHECKED_STEPS).size.steps
-            return sorted(steps)[len(steps) // 2]
-    with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        return phantoms.measure_real(lambda words: launch(one.ranks, words), script, Path(folder), CHECKED_STEPS)

@@ -44,6 +44,23 @@ def _going_on(before: int, last: int, end: int) -> list[int]:
     return found
 
 
+class Numbers(click.ParamType):
+    """Whole numbers of 1 or more, with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            found = [int(one) for one in value.split(",")]
+        except ValueError:
+            found = []
+        if not found or min(found) < 1:
+            self.fail(f"expected numbers of 1 or more as 4,16,64; given {value!r}", param, ctx)
+        return found
+
+
 class Bytes(click.ParamType):
     """A size such as 16GiB."""
 

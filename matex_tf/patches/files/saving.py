@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.io import atomic, delivery
+from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
 from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.runtime.replace import replace, when_imported
@@ -74,6 +74,10 @@ def _on_first_rank(original: Any) -> Any:
             return original(*args, **kwargs)
         if _is_inside():
             return _write_whole(original, call, path)
+        if _is_measured():
+            place = _apart(path)
+            call.arguments[list(call.arguments)[1]] = place
+            return _plainly(lambda: _write_whole(original, call, place))
         return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
 
     return save
@@ -106,6 +110,28 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         return result
     text = _text(result).replace(place, path)
     return os.fsencode(text) if isinstance(result, bytes) else text
+
+
+def _is_measured() -> bool:
+    """Whether what this rank saves stays its own, be it the first (see `overlay.start`)."""
+    return settings.current().plan is not None and overlay.view() is not None
+
+
+def _apart(path: str) -> str:
+    """Where this rank keeps what it saves to `path` for itself."""
+    view = overlay.view()
+    with real_files.plainly():
+        key = view.key(path) if view is not None else None
+        return path if view is None or key is None else view.writable(key, keep=False)
+
+
+def _plainly(write: Callable[[], Any]) -> Any:
+    _state.inside = True
+    try:
+        with real_files.plainly():
+            return write()
+    finally:
+        _state.inside = False
 
 
 def _is_inside() -> bool:
@@ -198,6 +224,10 @@ def _saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         if not world.is_active() or _is_inside():
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
+
+        if _is_measured():
+            place = _apart(os.fspath(save_path))
+            return _plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
 
         def write() -> Any:
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)

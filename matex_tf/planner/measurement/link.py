@@ -1,11 +1,12 @@
-"""Times sums between ranks that can be started: `python -m matex_tf -m matex_tf.planner.measurement.link FILE`."""
+"""Times sums between ranks that can be started: `python -m matex_tf -m matex_tf.planner.measurement.link`.
+
+Rank 0 prints the measurement, since it may be on a host that shares no files with the one that asks.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
-import sys
-from pathlib import Path
 
 from matex_tf import ops
 from matex_tf.ops import interface
@@ -19,12 +20,12 @@ def measure() -> LinkMeasurement:
     """Between the ranks that there are. Collective."""
     me = world.current()
     hosts = len(set(me.nodes))
-    inline = [_time(False, size) for size in LINK_BYTES]
+    inline = [_time(False, size)[0] for size in LINK_BYTES]
     asleep = [_time(True, size) for size in LINK_BYTES]
     scope = ONE_HOST if hosts == 1 else TWO_HOSTS if me.size == hosts else ALL_RANKS
     return LinkMeasurement(
-        scope, me.size, hosts, LINK_BYTES, tuple(seconds for seconds, _ in inline),
-        tuple(seconds for seconds, _ in asleep), inline[-1][1] / LINK_BYTES[-1],
+        scope, me.size, hosts, LINK_BYTES, tuple(inline),
+        tuple(seconds for seconds, _ in asleep), asleep[-1][1] / LINK_BYTES[-1],
     )  # fmt: skip
 
 
@@ -38,11 +39,11 @@ def _time(overlapped: bool, size: int) -> tuple[float, float]:
     return sorted(seconds)[PROBES // 2], cpu.value / PROBES
 
 
-def main(path: str) -> None:
+def main() -> None:
     found = measure()
     if world.current().rank == 0:
-        Path(path).write_text(json.dumps(vars(found)))
+        print(json.dumps(vars(found)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf.io.mirror import mirror
+from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Size
+from matex_tf.planner.plan_file import Size, typical
 
 STEPS = 25
 LIMIT = 300
@@ -44,19 +45,24 @@ class Measurement:
     overlaps: bool
 
 
-def measure(script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS) -> Measurement:
+def measure(
+    script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong"
+) -> Measurement:
     """The script as rank 0 of `ranks`, `copies` of it at once.
 
     Raises:
         NotMeasured: it fails, does not train, or ends before it has trained enough.
     """
-    processes = []
+    processes, others = [], machine.Others()
     try:
-        processes = [_start(script, ranks, copy, copies, folder, steps) for copy in range(copies)]
+        for copy in range(copies):
+            asked = environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
+            processes.append(_start(script, copy, folder, asked))
         codes = _wait(processes)
     finally:
         for process in processes:
             _end(process)
+    busy = others.share()
     found = []
     for copy, code in enumerate(codes):
         found.append(read(folder, copy, code, ranks))
@@ -65,12 +71,12 @@ def measure(script: Sequence[str], ranks: int, copies: int, folder: Path, steps:
     size = Size(
         ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
-        max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found),
+        max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
     )  # fmt: skip
     return Measurement(size, first, found[0][2])
 
 
-def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int) -> float:
+def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str) -> float:
     """The typical step of `script` on the ranks that `launch` starts, in seconds.
 
     Raises:
@@ -81,7 +87,7 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
     words = launch(command(script, source, place)[3:])
     with (folder / "said-0").open("wb") as said:
         process = subprocess.Popen(
-            words, cwd=place, env=environment(f"0:{steps}:0:1:{folder}", "auto"), stdin=subprocess.DEVNULL,
+            words, cwd=place, env=environment(f"0:{steps}:0:1:{folder}", scaling, "auto"), stdin=subprocess.DEVNULL,
             stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     until = time.monotonic() + LIMIT
@@ -94,7 +100,7 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
             process.wait(10)
         _end(process)
     _, found, _ = read(folder, 0, process.returncode, 0)
-    return sorted(found.seconds)[len(found.seconds) // 2]
+    return typical(found.seconds)
 
 
 def command(script: Sequence[str], source: Path, place: Path) -> list[str]:
@@ -109,21 +115,20 @@ def command(script: Sequence[str], source: Path, place: Path) -> list[str]:
     return [sys.executable, "-m", "matex_tf", *words]
 
 
-def environment(plan: str, overlap: str = "on") -> dict[str, str]:
-    """That of a process that is measured, with the setting `plan`."""
+def environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
+    """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results."""
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
-    return {"MATEX_OVERLAP": overlap, **kept, "MATEX_PLAN": plan, "MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": plan.split(":", 4)[4], "MATEX_QUIET": "1"}
+    return {"MATEX_OVERLAP": overlap, **kept, **own, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def _start(
-    script: Sequence[str], ranks: int, copy: int, copies: int, folder: Path, steps: int
-) -> subprocess.Popen[bytes]:
+def _start(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
     place = folder / f"place-{copy}"
     source = Path.cwd().resolve()
     mirror(source, place)
     with (folder / f"said-{copy}").open("wb") as said:
         return subprocess.Popen(
-            command(script, source, place), cwd=place, env=environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}"),
+            command(script, source, place), cwd=place, env=asked,
             stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

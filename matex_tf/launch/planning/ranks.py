@@ -1,0 +1,81 @@
+"""What `matex plan` starts ranks for: links that can be timed, and runs that predictions are compared with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import Path
+
+from matex_tf.planner import plan_file
+from matex_tf.planner.measurement import phantoms
+from matex_tf.planner.plan_file import LinkMeasurement, Plan
+from matex_tf.planner.predict import Prediction, Predictor
+from matex_tf.world import placement
+
+CHECKED_STEPS = 25
+Launch = Callable[[int, Sequence[str], Sequence[str]], list[str]]
+"""The command line that starts so many ranks of a script, with further options of mpirun."""
+
+
+def on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
+    """The options of mpirun that start so many ranks on each of `hosts`, in their order."""
+    return ["--host", ",".join(f"{name}:{per_host}" for name in hosts)] if hosts else []
+
+
+def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
+    """Between as many ranks as this host has cores; between one and all ranks of two `hosts`. What can be started."""
+    here = min(ranks_per_host, len(placement.cores()))
+    asked = [(here, list[str]())] if here > 1 else []
+    if len(hosts) > 1:
+        asked += [(2 * count, on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
+    return tuple(link for ranks, options in asked if (link := _measured(ranks, options, launch)))
+
+
+def _measured(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
+    where = f" on {options[1]}" if options else ""
+    print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
+    words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options)
+    try:
+        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        return plan_file.read_link(ended.stdout)
+    except subprocess.TimeoutExpired:
+        why = "they had not ended after 120 s"
+    except plan_file.PlanFileError:
+        why = ended.stderr[-500:]
+    print(f"matex: {ranks} ranks could not be started{where}: {why}", file=sys.stderr)
+    return None
+
+
+def check(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = ()) -> int:
+    """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails."""
+    made = plan_file.load(path)
+    predictor = Predictor(made)
+    print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
+    wrong = 0
+    for one in [predictor.step(count) for count in ranks]:
+        needed = ceil(one.ranks / made.ranks_per_host)
+        options = on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
+        try:
+            took = run_really(made, one, options, launch)
+        except phantoms.NotMeasured as error:
+            print(f"matex: {error}", file=sys.stderr)
+            wrong = 1
+            continue
+        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{one.step / took - 1:+8.1%}")
+    return wrong
+
+
+def run_really(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
+    """The typical step of the plan's script on that many ranks, seconds."""
+    with tempfile.TemporaryDirectory(prefix="matex-plan-") as name:
+        folder = Path(name)
+        if one.ranks == 1:
+            return phantoms.measure(made.script, 1, 1, folder, CHECKED_STEPS, made.scaling).size.typical
+
+        def start(words: Sequence[str]) -> list[str]:
+            return launch(one.ranks, words, options)
+
+        return phantoms.measure_real(start, made.script, folder, CHECKED_STEPS, made.scaling)

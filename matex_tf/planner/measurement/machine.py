@@ -1,0 +1,28 @@
+"""How busy this machine is with other work while something is measured on it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+
+class Others:
+    """What processes that this one has not started take of this machine's cores, from when it is made."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic(), _others()
+
+    def share(self) -> float:
+        """Of all cores, 0 to 1; what the processes took that this one has started must be known: they have ended."""
+        took = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        return min(max(_others() - self._before, 0.0) / took, 1.0)
+
+
+def _others() -> float:
+    """Core seconds since the machine started that were neither idle nor ours."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    busy = sum(fields) - fields[3] - fields[4]  # all but idle and waiting for disks
+    mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return busy / os.sysconf("SC_CLK_TCK") - sum(one.ru_utime + one.ru_stime for one in mine)
