@@ -62,9 +62,9 @@ def heading(plan: Plan, predictor: Predictor) -> str:
     return "\n".join(lines)
 
 
-def closing(plan: Plan, choice: Choice, predictor: Predictor, memory: float = 0.0) -> str:
-    """The choice, and what all of it stands on."""
-    lines = [choice.reason]
+def closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
+    """What all of it stands on."""
+    lines = []
     if memory and plan.rows:
         rows = rows_that_fit(predictor, memory)
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")

@@ -158,7 +158,7 @@ def test_what_is_printed_and_written():
     found = report.for_programs(predictor.plan, steps, choose(predictor, steps))
     assert [one["ranks"] for one in found["predictions"]] == RANKS
     assert "2 ranks" in report.heading(predictor.plan, predictor)
-    assert "?" in report.closing(predictor.plan, choose(predictor, steps), predictor)
+    assert "?" in report.closing(predictor.plan, predictor)
 
 
 def test_a_network_is_a_name_or_two_numbers():

@@ -40,12 +40,16 @@ def _measured(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement
     words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options)
     try:
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-        return plan_file.read_link(ended.stdout)
+        link = plan_file.read_link(ended.stdout)
     except subprocess.TimeoutExpired:
         why = "they had not ended after 120 s"
     except plan_file.PlanFileError:
         why = ended.stderr[-500:]
-    print(f"matex: {ranks} ranks could not be started{where}: {why}", file=sys.stderr)
+    else:
+        if not options or link.hosts > 1:
+            return link
+        why = "these names are one host's"
+    print(f"matex: nothing was measured between {ranks} ranks{where}: {why}", file=sys.stderr)
     return None
 
 

@@ -81,6 +81,7 @@ def plan(asked: Asked, script: Sequence[str], launch: Launch) -> int:
         other = with_batch(made, rows)
         print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
         answers.setdefault("batches", {})[rows] = report.for_programs(other, *_show(asked, other))
+    print(report.closing(made, Predictor(made), asked.memory))
     if asked.json:
         plan_file.save(made, asked.json)
         path = Path(asked.json)
@@ -97,7 +98,7 @@ def _show(asked: Asked, made: Plan) -> tuple[list[Prediction], Choice]:
     predictions = [predictor.step(ranks) for ranks in asked.ranks]
     choice = choose(predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory)
     Console(width=None if sys.stdout.isatty() else 160).print(report.table(made, predictions))
-    print(report.closing(made, choice, predictor, asked.memory))
+    print(choice.reason)
     return predictions, choice
 
 
