@@ -25,7 +25,7 @@ from matex_tf.launch import (
     run_options,
     simulate,
 )
-from matex_tf.launch.monitoring import journal
+from matex_tf.launch.monitoring import journal, live
 from matex_tf.launch.monitoring.command import report, top
 from matex_tf.launch.planning.command import plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand
@@ -78,6 +78,7 @@ def matex(ctx: click.Context) -> int:
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
+@click.option("--live", is_flag=True, help="Show each rank below what is printed; recorded in runs/ unless told.")
 @click.option(
     "--restarts",
     type=Count("restarts"),
@@ -106,6 +107,8 @@ def run(ctx: click.Context, /, **given: Any) -> int:
     if asked.check and asked.target[0] != "-m":
         # Both runs have a folder of their own; the script stays where it is.
         asked = replace(asked, target=[os.path.abspath(asked.target[0]), *asked.target[1:]])
+    if asked.live and not (asked.record or "MATEX_RECORD" in os.environ):
+        asked = replace(asked, record=journal.new_folder(asked.target))
     if asked.dry_run:
         print(shlex.join(command_line(asked)))
         return 0
@@ -114,7 +117,8 @@ def run(ctx: click.Context, /, **given: Any) -> int:
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
     record = asked.record or os.environ.get("MATEX_RECORD", "")
-    with output_file.Outlet() as out, journal.recorded(record, asked.target) as said:
+    picture = live.shown(record if asked.live else "")
+    with output_file.Outlet() as out, journal.recorded(record, asked.target) as said, picture:
         code = _start_ranks(asked, said.tell)
         said.end(code)
     return out.exit_code(code)

@@ -34,6 +34,7 @@ class Run:
     elastic: bool = False
     explain: bool = False
     record: str = ""
+    live: bool = False
 
 
 class Count(click.ParamType):
@@ -118,6 +119,7 @@ def read_run(ctx: click.Context) -> Run:
         "profile": "tells what ranks do together",
         "explain": "tells what ranks share",
         "record": "tells what ranks use and wait for",
+        "live": "shows what ranks use and wait for",
         "restarts": "keeps the state of ranks that train together",
         "elastic": "goes on without a rank that is lost",
     }
@@ -138,4 +140,5 @@ def read_run(ctx: click.Context) -> Run:
         elastic=given["elastic"],
         explain=given["explain"],
         record=given["record"] or "",
+        live=given["live"],
     )

@@ -30,7 +30,7 @@ def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
     recent = {rank: series for rank, series in read_recent(start, window).items() if len(series)}
     if not recent:
         return Text(f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet")
-    steps = {rank: step for rank, series in recent.items() if (step := waits.step_of(series))}
+    steps = waits.steps_of(recent)
     shown = _chosen(recent, steps, height)
     lines: list[RenderableType] = [Text(_head(run, start, recent)), _table(start, recent, steps, shown)]
     if len(shown) < len(recent):
@@ -41,10 +41,22 @@ def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
     return Group(*lines)
 
 
+def line(run: Run) -> str:
+    """The same in one line."""
+    start = run.starts[-1]
+    recent = {
+        rank: series for rank, series in read_recent(start, max(WINDOW, 3 * start.seconds)).items() if len(series)
+    }
+    if not recent:
+        return f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet"
+    said = waits.sentence(recent, waits.steps_of(recent), start.hosts)
+    return _head(run, start, recent) + (f"; {said}" if said else "")
+
+
 def has_ended(run: Run) -> bool:
-    """Whether every rank of the last start has said so, or `matex run` has."""
-    if run.events and "end" in run.events[-1]:
-        return True
+    """Whether `matex run` has said so, which may start ranks again; without it, whether every rank has."""
+    if run.events:
+        return "end" in run.events[-1]
     start = run.starts[-1]
     recent = read_recent(start, 0)
     return len(recent) == start.size and all(series.ended for series in recent.values())

@@ -88,3 +88,8 @@ def others_of(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
         return 0.0
     mine = sum(ranks[rank].grew("cpu") / ranks[rank].grew("t") for rank in here if ranks[rank].grew("t") > 0)
     return max(first.grew("busy") / took - mine, 0.0)
+
+
+def steps_of(ranks: Mapping[int, Series]) -> dict[int, Step]:
+    """What a step of each rank takes, of those that have made any."""
+    return {rank: step for rank, series in ranks.items() if (step := step_of(series))}

@@ -7,7 +7,8 @@ import json
 import pytest
 
 import launch
-from matex_tf.monitor import figures, page, progress, recording, waits
+from matex_tf.monitor import progress, recording, waits
+from matex_tf.monitor.report import page
 
 SCRIPT = """
 import sys
@@ -47,7 +48,7 @@ def test_a_run_is_recorded_rank_by_rank(tmp_path):
     done = progress.epochs(start.events)
     assert [(one.number, one.of) for one in done] == [(1, 2), (2, 2)]
     assert set(done[0].logs) == {"loss", "val_loss"}
-    slow = waits.slowest(figures.steps_of(ranks))
+    slow = waits.slowest(waits.steps_of(ranks))
     assert slow is not None and slow[0] == 1 and slow[1] > 0.02
     assert start.profile.startswith("matex_tf: profile of 2 ranks on 1 host")
     assert "wait for rank 1" in page.report(run)

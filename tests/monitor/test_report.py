@@ -13,7 +13,8 @@ import pytest
 import simulated_run as simulated
 
 import launch
-from matex_tf.monitor import charts, page, recording
+from matex_tf.monitor import recording
+from matex_tf.monitor.report import charts, page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID, ROWS = {"meta", "br", "hr"}, {"tr", "td", "th"}

@@ -9,19 +9,27 @@ from pathlib import Path
 
 import click
 
-from matex_tf.monitor import page, recording
+from matex_tf.monitor import picture, prometheus, recording
+from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
 
 HELP = {"help_option_names": ["-h", "--help"]}
 _PAUSE = 1.0  # seconds
+_COLLECTED = 15.0  # seconds, as often as it is usual to ask
 _LINES = 40  # of a picture that is not for a terminal
 
 
 @click.command(context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
 @click.argument("run")
 @click.option("--once", is_flag=True, help="Draw one picture and end; so it does where there is no terminal.")
-def top(run: str, once: bool) -> int:
+@click.option(
+    "--prometheus",
+    "collected",
+    metavar="FILE.prom",
+    help="Write the figures there, for node exporter, and draw nothing.",
+)
+def top(run: str, once: bool, collected: str | None) -> int:
     """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
 
     It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
@@ -29,10 +37,10 @@ def top(run: str, once: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from matex_tf.monitor import picture
-
     console = Console()
     try:
+        if collected:
+            return _collect(run, Path(collected), once)
         if once or not console.is_terminal:
             console.print(picture.draw(recording.open_run(run), _LINES))
             return 0
@@ -43,9 +51,26 @@ def top(run: str, once: bool) -> int:
                 if picture.has_ended(found):
                     return 0
                 time.sleep(_PAUSE)
-    except recording.RecordingError as error:
+    except (recording.RecordingError, OSError) as error:
         print(f"matex top: {error}", file=sys.stderr)
         return 1
+
+
+def _collect(run: str, target: Path, once: bool) -> int:
+    """Write `target` anew every 15 s; with the run it goes, or its figures would be taken for those of now."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads what ends in .prom
+    try:
+        while True:
+            found = recording.open_run(run)
+            part.write_text(prometheus.text(found))
+            part.replace(target)
+            if once or picture.has_ended(found):
+                return 0
+            time.sleep(_COLLECTED)
+    finally:
+        part.unlink(missing_ok=True)
+        if not once:
+            target.unlink(missing_ok=True)
 
 
 @click.command(context_settings=HELP, short_help="Make one HTML page of a run that was recorded.")

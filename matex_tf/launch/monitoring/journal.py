@@ -36,6 +36,12 @@ class Journal:
         print(f"matex: what happens to the run is not recorded: {why}", file=sys.stderr)
 
 
+def new_folder(target: Sequence[str]) -> str:
+    """Where a run of `target` is recorded for which no folder was named: runs/train-20261125-020501."""
+    name = Path(target[1] if target[0] == "-m" and len(target) > 1 else target[0]).stem
+    return os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
 @contextlib.contextmanager
 def recorded(folder: str, target: Sequence[str]) -> Iterator[Journal]:
     """The journal of a run that is recorded in `folder`; of one that is not, where that is empty.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_tf.monitor import waits
-from matex_tf.monitor.charts import Band, Line, band
 from matex_tf.monitor.recording import Series, Start
+from matex_tf.monitor.report.charts import Band, Line, band
 
 MOST_LINES = 16
 """Of more ranks, a chart shows what they lie between, and a few of them."""
@@ -137,8 +137,3 @@ def _summary(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tupl
     values = np.concatenate([values for _, values in pieces])
     values = values[np.isfinite(values)]
     return name, float(values.min()), float(values.mean()), float(values.max())
-
-
-def steps_of(ranks: Mapping[int, Series]) -> dict[int, waits.Step]:
-    """What a step took each rank, a mean over all of a start."""
-    return {rank: step for rank, series in ranks.items() if (step := waits.step_of(series))}

@@ -8,10 +8,11 @@ from html import escape
 
 import numpy as np
 
-from matex_tf.monitor import figures, progress, waits
-from matex_tf.monitor.charts import COLOURS, Line, chart, number
-from matex_tf.monitor.look import SCRIPT, STYLE
+from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
+from matex_tf.monitor.report import figures
+from matex_tf.monitor.report.charts import COLOURS, Line, chart, number
+from matex_tf.monitor.report.look import SCRIPT, STYLE
 
 _BARS = 16  # of hundreds of ranks, those that are waited for most
 _ALL = 2048  # ranks in the table at the end
@@ -25,7 +26,7 @@ def report(run: Run, prediction: str = "") -> str:
     start, ranks = everything[-1]
     zero = everything[0][0].about["at"]
     end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
-    steps = figures.steps_of(ranks)
+    steps = waits.steps_of(ranks)
     slow = waits.slowest(steps)
     marks = list(_marks(run, zero))
     body = [

@@ -1,0 +1,150 @@
+"""`matex run --live`: what the ranks print goes by above the picture, which a process of its own draws.
+
+The ranks write to a terminal of ours, from which that process reads. Where standard output is no terminal, it is left
+as it is, and a line every half a minute goes to standard error.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from matex_tf.monitor import picture, recording
+
+_PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between pictures, and between lines
+_PATIENCE = 10.0  # seconds that the process may take to end
+_PIECE = 1 << 16
+
+
+@contextlib.contextmanager
+def shown(folder: str) -> Iterator[None]:
+    """Within it the picture of the run that is recorded in `folder` is drawn; with "" nothing happens."""
+    if not folder:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.isatty(1):
+        source, target = pty.openpty()
+        tty.setraw(target)
+        fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
+        replaced = [1, *([2] if os.isatty(2) else [])]
+    else:
+        source, target = os.pipe()
+        replaced = []
+    child = subprocess.Popen(
+        [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(source)], pass_fds=[source],
+        stdin=subprocess.DEVNULL, stdout=None if replaced else 2,
+    )  # fmt: skip
+    os.close(source)
+    before = [os.dup(one) for one in replaced]
+    for one in replaced:
+        os.dup2(target, one)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for one, kept in zip(replaced, before):
+            os.dup2(kept, one)
+            os.close(kept)
+        os.close(target)
+        try:
+            child.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:  # a process of the run lives on and holds the terminal
+            child.terminate()
+            child.wait()
+
+
+class Printed:
+    """What ranks print, cut into lines: `feed` gives those that are whole, `rest` is the one that has begun."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+
+    def feed(self, piece: bytes) -> list[str]:
+        *lines, rest = (self._rest + self._decoder.decode(piece)).split("\n")
+        # Of a progress bar only the last turn is kept; one that has just returned to its start still stands there.
+        self._rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]
+        return [_visible(line) for line in lines]
+
+    @property
+    def rest(self) -> str:
+        return _visible(self._rest)
+
+
+def _visible(line: str) -> str:
+    """A line as a terminal shows it: what stands after the last return to its start."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def draw(folder: str, source: int, console: Console) -> None:
+    """Print what comes from `source`, and draw the picture below it, until nothing more can come."""
+    printed, due = Printed(), 0.0
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        while True:
+            ready = select.select([source], [], [], max(due - time.monotonic(), 0))[0]
+            if ready:
+                piece = _read(source)
+                if not piece:
+                    break
+                if lines := printed.feed(piece):
+                    console.print(*(Text.from_ansi(line) for line in lines), sep="\n", soft_wrap=True)
+            if ready or time.monotonic() >= due:
+                if time.monotonic() >= due:
+                    below, due = _picture(folder, console.height // 2), time.monotonic() + _PAUSE
+                rest = [Text.from_ansi(printed.rest)] if printed.rest.strip() else []
+                live.update(Group(*rest, below), refresh=True)
+        live.update(Group(Text.from_ansi(printed.rest), _picture(folder, console.height // 2)), refresh=True)
+
+
+def _picture(folder: str, height: int) -> RenderableType:
+    try:
+        return picture.draw(recording.open_run(folder), height)
+    except (recording.RecordingError, OSError, ValueError):
+        return Text("the ranks have not begun yet", style="dim")
+
+
+def say(folder: str, source: int) -> None:
+    """Say in a line every half a minute how far the run is, until `source` is closed."""
+    while not select.select([source], [], [], _PLAIN_PAUSE)[0]:
+        try:
+            print(f"matex: {picture.line(recording.open_run(folder))}", flush=True)
+        except (recording.RecordingError, OSError, ValueError):
+            continue  # the ranks have not begun yet
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, _PIECE)
+    except OSError:  # EIO: nobody has the other side of the terminal any more
+        return b""
+
+
+def main(folder: str, source: int) -> None:
+    """The process that draws."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' end is this one's
+    if os.isatty(source):
+        draw(folder, source, Console())
+    else:
+        say(folder, source)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

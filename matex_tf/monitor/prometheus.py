@@ -1,0 +1,47 @@
+"""The last samples in Prometheus' text format, for the textfile collector of its node exporter. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from matex_tf.monitor.recording import Run, Series, read_recent
+
+_METRICS = (
+    ("cpu", "matex_rank_cpu_seconds_total", "counter", "Seconds of all threads of the rank."),
+    ("mem", "matex_rank_resident_bytes", "gauge", "Resident memory of the rank."),
+    ("up", "matex_rank_updates_total", "counter", "Updates that the rank has made."),
+    ("rows", "matex_rank_rows_total", "counter", "Rows of the global batches of those updates."),
+    ("st", "matex_rank_steps_total", "counter", "Training steps that were timed."),
+    ("com", "matex_rank_compute_seconds_total", "counter", "Seconds of those steps between collectives."),
+    ("wait", "matex_rank_waiting_seconds_total", "counter", "Seconds of those steps waiting for other ranks."),
+    ("sum", "matex_rank_sums_seconds_total", "counter", "Seconds of those steps in collectives, without the waiting."),
+    ("gpu", "matex_rank_gpu_percent", "gauge", "How busy the rank's GPUs are."),
+    ("vram", "matex_rank_gpu_bytes", "gauge", "Memory that is used on the rank's GPUs."),
+    ("rx", "matex_host_received_bytes_total", "counter", "Bytes that the rank's host has received."),
+    ("tx", "matex_host_sent_bytes_total", "counter", "Bytes that the rank's host has sent."),
+    ("t", "matex_rank_sampled_seconds", "gauge", "When the rank was sampled last, seconds since 1970."),
+)
+
+
+def text(run: Run) -> str:
+    """The last sample of each rank of the run's last start; labels are the run's folder, start, rank and host."""
+    start = run.starts[-1]
+    recent = {rank: series for rank, series in read_recent(start, 0).items() if len(series)}
+    labels = {
+        rank: f'run="{_escaped(run.folder)}",start="{start.number}",rank="{rank}",host="{_escaped(start.hosts[rank])}"'
+        for rank in recent
+    }
+    return "".join(line + "\n" for line in _lines(recent, labels))
+
+
+def _lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[str]:
+    for member, name, kind, meaning in _METRICS:
+        known = {rank: one.samples[-1][member] for rank, one in recent.items() if member in one.samples[-1]}
+        if known:
+            yield f"# HELP {name} {meaning}"
+            yield f"# TYPE {name} {kind}"
+            yield from (f"{name}{{{labels[rank]}}} {value}" for rank, value in known.items())
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

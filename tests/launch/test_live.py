@@ -1,0 +1,103 @@
+"""`matex run --live`: in a terminal lines of ranks go by above the picture; elsewhere not a byte of theirs changes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+import launch
+from matex_tf.launch.monitoring.live import Printed
+
+SCRIPT = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(launch.HERE)!r})
+import simulated_run
+print("begins", flush=True)
+if "rank" in sys.argv:
+    simulated_run.start(Path("rec"), 2, 20, slow=1, end="")
+for step in range(5):
+    print(f"\\rstep {{step}} of 5", end="", flush=True)
+    time.sleep(0.1)
+print("\\nends ä", flush=True)
+print("an error", file=sys.stderr)
+time.sleep(2.5 if "rank" in sys.argv else 0)
+sys.exit(3)
+"""
+PLAIN = {"MATEX_DISABLE": "1"}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text(SCRIPT)
+    return "a.py"
+
+
+def command(*options):
+    """`matex run` without the check that there are two ranks: these are plain Pythons."""
+    program = (
+        "import sys; from matex_tf.launch import cli, run_options; plain = run_options.read_run; "
+        "from dataclasses import replace; run_options.read_run = lambda ctx: replace(plain(ctx), ranks=1); "
+        "sys.exit(cli.main())"
+    )
+    return [sys.executable, "-c", program, "run", "-n", "2", *options]
+
+
+def test_in_a_pipe_the_bytes_are_those_of_the_script_alone(tmp_path, script):
+    alone = launch.execute(command(script), launch.environment(PLAIN), 60, tmp_path)
+    lived = launch.execute(command("--live", "--record", "rec", script), launch.environment(PLAIN), 60, tmp_path)
+    assert lived.stdout == alone.stdout and "step 4 of 5\nends ä\n" in alone.stdout
+    assert (lived.returncode, alone.returncode) == (3, 3)
+    assert "an error" in lived.stderr and "\x1b" not in lived.stderr
+
+
+def test_in_a_terminal_the_picture_is_below_what_is_printed(tmp_path, script):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 100, 0, 0))
+    env = launch.environment({**PLAIN, "TERM": "xterm"})
+    words = command("--live", "--record", "rec", script, "rank")
+    child = subprocess.Popen(words, env=env, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text, until = b"", time.monotonic() + 100
+    try:
+        while time.monotonic() < until and (piece := os.read(ours, 1 << 16)):
+            text += piece
+    except OSError:
+        pass  # nobody has the other side any more: all have ended
+    assert child.wait(30) == 3
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
+    lines = [line.strip() for line in shown.replace("\r", "\n").split("\n")]
+    assert "begins" in lines and "ends ä" in lines and "an error" in lines
+    assert "the others wait for rank 1 (n000): 10.0 ms in each step, 20% of it" in lines
+    assert lines.count("begins") == lines.count("ends ä") == 1
+    assert (
+        lines.index("begins") < lines.index("ends ä") < max(at for at, line in enumerate(lines) if "wait for" in line)
+    )
+
+
+def test_without_a_folder_the_run_has_one_of_its_name(tmp_path, script):
+    words = [*command("--live", "--dry-run", script)]
+    found = launch.execute(words, launch.environment(PLAIN), 60, tmp_path).check()
+    assert re.search(rf"MATEX_RECORD={re.escape(str(tmp_path))}/runs/a-\d{{8}}-\d{{6}} ", found.stdout)
+
+
+def test_what_is_printed_is_cut_into_lines_wherever_it_is_read():
+    text = "one\r\n10%\r20%\r30%\nä half"
+    for cut in range(len(text.encode())):
+        printed, found = Printed(), []
+        for piece in (text.encode()[:cut], text.encode()[cut:]):
+            found += printed.feed(piece)
+        assert found == ["one", "30%"] and printed.rest == "ä half", cut
+    printed = Printed()
+    assert printed.feed(b"10%\r") == [] and printed.rest == "10%"
+    assert printed.feed(b"20%\r") == [] and printed.rest == "20%"
+    assert printed.feed(b"done\n") == ["done"] and printed.rest == ""
