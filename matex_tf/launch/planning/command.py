@@ -59,7 +59,7 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
     @click.option(
         "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone, for times of epochs."
     )
-    @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take, such as 16GiB.")
+    @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take: 16GiB, or here.")
     @click.option("--steps", type=Count("steps"), default=phantoms.STEPS, help="Measured at each size.")
     @click.option("--json", "file", default="", help="Write what was measured, and the table beside it, to this file.")
     @click.option("--chart", default="", help="Write a chart to this SVG file.")

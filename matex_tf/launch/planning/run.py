@@ -17,12 +17,14 @@ from rich.console import Console
 
 from matex_tf import settings
 from matex_tf.launch.planning.ranks import Launch, measure_links
+from matex_tf.launch.planning.words import HERE
 from matex_tf.planner import plan_file, report
 from matex_tf.planner.choice import Choice, choose
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
+from matex_tf.readers.rows import memory
 from matex_tf.world import placement
 
 LINEAR = 0.05
@@ -59,10 +61,12 @@ def asked_by(given: dict[str, Any]) -> Asked:
     """
     if given["deadline"] and not given["epoch_steps"]:
         raise click.UsageError("--deadline needs --epoch-steps: how many steps the script alone takes for an epoch")
+    per_host = given["ranks_per_host"] or len(placement.cores())
+    limit = memory.free() / per_host if given["memory"] == HERE else given["memory"]
     return Asked(
-        given["ranks"], given["ranks_per_host"] or len(placement.cores()), given["network"],
+        given["ranks"], per_host, given["network"],
         given["scaling"] or settings.current().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
-        given["epoch_steps"] or 0, given["memory"], given["steps"], given["file"], given["chart"],
+        given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
         hosts_of(given["hosts"]), tuple(given["batch"] or ()),
     )  # fmt: skip
 

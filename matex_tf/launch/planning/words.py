@@ -61,15 +61,21 @@ class Numbers(click.ParamType):
         return found
 
 
+HERE = -1.0
+"""The size that `here` stands for: a rank's share of what this host, or the limit of its container or job, leaves."""
+
+
 class Bytes(click.ParamType):
-    """A size such as 16GiB."""
+    """A size such as 16GiB, or `here`."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if str(value).strip().lower() == "here":
+            return HERE
         match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)b?", str(value).strip().lower())
         if not match or match[2] not in _UNITS:
-            raise click.UsageError(f"--memory expects a size such as 16GiB; {value!r} was given")
+            raise click.UsageError(f"--memory expects a size such as 16GiB, or here; {value!r} was given")
         return float(match[1]) * _UNITS[match[2]]
 
 
