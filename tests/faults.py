@@ -89,6 +89,24 @@ FAULTS = {
         "if _unsaid:",
         "tests/runtime/test_notes.py",
     ),
+    "what a full disk has taken of a line stays": Fault(
+        "matex_tf/monitor/log.py",
+        "os.ftruncate(self._file, self._end)",
+        "self._end = os.fstat(self._file).st_size",
+        "tests/monitor/test_samples.py",
+    ),
+    "the rank that waits most is said to be waited for": Fault(
+        "matex_tf/monitor/waits.py",
+        "rank = min(steps, key=",
+        "rank = max(steps, key=",
+        "tests/monitor/test_top.py",
+    ),
+    "charts of long runs lose what is most": Fault(
+        "matex_tf/monitor/report/charts.py",
+        "begin + int(part.argmax())}",
+        "begin + int(part.argmin())}",
+        "tests/monitor/test_report.py",
+    ),
 }
 
 

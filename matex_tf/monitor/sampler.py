@@ -70,16 +70,20 @@ def start() -> None:
 
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
-    if _recorder is not None and world.current().rank == 0:
+    if _recorder is not None and _speaks(_recorder):
         figures = {str(name): float(value) for name, value in (logs or {}).items() if _is_number(value)}
         _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures)
 
 
 def after_loss(became_first: bool) -> None:
     """Ranks were lost; those that are left go on, and each writes to its file as before."""
-    me = world.current()
-    if _recorder is not None and me.rank == 0:
-        _recorder.tell(event=f"a rank was lost; {me.size} ranks go on without it")
+    if _recorder is not None and _speaks(_recorder):
+        _recorder.tell(event=f"a rank was lost; {world.current().size} ranks go on without it")
+
+
+def _speaks(recorder: Recorder) -> bool:
+    """Whether this is rank 0, and no process that a rank has forked."""
+    return recorder.process == os.getpid() and world.current().rank == 0
 
 
 def _is_number(value: Any) -> bool:

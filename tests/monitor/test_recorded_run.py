@@ -86,3 +86,39 @@ def test_a_folder_that_cannot_be_written_ends_no_run_and_is_said_once(tmp_path, 
     found = launch.run(2, SCRIPT, env={"MATEX_RECORD": folder}).check()
     assert "trained" in found.stdout
     assert found.stderr.count("the run is not recorded: rank 0 cannot write there") == 1
+
+
+KILLED = """
+import os
+import signal
+import sys
+import keras
+import matex_tf
+import numpy as np
+
+class Killed(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and matex_tf.rank() == 1 and not os.path.exists(sys.argv[1]):
+            os.close(os.open(sys.argv[1], os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x, y = np.zeros((64, 4)), np.zeros((64, 1))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, y, batch_size=16, epochs=4, verbose=0, callbacks=[Killed()])
+"""
+
+
+def test_a_restart_is_a_second_start_and_is_told(tmp_path):
+    env = {"MATEX_RECORD_SECONDS": "0.05", "MATEX_STATE": str(tmp_path / "state"), "MATEX_OUTPUT": "all"}
+    words = ["--restarts", 1, "--record", tmp_path / "run", launch.script_file(KILLED), tmp_path / "killed"]
+    launch.matex_run(2, *words, env=env).check()
+    run = recording.open_run(tmp_path / "run")
+    assert [start.number for start in run.starts] == [1, 2]
+    assert [bool(series.ended) for series in recording.read_all(run.starts[0]).values()][1] is False
+    assert {series.ended for series in recording.read_all(run.starts[1]).values()} == {"ended"}
+    told = [one["event"] for one in run.events]
+    assert "restart 1 of 1" in told[1] and told[-1] == "ended with exit code 0"
+    assert progress.epochs(run.starts[1].events)[-1].number == 4
+    text = page.report(run)
+    assert "restart 1 of 1" in text and "start 2, on 2 ranks on 1 host" in text

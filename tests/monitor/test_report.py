@@ -11,10 +11,13 @@ import sys
 import numpy as np
 import pytest
 import simulated_run as simulated
+from planner_plans import a_plan
 
 import launch
 from matex_tf.monitor import recording
 from matex_tf.monitor.report import charts, page
+from matex_tf.planner import plan_file
+from matex_tf.planner.predict import Predictor
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID, ROWS = {"meta", "br", "hr"}, {"tr", "td", "th"}
@@ -196,6 +199,20 @@ def test_the_command_writes_the_page_and_says_where(tmp_path):
     words += ["--output", str(tmp_path / "nowhere" / "a.html")]
     found = launch.execute(words, launch.environment(), 60)
     assert found.returncode == 1 and "nowhere" in found.stderr and found.stderr.count("\n") == 1
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
+    simulated.start(tmp_path / "run", 2, 30)
+    plan_file.save(a_plan(), tmp_path / "plan.json")
+    words = [sys.executable, "-m", "matex_tf.launch.cli", "report", str(tmp_path / "run"), "--plan"]
+    launch.execute([*words, str(tmp_path / "plan.json")], launch.environment(), 60).check()
+    text = (tmp_path / "run" / "report.html").read_text()
+    predicted = Predictor(a_plan()).step(2).step
+    assert f"a step of 2 ranks, predicted: {predicted * 1e3:.1f} ms" in text
+    assert f"measured on rank 0: 40.0 ms, {0.04 / predicted:.2f} of it" in text
+    (tmp_path / "no.json").write_text("{}")
+    found = launch.execute([*words, str(tmp_path / "no.json")], launch.environment(), 60)
+    assert found.returncode == 1 and "no plan" in found.stderr and found.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
