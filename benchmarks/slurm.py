@@ -96,7 +96,8 @@ class Slurm:
             self._start("h1", "slurmctld", "-D")
             for host in self._hosts.names:
                 self._start(host, "slurmd", "-D", "-N", host)
-            expect(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(COUNT), START)
+            count = str(len(self._hosts.names))
+            expect(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == count, START)
         except BaseException:
             self.__exit__()
             raise

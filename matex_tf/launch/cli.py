@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from matex_tf import settings
+from matex_tf.deploy import command as deploying
 from matex_tf.launch import (
     check_run,
     info,
@@ -179,6 +180,8 @@ def show_settings(name: str | None) -> int:
 
 
 matex.add_command(simulate.simulate)
+for _command in (deploying.submit, deploying.follow, deploying.cancel):
+    matex.add_command(_command)
 matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
 matex.add_command(top)
 matex.add_command(report)

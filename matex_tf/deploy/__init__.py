@@ -1,0 +1,1 @@
+"""Runs as jobs of a cluster: Slurm or Kubernetes. Nothing here joins MPI or loads TensorFlow."""

@@ -1,0 +1,173 @@
+"""`matex submit`, `matex follow` and `matex cancel`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from matex_tf.deploy import following, run_folder, slurm
+from matex_tf.deploy.job import Job, JobError
+from matex_tf.deploy.options import Options, settle
+
+ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
+_HELP = {"help_option_names": ["-h", "--help"]}
+_CLUSTERS: dict[str, tuple[type[Options], Any]] = {"slurm": (slurm.Slurm, slurm)}
+
+
+def own_command() -> str:
+    """The `matex` of this Python, where nodes see the same files."""
+    beside = shutil.which("matex", path=str(Path(sys.executable).parent))
+    return shlex.join([beside] if beside else [sys.executable, "-m", "matex_tf.launch.cli"])
+
+
+def prepare(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
+    """The options of a job that runs `target`, the script or `-m` and a module first. Raises ValueError, TypeError."""
+    settled = settle(asked, given)
+    name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
+    matex = settled.matex or (own_command() if asked is slurm.Slurm else "")
+    return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
+
+
+@click.command(
+    context_settings={**_HELP, "allow_interspersed_args": False},
+    short_help="Queue SCRIPT.py as a job of Slurm, and follow it.",
+)
+@click.option("--slurm", "cluster", flag_value="slurm", help="As a job of Slurm.")
+@click.option("--nodes", type=int, metavar="NODES", help="How many nodes; 1 unless told.")
+@click.option("--ranks-per-node", type=int, metavar="RANKS", help="How many ranks on each; 1 unless told.")
+@click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours).")
+@click.option("--name", metavar="NAME", help="Of the job; that of the script unless told.")
+@click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told.")
+@click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'.")
+@click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
+@click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs.")
+@click.option("--account", metavar="ACCOUNT", help="Of Slurm.")
+@click.option("--partition", metavar="PARTITION", help="Of Slurm.")
+@click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@click.option("--no-follow", is_flag=True, help="Do not wait for the job.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
+def submit(
+    cluster: str | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...], **given: Any
+) -> int:
+    """Queue SCRIPT.py, unchanged, as a job of a cluster. Follow it to its end, and end with its exit code.
+
+    \b
+    matex submit --slurm --nodes 4 --ranks-per-node 2 --time 2:00:00 train.py --epochs 90
+
+    Ctrl-C leaves the job. Warned of its time limit, or preempted, it keeps its state, is queued again, and goes on.
+
+    Defaults stand in ./matex.toml and ~/.config/matex.toml, in a table for each cluster. Lists add up.
+
+    \b
+    [slurm]
+    account = "science"
+    setup = ["module load openmpi"]
+    """
+    if cluster is None:
+        raise click.UsageError("where? For example: matex submit --slurm --nodes 4 train.py")
+    if not script:
+        raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
+    kind, does = _CLUSTERS[cluster]
+    target = ["-m", *script] if is_module else [*script]
+    chosen = {name: value for name, value in given.items() if value not in (None, ())}
+    try:
+        asked = prepare(kind, target, _check_names(kind, chosen))
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+    if dry_run:
+        sys.stdout.buffer.write(
+            does.text(asked, target, str(run_folder.propose(asked.name))).encode(errors="surrogateescape")
+        )
+        return 0
+    if does is slurm and not is_module and not os.path.isfile(script[0]):
+        raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
+
+    def start() -> int:
+        job = does.submit(asked, target)
+        following.say(f"{does.sent(job, asked)} (follow: matex follow {job.id}; end: matex cancel {job.id})")
+        return 0 if no_follow else _follow(does, job)
+
+    return _tell("submit", start)
+
+
+def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
+    """`given`. Raises click.UsageError for an option of another kind of cluster."""
+    known = {one.name for one in fields(kind)}
+    for name in given.keys() - known:
+        goes = " or ".join(f"--{other}" for other, (asked, _) in _CLUSTERS.items() if hasattr(asked, name))
+        raise click.UsageError(f"--{name.replace('_', '-')} goes with {goes}")
+    return given
+
+
+@click.command(context_settings=_HELP, short_help="Follow a job to its end.")
+@click.argument("job", metavar="JOB")
+def follow(job: str) -> int:
+    """Show each change of JOB's state, and what it prints, until it ends; end with its exit code.
+
+    JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
+    """
+    does, found = _find(job)
+    return _tell("follow", lambda: _follow(does, found))
+
+
+@click.command(context_settings=_HELP, short_help="End a job, or take it out of the queue.")
+@click.argument("job", metavar="JOB")
+def cancel(job: str) -> int:
+    """End JOB, or take it out of the queue. It is not queued again.
+
+    JOB is the scheduler's name of it, or the folder of its run.
+    """
+    does, found = _find(job)
+
+    def end() -> int:
+        does.cancel(found)
+        following.say(f"{found.id} is cancelled")
+        return 0
+
+    return _tell("cancel", end)
+
+
+def _find(job: str) -> tuple[Any, Job]:
+    """Which cluster's job it is, by its folder or by its name. Raises click.UsageError."""
+    folder = Path(job)
+    if folder.is_dir():
+        try:
+            cluster, name = run_folder.read(folder)
+            return _CLUSTERS[cluster][1], Job(name, str(folder))
+        except (OSError, ValueError, KeyError):
+            raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
+    if job.isascii() and job.isdigit():
+        try:
+            return slurm, slurm.find(job)
+        except JobError as error:
+            raise click.UsageError(str(error)) from None
+    raise click.UsageError(
+        f"expected a job's number, as 4711, or the folder of its run, as runs/train-1; given {job!r}"
+    )
+
+
+def _follow(does: Any, job: Job) -> int:
+    try:
+        return does.follow(job)
+    except KeyboardInterrupt:
+        following.say(f"{job.id} goes on (follow: matex follow {job.id}; end: matex cancel {job.id})")
+        return INTERRUPTED
+
+
+def _tell(command: str, action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except (JobError, OSError) as error:
+        print(f"matex {command}: {error}", file=sys.stderr)
+        return REFUSED

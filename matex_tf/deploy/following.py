@@ -1,0 +1,97 @@
+"""Follows a job to its end: each change of its state is a line, and what it prints is copied."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, FORGOTTEN, Job, State, UnreachableError
+
+ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between two questions to the scheduler, and between two looks at the output
+
+
+class Lines:
+    """What a job prints, for a file: of a line that was written over and over, as progress bars do, only the last."""
+
+    def __init__(self, target: BinaryIO):
+        self._target = target
+        self._rest = b""
+
+    def write(self, piece: bytes) -> None:
+        """Write the whole lines of what came so far."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._target.write(_last(line) + b"\n")
+        # What has been written over is not kept either: a bar without an end would grow.
+        self._rest = _last(self._rest) + (b"\r" if self._rest.endswith(b"\r") else b"")
+        self._target.flush()
+
+    def close(self) -> None:
+        """Write what had no end of line."""
+        self._target.write(_last(self._rest))
+        self._target.flush()
+
+
+class Plain:
+    """What a job prints, for a terminal: as it is."""
+
+    def __init__(self, target: BinaryIO):
+        self._target = target
+
+    def write(self, piece: bytes) -> None:
+        """Write it."""
+        self._target.write(piece)
+        self._target.flush()
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+def _last(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def to_stdout() -> Lines | Plain:
+    """The standard output of this process."""
+    return (Plain if sys.stdout.isatty() else Lines)(sys.stdout.buffer)
+
+
+def say(text: str) -> None:
+    """A line for the person who follows."""
+    print(f"matex: {text}", file=sys.stderr, flush=True)
+
+
+def follow(
+    job: Job, state: Callable[[], State], more: Callable[[], bytes], write: Callable[[bytes], object] | None = None
+) -> int:
+    """Until the job has ended; its exit code. `more` gives what it printed since the last call.
+
+    A scheduler that does not answer is asked again: the job does not depend on it being asked.
+    """
+    out = None if write else to_stdout()
+    put = write or (out.write if out else lambda _: None)
+    before, silent, next_time = "", False, 0.0
+    while True:
+        now: State | None = None
+        if time.monotonic() >= next_time:
+            try:
+                now = state()
+                silent = False
+            except UnreachableError as error:
+                if not silent:
+                    say(f"{error}; asked again every {ASK_EACH:.0f} s")
+                silent = True
+            next_time = time.monotonic() + ASK_EACH
+        # What was printed before the end is there once the end is known.
+        if piece := more():
+            put(piece)
+        if now and str(now) != before:
+            before = str(now)
+            if now.phase in (ENDED, FORGOTTEN) and out:
+                out.close()
+            say(f"{job.id} {now}")
+        if now and now.phase in (ENDED, FORGOTTEN):
+            return EXIT_UNKNOWN if now.code is None else now.code
+        time.sleep(LOOK_EACH)

@@ -1,0 +1,71 @@
+"""What is asked of a cluster, what it says of a job, and how it refuses one."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PATIENCE = 60.0  # seconds for one answer of a scheduler
+WAITING, RUNNING, ENDED, FORGOTTEN = "waiting", "running", "ended", "forgotten"
+EXIT_UNKNOWN = 1  # of a job that did not end well, where the scheduler has no exit code
+
+
+class JobError(Exception):
+    """A cluster did not do what was asked: its own words, what they mean, what to do."""
+
+
+class UnreachableError(JobError):
+    """The scheduler gave no answer; it may give one later."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that was submitted: `id` is the scheduler's name of it, `folder` that of its run ("" if not known)."""
+
+    id: str
+    folder: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a job is: one of the phases above, and the scheduler's `words`, with what they mean where that is known.
+
+    `code` is the exit code of one that has ended.
+    """
+
+    phase: str
+    words: str
+    starts_again: int = 0
+    code: int | None = None
+    means: str = ""
+
+    def __str__(self) -> str:
+        again = f", requeued ({self.starts_again})" if self.starts_again else ""
+        code = f", exit code {self.code}" if self.code is not None else ""
+        return f"{self.words}{again}{code}" + (f": {self.means}" if self.means else "")
+
+
+def ask(words: Sequence[str], get: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The answer of a scheduler's command. `get` says where one has it from.
+
+    Raises:
+        JobError: there is no such command.
+        UnreachableError: it did not answer in time.
+    """
+    try:
+        return subprocess.run(
+            words,
+            input=given,
+            stdin=None if given is not None else subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=PATIENCE,
+        )
+    except FileNotFoundError:
+        raise JobError(f"there is no {words[0]} on this machine. {get}") from None
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"{shlex.join(words)} gave no answer in {PATIENCE:.0f} s") from None

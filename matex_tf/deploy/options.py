@@ -1,0 +1,155 @@
+"""What a job takes of a cluster: checked options, with defaults that a user keeps in files."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from matex_tf import arguments
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every cluster is asked for. A wrong value raises ValueError or TypeError.
+
+    `run` are more options of `matex run`, and `matex` is our command where the job runs, each written as for a shell.
+    """
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    time: str = ""
+    name: str = ""
+    restarts: int = 3
+    gpus_per_node: int = 0
+    setup: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    matex: str = ""
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name of the cluster: of its table in a user's file, and of its option on the command line."""
+        return cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        least = {"nodes": 1, "ranks_per_node": 1, "restarts": 0, "gpus_per_node": 0}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(one.default, tuple):
+                value = (value,) if isinstance(value, str) else value
+                if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+                    raise TypeError(f"expected {one.name} to be a list of texts; given {arguments.given(value)}")
+                object.__setattr__(self, one.name, tuple(value))
+            elif isinstance(one.default, int):
+                arguments.whole_number(self.kind(), one.name, value, least.get(one.name, 0))
+            elif not isinstance(value, str):
+                raise TypeError(f"expected {one.name} to be text; given {arguments.given(value)}")
+            elif one.name != "matex" and not value.isprintable():
+                raise ValueError(f"expected {one.name} to be one line of printable text; given {value!r}")
+        for text in (*self.run, self.matex):
+            try:
+                shlex.split(text)
+            except ValueError as error:
+                raise ValueError(
+                    f"expected run and matex to be words as for a shell; given {text!r}: {error}"
+                ) from None
+        if self.time:
+            seconds(self.time)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are in all."""
+        return self.nodes * self.ranks_per_node
+
+    def command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        """The command that starts all ranks of `target`: a script with its arguments, or `-m` and a module."""
+        # One rank alone keeps no state for others.
+        again = ["--restarts", str(self.restarts)] if self.restarts and self.ranks > 1 else []
+        own = [word for text in self.run for word in shlex.split(text)]
+        return [*shlex.split(self.matex or "matex"), "run", *again, "-n", str(self.ranks), *options, *own, *target]
+
+
+Asked = TypeVar("Asked", bound=Options)
+
+
+def seconds(time: str) -> int:
+    """A time limit as Slurm has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+
+    Raises ValueError.
+    """
+    found = _TIME.fullmatch(time)
+    if not found:
+        raise ValueError(f"expected time to be as 2:00:00 (hours), 30 (minutes) or 1-12 (days-hours); given {time!r}")
+    days, *parts = (int(part) if part else None for part in found.groups())
+    first, second, third = parts
+    if days is None and third is None:
+        total = (first or 0) * 60 + (second or 0)
+    else:
+        total = ((days or 0) * 24 + (first or 0)) * 3600 + (second or 0) * 60 + (third or 0)
+    if not total:
+        raise ValueError(f"expected time to be more than nothing; given {time!r}")
+    return total
+
+
+def files() -> list[Path]:
+    """Where defaults are kept: the user's, then the current folder's, which wins."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return [Path(home, "matex.toml"), Path("matex.toml")]
+
+
+def settle(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
+    """The options `given`, over the defaults of the user's files. Lists add up: the files' come first.
+
+    Raises:
+        ValueError, TypeError: a name or a value is wrong; of a file with its name.
+    """
+    known = [one.name for one in fields(asked)]
+    lists = {one.name for one in fields(asked) if isinstance(one.default, tuple)}
+    settled: dict[str, Any] = {}
+
+    def add(more: Mapping[str, Any], where: str) -> None:
+        for name in more:
+            if name not in known:
+                meant = difflib.get_close_matches(name, known, n=1)
+                near = f"did you mean {meant[0]}? " if meant else ""
+                raise ValueError(f"{where}there is no option {name}; {near}They are {', '.join(known)}")
+        try:
+            checked = asked(**more)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}{error}") from None
+        for name in more:
+            value = getattr(checked, name)
+            settled[name] = (*settled.get(name, ()), *value) if name in lists else value
+
+    for path in files():
+        if path.is_file():
+            add(_read(path, asked.kind()), f"{path}: ")
+    add(given, "")
+    return asked(**settled)
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    """The table of `kind` in the file, its names as Python has them."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}. It is read as TOML (https://toml.io)") from None
+    if kind not in tables and (meant := difflib.get_close_matches(kind, tables, n=1)):
+        raise ValueError(f"{path}: there is no table [{meant[0]}]; did you mean [{kind}]?")
+    table = tables.get(kind, {})
+    if not isinstance(table, dict):
+        raise TypeError(f"{path}: expected [{kind}] to be a table; given {arguments.given(table)}")
+    return {name.replace("-", "_"): value for name, value in table.items()}

@@ -1,0 +1,242 @@
+"""Jobs under Slurm: the script of a job as text, and how it is submitted, asked for, followed and cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matex_tf.deploy import following, run_folder, slurm_words
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask
+from matex_tf.deploy.options import Options, seconds
+
+WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
+GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
+_ENDS = {
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+    "REVOKED",
+}  # fmt: skip
+_ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Slurm(Options):
+    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--exclusive`."""
+
+    account: str = ""
+    partition: str = ""
+    sbatch: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for word in self.sbatch:
+            if not word.startswith("-") or not word.isprintable():
+                raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
+
+
+def text(asked: Slurm, target: Sequence[str], folder: str) -> str:
+    """The job's script. `folder` is that of the run, seen from where the job is submitted."""
+    warning = min(WARNING, seconds(asked.time) // 4) if asked.time else WARNING
+    options = {
+        "--job-name": asked.name,
+        "--nodes": asked.nodes,
+        "--ntasks-per-node": asked.ranks_per_node,
+        "--gpus-per-node": asked.gpus_per_node or "",
+        "--time": asked.time,
+        "--account": asked.account,
+        "--partition": asked.partition,
+        "--output": f"{folder}/output",
+        "--open-mode": "append",
+        "--signal": f"B:USR1@{warning}",
+    }
+    words = [*(f"{name}={value}" for name, value in options.items() if value != ""), "--requeue", *asked.sbatch]
+    heads = "".join(f"#SBATCH {_quote(word)}\n" for word in words)
+    look = (
+        f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
+        f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
+    )
+    return _SCRIPT.format(
+        heads=heads,
+        folder=shlex.quote(folder),
+        setup="".join(f"{line}\n" for line in asked.setup),
+        look=look if asked.nodes > 1 else "",
+        # One rank alone keeps no state for others.
+        state='export MATEX_STATE="$run_folder/state"\n' if asked.ranks > 1 else "",
+        command=shlex.join(asked.command(target)),
+        again=os.EX_TEMPFAIL,
+    )
+
+
+def _quote(word: str) -> str:
+    """A word as sbatch reads it after #SBATCH: blanks stand within quotes, backslashes before what ends them."""
+    return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
+
+
+_LOOK = (
+    '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
+    'file system that all nodes share." >&2; exit 1; }'
+)
+# The shell waits in the background, so that it hears the warning; only one that asks again is put back.
+_SCRIPT = """\
+#!/bin/bash
+{heads}run_folder="$PWD"/{folder} child=
+trap 'kill -USR1 $child' USR1
+{setup}{look}{state}rm -f "$run_folder/exit-code"
+{command} & child=$!
+wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+if [ $code -eq {again} ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit $code
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back. Its state is kept: sbatch $run_folder/job.sh goes on" >&2
+fi
+echo $code > "$run_folder/exit-code"
+exit $code
+"""
+
+
+def submit(asked: Slurm, target: Sequence[str]) -> Job:
+    """The job, which waits in Slurm's queue.
+
+    Raises:
+        JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
+    """
+    folder = run_folder.make(asked.name)
+    script = folder / "job.sh"
+    try:
+        script.write_text(text(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
+        answer = ask(["sbatch", "--parsable", str(script)], GET)
+        number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
+        if answer.returncode or not number.isdigit():
+            raise JobError(slurm_words.refusal(answer.stderr or answer.stdout, asked.partition))
+        run_folder.note(folder, "slurm", number)
+    except BaseException as error:
+        # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
+        left = _withdraw(script)
+        if not left:
+            run_folder.remove(folder)
+        elif isinstance(error, JobError):
+            raise JobError(f"{error}\n{left}") from None
+        raise
+    return Job(number, str(folder))
+
+
+def _withdraw(script: Path) -> str:
+    """Cancel whatever of this user's is queued to run `script`; what is to be said if nobody knows."""
+    try:
+        queued = ask(["squeue", "--me", "--noheader", "--format=%i %o"], GET)
+    except UnreachableError:
+        return f"Nobody answers whether {script} was queued: look with `squeue --me`"
+    except JobError:
+        return ""  # without squeue there is no sbatch either
+    if queued.returncode:
+        return f"{slurm_words.words(queued.stderr)}: look with `squeue --me` whether {script} was queued"
+    for line in queued.stdout.splitlines():
+        number, _, command = line.partition(" ")
+        if command == os.path.abspath(script):
+            ask(["scancel", number], GET)
+    return ""
+
+
+def state(job: Job) -> State:
+    """Where the job is.
+
+    Raises:
+        UnreachableError: Slurm does not answer now.
+    """
+    answer = ask(["scontrol", "show", "job", job.id], GET)
+    if answer.returncode == 0 and (found := _field(answer.stdout, "JobState")):
+        reason, nodes = _field(answer.stdout, "Reason"), _field(answer.stdout, "NodeList")
+        again = int(_field(answer.stdout, "Restarts") or 0)
+        if found in _ENDS:
+            return State(ENDED, found, again, exit_code(found, _field(answer.stdout, "ExitCode")))
+        if nodes in ("", "(null)"):
+            return State(WAITING, f"{found} ({reason})", again, means=slurm_words.meaning(reason))
+        return State(RUNNING, f"{found} on {nodes}", again)
+    if "Invalid job id" not in answer.stderr + answer.stdout:
+        raise UnreachableError(f"scontrol: {slurm_words.words(answer.stderr or answer.stdout)}")
+    return _remembered(job)
+
+
+def _field(text: str, name: str) -> str:
+    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
+    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _remembered(job: Job) -> State:
+    """The end of a job that Slurm has let go of: what its accounting or the run's folder knows."""
+    with contextlib.suppress(JobError):
+        words = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
+        answer = ask(words, GET)
+        *_, last = answer.stdout.splitlines() or [""]
+        name, _, code = last.partition("|")
+        if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
+            return State(ENDED, name, code=exit_code(name.split(" ")[0], code))
+    if job.folder and (noted := Path(job.folder, "exit-code")).is_file():
+        return State(ENDED, "ENDED", code=int(noted.read_text()))
+    return State(FORGOTTEN, "is not known to Slurm any more; how it ended is not known")
+
+
+def exit_code(name: str, codes: str) -> int | None:
+    """The exit code of a job of this state, of Slurm's `code:signal`; never 0 unless the job is COMPLETED."""
+    code, _, number = codes.partition(":")
+    if name == "COMPLETED":
+        return 0
+    if code.isdigit() and int(code):
+        return int(code)
+    # Beyond a signal's numbers Slurm marks what memory ended.
+    return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None
+
+
+def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    """Copy what the job prints until it ends; its exit code."""
+    path, position = Path(job.folder, "output"), 0
+
+    def more() -> bytes:
+        nonlocal position
+        if not job.folder or not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            file.seek(position)
+            piece = file.read()
+        position += len(piece)
+        return piece
+
+    code = following.follow(job, lambda: state(job), more, write)
+    if code and job.folder and not path.is_file():
+        following.say(
+            f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
+            "folder? Submit from a folder on a file system that all nodes share"
+        )
+    return code
+
+
+def cancel(job: Job) -> None:
+    """End the job, or take it out of the queue. Raises JobError, also where it has ended already."""
+    if (now := state(job)).phase in (ENDED, FORGOTTEN):
+        raise JobError(f"{job.id} {now}: there is nothing to cancel")
+    answer = ask(["scancel", job.id], GET)
+    if answer.returncode or answer.stderr.strip():
+        raise JobError(f"scancel: {slurm_words.words(answer.stderr)}")
+
+
+def find(number: str) -> Job:
+    """The job of this number, with the folder of its run where Slurm or a folder here tells it."""
+    if folder := run_folder.find("slurm", number):
+        return Job(number, folder)
+    with contextlib.suppress(UnreachableError):
+        answer = ask(["scontrol", "show", "job", number], GET)
+        output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
+        return Job(number, output.group(1) if output else "")
+    return Job(number)
+
+
+def sent(job: Job, asked: Slurm) -> str:
+    """What was submitted, in a line."""
+    where = f" on partition {asked.partition}" if asked.partition else ""
+    limit = f", {asked.time}" if asked.time else ""
+    return f"job {job.id}{where}: {asked.nodes} nodes, {asked.ranks} ranks{limit}; {job.folder}"

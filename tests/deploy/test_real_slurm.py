@@ -1,0 +1,138 @@
+"""Jobs under Slurm's own daemons, a slurmd on each of two hosts that are network namespaces of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+import network  # noqa: E402  (they lie beside the tests)
+import slurm as daemons  # noqa: E402
+
+MISSING = [tool for tool in (*daemons._TOOLS, *network._TOOLS) if shutil.which(tool) is None]
+pytestmark = [
+    pytest.mark.skipif(
+        bool(MISSING) or os.geteuid() != 0, reason=f"a real Slurm needs root and {', '.join(MISSING) or 'nothing else'}"
+    ),
+    pytest.mark.timeout(600),
+]
+NETWORK = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0"
+SCRIPT = """\
+import os, signal, socket, sys, time
+print("words", sys.argv[2:], "on", socket.gethostname(), flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(300)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+class Cluster:
+    """The hosts, their Slurm, and `matex` on the first of them, in a folder of its own."""
+
+    def __init__(self, hosts, slurm, folder):
+        self.hosts, self.slurm, self.folder = hosts, slurm, folder
+
+    def start(self, *words, env=None, **more):
+        command = [*self.hosts.enter("h1"), "env", "-C", str(self.folder), sys.executable, "-m", "matex_tf.launch.cli"]
+        environment = {**self.slurm.environment, "XDG_CONFIG_HOME": str(self.folder), **(env or {})}
+        return subprocess.Popen([*command, *words], env=environment, text=True, **more)
+
+    def matex(self, *words, env=None, timeout=300):
+        child = self.start(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = child.communicate(timeout=timeout)
+        return child.returncode, out, err
+
+    def queue(self):
+        return self.slurm.ask("squeue", "--noheader").strip()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("daemons", "my work"):
+        (folder / name).mkdir()
+    (folder / "my work" / "my train.py").write_text(SCRIPT)
+    with network.Hosts(2, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons") as slurm:
+        yield Cluster(hosts, slurm, folder / "my work")
+
+
+PLAIN = {"MATEX_DISABLE": "1"}  # the ranks are plain Python: what is tested is the job
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
+    words = ["submit", "--slurm", "--nodes", "2", "--time", "5", "--name", 'my "job" #1', "--run", NETWORK]
+    typed = ["two words", 'it\'s "quoted"', "new\nline", "$HOME"]
+    found, out, err = cluster.matex(*words, "my train.py", str(code), *typed, env=PLAIN)
+    assert found == code, out + err
+    for host in ("h1", "h2"):
+        assert f"words {typed} on {host}\n" in out
+    assert ("COMPLETED, exit code 0" if code == 0 else "FAILED, exit code 3") in err
+    number = err.split("job ")[1].split(":")[0]
+    assert 'JobName=my "job" #1\n' in cluster.slurm.ask("scontrol", "show", "job", number)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--partition", "nosuch"], "The partitions are: all"),
+        (["--sbatch=--mem=900G"], "no node of the partition has so many cores"),
+        (["--sbatch=--nosuch"], "this Slurm's sbatch does not know an option"),
+    ],
+)
+def test_a_refused_job_leaves_nothing(cluster, words, message):
+    before = sorted(cluster.folder.glob("runs/*"))
+    code, _, err = cluster.matex("submit", "--slurm", *words, "my train.py", "0")
+    assert code == 1 and message in err and cluster.queue() == ""
+    assert sorted(cluster.folder.glob("runs/*")) == before
+
+
+def test_a_cancelled_job_is_not_queued_again(cluster):
+    options = ["--slurm", "--nodes", "2", "--name", "stop", "--run", NETWORK, "--no-follow"]
+    assert cluster.matex("submit", *options, "my train.py", "wait", env=PLAIN)[0] == 0
+    output = cluster.folder / "runs" / "stop-1" / "output"
+    daemons.expect(lambda: output.is_file() and output.read_text().count("words []") == 2, 120)
+    assert cluster.matex("cancel", "runs/stop-1")[0] == 0
+    code, _, err = cluster.matex("follow", "runs/stop-1")
+    assert code != 0 and "CANCELLED" in err
+    daemons.expect(lambda: cluster.queue() == "", 60)
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(cluster):
+    hide = "mount -t tmpfs tmpfs '" + str(cluster.folder / "runs") + "'"
+    cluster.folder.joinpath("runs").mkdir(exist_ok=True)
+    subprocess.run([*cluster.hosts.enter("h2"), "bash", "-c", hide], check=True)
+    try:
+        words = ["submit", "--slurm", "--nodes", "2", "--name", "unseen", "--run", NETWORK, "my train.py", "0"]
+        code, out, err = cluster.matex(*words, env=PLAIN)
+        assert code == os.EX_CONFIG and "host h2 does not see the folder of the run" in out, out + err
+    finally:
+        subprocess.run([*cluster.hosts.enter("h2"), "umount", str(cluster.folder / "runs")], check=True)
+
+
+def test_a_job_that_is_warned_is_queued_again_and_trains_as_if_nothing_had_been(cluster):
+    notes = cluster.folder / "notes"
+    notes.mkdir()
+    worker = str(BENCHMARKS / "restarts_worker.py")
+    environment = {"MATEX_SAVE_SECONDS": "0.5", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    words = ["submit", "--slurm", "--nodes", "2", "--name", "warned", "--run", NETWORK, worker, str(notes)]
+    child = cluster.start(*words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        daemons.expect(lambda: len(list(notes.iterdir())) == 2 or child.poll() is not None, 200)
+        assert child.poll() is None, child.communicate()
+        number = cluster.slurm.ask("squeue", "--noheader", "--format=%i").strip()
+        time.sleep(3)
+        cluster.slurm.ask("scancel", "--batch", "--signal=USR1", number)
+        out, err = child.communicate(timeout=300)
+    finally:
+        child.kill()
+    assert child.returncode == 0 and "requeued (1)" in err and "COMPLETED" in err, out + err
+    alone = subprocess.run([sys.executable, worker, str(notes)], capture_output=True, text=True, check=True)
+    assert daemons.difference(daemons.curve(alone.stdout), daemons.curve(out)) < 1e-8

@@ -1,0 +1,219 @@
+"""What `matex submit`, `follow` and `cancel` ask of Slurm and make of its answers, which stand-ins give."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from fake_commands import Fakes
+
+from matex_tf.deploy import following, job, slurm
+from matex_tf.launch import cli
+
+SHOWN = """\
+JobId=4711 JobName=train JobState=FAILED
+   UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A
+   Priority=1 Nice=0 Account=(null) QOS=(null)
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts={again} BatchFlag=1 Reboot=0 ExitCode={code}
+   NodeList={nodes}
+   WorkDir=/home/ann/JobState=NONE
+   StdOut={output}
+"""
+GONE = "slurm_load_jobs error: Invalid job id specified"
+
+
+def shown(state, reason="None", again=0, code="0:0", nodes="(null)", output="/home/ann/runs/train-1/output"):
+    return SHOWN.format(state=state, reason=reason, again=again, code=code, nodes=nodes, output=output)
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch):
+    """Stand-ins that a test adds to, in front of all other commands; the current folder has a script."""
+    folder, work = tmp_path / "bin", tmp_path / "work"
+    folder.mkdir()
+    work.mkdir()
+    monkeypatch.chdir(work)
+    (work / "train.py").write_text("")
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(following, "ASK_EACH", 0.0)
+    monkeypatch.setattr(following, "LOOK_EACH", 0.01)
+    found = Fakes(folder)
+    found.add("sacct", "exit 1")
+    return found
+
+
+def said(capfd):
+    out, err = capfd.readouterr()
+    return out, [line.removeprefix("matex: ") for line in err.splitlines()]
+
+
+def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
+    fakes.add("sbatch", 'printf "epoch 1\\rEpoch 1/2\\nloss" > "$(dirname "$2")/output"; echo "4711;cluster"')
+    fakes.add("scontrol", "next state")
+    fakes.answers(
+        "state",
+        shown("PENDING", "Priority"),
+        shown("RUNNING", nodes="n[1-2]"),
+        shown("PENDING", "BeginTime", again=1),
+        shown("RUNNING", again=1, nodes="n[3-4]"),
+        shown("FAILED", "NonZeroExitCode", again=1, code="3:0", nodes="n[3-4]"),
+    )
+    assert cli.main(["submit", "--slurm", "--nodes", "2", "--partition", "all", "train.py"]) == 3
+    out, lines = said(capfd)
+    assert out == "Epoch 1/2\nloss"
+    assert lines == [
+        "job 4711 on partition all: 2 nodes, 2 ranks; runs/train-1 (follow: matex follow 4711; end: matex cancel 4711)",
+        "4711 PENDING (Priority): others come first",
+        "4711 RUNNING on n[1-2]",
+        "4711 PENDING (BeginTime), requeued (1): Slurm lets some time pass before it starts a job again",
+        "4711 RUNNING on n[3-4], requeued (1)",
+        "4711 FAILED, requeued (1), exit code 3",
+    ]
+    assert fakes.calls[0] == "sbatch --parsable runs/train-1/job.sh"
+    assert json.loads(Path("runs/train-1/job.json").read_text()) == {"cluster": "slurm", "job": "4711"}
+    assert "train.py & child" in Path("runs/train-1/job.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("invalid partition specified: nosuch", "there is no such partition. The partitions are: all, big"),
+        ("Invalid account or account/partition combination specified", "the account is not known"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "longer than the partition allows"),
+        ("Requested node configuration is not available", "no node of the partition has so many cores"),
+        ("something new", "sbatch: something new"),
+    ],
+)
+def test_a_refusal_has_slurms_words_and_what_they_mean(fakes, capfd, words, expected):
+    fakes.add("sbatch", f'echo "sbatch: error: {words}" >&2; exit 1')
+    fakes.add("sinfo", "printf 'big\\nall\\n'")
+    fakes.add("squeue", "echo '12 /elsewhere/job.sh'")
+    fakes.add("scancel", "")
+    assert cli.main(["submit", "--slurm", "train.py"]) == 1
+    lines = "\n".join(said(capfd)[1])
+    assert f"submit: sbatch: {words}" in lines.replace("matex ", "") and expected in lines
+    assert list(Path("runs").iterdir()) == [] and not any(call.startswith("scancel") for call in fakes.calls)
+
+
+@pytest.mark.parametrize("how", ["exit 1", "echo 'no number'", "kill -INT $PPID; sleep 5"])
+def test_a_failed_submit_leaves_nothing_queued(fakes, capfd, how):
+    fakes.add("sbatch", f'realpath "$2" > {fakes.folder}/script; {how}')
+    fakes.add("squeue", f"echo '12 /elsewhere/job.sh'; echo \"13 $(cat {fakes.folder}/script)\"")
+    fakes.add("scancel", "")
+    assert cli.main(["submit", "--slurm", "train.py"]) in (1, 130)
+    assert [call for call in fakes.calls if call.startswith("scancel")] == ["scancel 13"]
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_where_nobody_knows_whether_it_is_queued_that_is_said(fakes, capfd):
+    fakes.add("sbatch", "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    fakes.add("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    assert cli.main(["submit", "--slurm", "train.py"]) == 1
+    lines = "\n".join(said(capfd)[1])
+    assert "too busy" in lines and "look with `squeue --me` whether runs/train-1/job.sh was queued" in lines
+    assert Path("runs/train-1/job.sh").is_file()
+
+
+def test_without_slurm(fakes, capfd, monkeypatch):
+    monkeypatch.setenv("PATH", str(fakes.folder))
+    assert cli.main(["submit", "--slurm", "train.py"]) == 1
+    assert "there is no sbatch on this machine. Submit from a login node" in said(capfd)[1][0]
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_ctrl_c_leaves_the_job(fakes, capfd):
+    fakes.add("scontrol", "kill -INT $PPID; sleep 5")
+    assert cli.main(["follow", "4711"]) == 130
+    fakes.add("sbatch", "echo 4711")
+    assert cli.main(["submit", "--slurm", "train.py"]) == 130
+    assert said(capfd)[1][-1] == "4711 goes on (follow: matex follow 4711; end: matex cancel 4711)"
+    assert not any(call.startswith("scancel") for call in fakes.calls)
+
+
+def test_a_scheduler_that_is_away_is_asked_again(fakes, capfd):
+    fakes.add("scontrol", 'next state; [ "$(cat $at.n)" -gt 2 ] || { echo "Unable to contact" >&2; exit 1; }')
+    fakes.answers("state", "", "", shown("COMPLETED", nodes="n1"))
+    assert slurm.follow(job.Job("4711")) == 0
+    lines = said(capfd)[1]
+    assert lines[0].startswith("scontrol: Unable to contact; asked again") and lines[1:] == [
+        "4711 COMPLETED, exit code 0"
+    ]
+
+
+def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
+    fakes.add("scontrol", f"echo '{GONE}' >&2; exit 1")
+    assert slurm.state(job.Job("4711")).phase == job.FORGOTTEN
+    (tmp_path / "exit-code").write_text("3\n")
+    assert slurm.state(job.Job("4711", str(tmp_path))).code == 3
+    fakes.add("sacct", "echo 'CANCELLED by 1000|0:15'")
+    assert slurm.state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
+
+
+@pytest.mark.parametrize(
+    "name, codes, expected",
+    [
+        ("COMPLETED", "0:0", 0), ("FAILED", "3:0", 3), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", None),
+        ("OUT_OF_MEMORY", "0:125", None), ("NODE_FAIL", "", None), ("FAILED", "137:0", 137),
+    ],
+)  # fmt: skip
+def test_exit_codes(name, codes, expected):
+    assert slurm.exit_code(name, codes) == expected
+
+
+def test_only_a_job_that_is_there_can_be_cancelled(fakes, capfd):
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", shown("RUNNING", nodes="n1"), shown("RUNNING", nodes="n1"), shown("CANCELLED", code="0:15"))
+    fakes.add("scancel", "")
+    assert cli.main(["cancel", "4711"]) == 0 and "scancel 4711" in fakes.calls
+    assert cli.main(["cancel", "4711"]) == 1
+    assert "4711 CANCELLED, exit code 143: there is nothing to cancel" in said(capfd)[1][-1]
+
+
+def test_a_job_is_found_by_its_folder_and_by_its_number(fakes, capfd):
+    run = Path("runs/train-7")
+    run.mkdir(parents=True)
+    (run / "output").write_text("lines\n")
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", shown("COMPLETED", output=f"{run.absolute()}/output"))
+    assert cli.main(["follow", "4711"]) == 0 and said(capfd)[0] == "lines\n"
+    (run / "job.json").write_text('{"cluster": "slurm", "job": "4712"}')
+    assert cli.main(["follow", str(run)]) == 0 and said(capfd)[0] == "lines\n"
+    assert fakes.calls[-1] == "scontrol show job 4712"
+
+
+@pytest.mark.parametrize(
+    "name, message", [("train", "expected a job's number"), ("runs", "is not the folder of a job")]
+)
+def test_what_is_no_job(fakes, capfd, name, message):
+    Path("runs").mkdir()
+    assert cli.main(["follow", name]) == 2 and message in said(capfd)[1][0]
+
+
+def test_a_job_that_could_not_write_is_told(fakes, capfd):
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", shown("FAILED", code="1:0"))
+    assert cli.main(["follow", "4711"]) == 1
+    assert "Does the node on which it started see that folder?" in said(capfd)[1][-1]
+
+
+def test_progress_bars_are_their_last_state_in_a_file():
+    target = io.BytesIO()
+    lines = following.Lines(target)
+    for piece in (b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
+        lines.write(piece)
+    lines.close()
+    assert target.getvalue() == b"9/9\ntwo\nabc"
+
+
+def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from matex_tf.deploy import run_folder
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: run_folder.make("a b/../c"), range(40)))
+    assert len(set(made)) == 40 and {path.parent for path in made} == {Path("runs")}

@@ -1,0 +1,187 @@
+"""What a job takes of Slurm, and its script: defaults, wrong values, and words that arrive as they were typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from matex_tf.deploy import options, slurm
+from matex_tf.launch import cli
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=2
+#SBATCH --time=2:00:00
+#SBATCH --account=science
+#SBATCH --output=runs/train-1/output
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --exclusive
+run_folder="$PWD"/runs/train-1 child=
+trap 'kill -USR1 $child' USR1
+module load openmpi
+srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
+export MATEX_STATE="$run_folder/state"
+rm -f "$run_folder/exit-code"
+matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
+wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+if [ $code -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit $code
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back. Its state is kept: sbatch $run_folder/job.sh goes on" >&2
+fi
+echo $code > "$run_folder/exit-code"
+exit $code
+"""
+ASKED = slurm.Slurm(
+    nodes=4, ranks_per_node=2, time="2:00:00", name="train", account="science", setup=("module load openmpi",),
+    run=("--elastic",), sbatch=("--exclusive",),
+)  # fmt: skip
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_script_of_a_job():
+    text = slurm.text(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
+    assert re.sub('bash -c .* look "\\$run_folder"', "LOOK", text) == SCRIPT
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("time, warning", [("", 120), ("8", 120), ("1-0", 120), ("4:00", 60), ("0:40", 10)])
+def test_a_short_job_is_warned_within_its_time(time, warning):
+    assert f"--signal=B:USR1@{warning}\n" in slurm.text(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
+
+
+def test_one_rank_keeps_no_state():
+    text = slurm.text(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
+    assert "MATEX_STATE" not in text and "--restarts" not in text and "srun" not in text
+
+
+def as_sbatch_reads(line: str) -> list[str]:
+    """The words of a line after #SBATCH, as `_get_argument` of Slurm's sbatch finds them."""
+    words, word, mark, escaped, begun = [], "", "", False, False
+    for letter in line + "\n":
+        if not mark and letter.isspace():
+            if begun:
+                words.append(word)
+            word, begun, escaped = "", False, False
+            continue
+        begun = True
+        if escaped:
+            word, escaped = word + letter, False
+        elif letter == "\\":
+            escaped = True
+        elif mark and letter == mark:
+            mark = ""
+        elif not mark and letter in "\"'":
+            mark = letter
+        elif not mark and letter == "#":
+            break
+        else:
+            word += letter
+    return words
+
+
+@given(name=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(str.isprintable))
+def test_a_name_arrives_as_it_was_typed(name):
+    text = slurm.text(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
+    words = [as_sbatch_reads(line.removeprefix("#SBATCH ")) for line in text.split("\n") if line.startswith("#SBATCH")]
+    assert [f"--job-name={name}"] in words and [f"--comment={name}"] in words
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(words=st.lists(WORDS, min_size=1, max_size=4), folder=WORDS)
+def test_arguments_arrive_as_they_were_typed(words, folder, tmp_path_factory):
+    where = tmp_path_factory.mktemp("typed") / ("in" + folder.replace("/", ""))
+    where.mkdir()
+    (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$MATEX_STATE" "$@" > given\n')
+    (where / "matex").chmod(stat.S_IRWXU)
+    asked = slurm.Slurm(ranks_per_node=2, name="a", matex=shlex.quote(str(where / "matex")))
+    text = slurm.text(asked, words, "runs/a-1")
+    subprocess.run(["bash", "-c", text], cwd=where, stderr=subprocess.DEVNULL)
+    state, *given = (where / "given").read_bytes().decode().split("\0")[:-1]
+    assert state == f"{where}/runs/a-1/state" and given == ["run", "--restarts", "3", "-n", "2", *words]
+
+
+def test_defaults_of_two_files_and_of_the_command_line(tmp_path, capsys):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "matex.toml").write_text(
+        '[slurm]\naccount = "mine"\npartition = "slow"\nranks-per-node = 2\nsetup = ["module load a"]\n'
+    )
+    (tmp_path / "matex.toml").write_text('[slurm]\npartition = "fast"\nsetup = "module load b"\n')
+    assert (
+        cli.main(["submit", "--slurm", "--dry-run", "--setup", "module load c", "--nodes", "2", "x.py", "--time"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "--account=mine\n" in said and "--partition=fast\n" in said and "--ntasks-per-node=2\n" in said
+    assert "module load a\nmodule load b\nmodule load c\n" in said
+    assert "run --restarts 3 -n 4 x.py --time & child" in said and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[slurm]\npartitoin = 'a'\n", "matex.toml: there is no option partitoin; did you mean partition"),
+        ("[slrum]\npartition = 'a'\n", r"matex.toml: there is no table \[slrum\]; did you mean \[slurm\]"),
+        ("[slurm]\nnodes = 'two'\n", "matex.toml: slurm: expected nodes to be a whole number, 1 or more; given 'two'"),
+        ("slurm = 3\n", r"matex.toml: expected \[slurm\] to be a table; given 3"),
+        ("[slurm\n", "matex.toml: .*read as TOML"),
+        ("[slurm]\nsetup = [1]\n", "matex.toml: expected setup to be a list of texts"),
+    ],
+)
+def test_what_a_file_cannot_say(tmp_path, text, message):
+    (tmp_path / "matex.toml").write_text(text)
+    with pytest.raises((TypeError, ValueError), match=message):
+        options.settle(slurm.Slurm, {})
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["train.py"], "where? For example: matex submit --slurm"),
+        (["--slurm"], "no script is named"),
+        (["--slurm", "no-such.py"], "there is no file no-such.py in"),
+        (["--slurm", "--node", "4", "x.py"], "there is no option --node; did you mean --nodes?"),
+        (["--slurm", "--nodes", "0", "x.py"], "expected nodes to be a whole number, 1 or more; given 0"),
+        (["--slurm", "--nodes", "two", "x.py"], "'two' is not a valid integer"),
+        (["--slurm", "--restarts", "-1", "x.py"], "expected restarts to be a whole number, 0 or more; given -1"),
+        (["--slurm", "--time", "2h", "x.py"], "expected time to be as 2:00:00 (hours)"),
+        (["--slurm", "--time", "0:00", "x.py"], "more than nothing"),
+        (["--slurm", "--name", "a\nb", "x.py"], "expected name to be one line of printable text; given 'a\\nb'"),
+        (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --exclusive"),
+        (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
+    ],
+)
+def test_what_submit_cannot_do(words, message, capsys):
+    assert cli.main(["submit", *words]) == 2
+    assert message in capsys.readouterr().err and not os.path.exists("runs")
+
+
+@pytest.mark.parametrize(
+    "time, expected",
+    [("30", 1800), ("30:10", 1810), ("2:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86401)],
+)
+def test_time_limits_as_slurm_has_them(time, expected):
+    assert options.seconds(time) == expected
+
+
+def test_a_job_of_a_module(capsys):
+    assert cli.main(["submit", "--slurm", "--dry-run", "-m", "package.module", "-m", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "run -n 1 -m package.module -m 1 & child" in said and "--job-name=package.module\n" in said
