@@ -176,8 +176,8 @@ TABLE = (
         0,
         "rows",
         "A Keras model in a tf.function computes a rank's slice in parts of so many rows, so that only one part's "
-        "activations are in memory. Results are the same. Each part is computed forwards twice, which takes a third "
-        "longer. It also works without ranks. Steps of which that is not proved are said. 0: all rows at once.",
+        "activations are in memory. Results are the same. Each part is computed forwards twice. It also "
+        "works without ranks. Steps of which that is not proved are said. 0: all rows at once.",
     ),
     Setting(
         "sync_batchnorm",

@@ -159,8 +159,9 @@ class Predictor:
         step = compute + exposed + small + waiting
         marks = self.compute.mark(ranks), self.links.mark(ranks)
         doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
-        low = compute * (1 - self.compute.busy(ranks)) + (exposed + small) / doubt
-        high = compute * rare + (exposed + small) * doubt
+        busy = self.compute.busy(ranks)  # other work may be more or less another time
+        low = compute * (1 - busy) + (exposed + small) / doubt
+        high = compute * rare * (1 + busy) + (exposed + small) * doubt
         rows = plan.rows * (ranks if plan.scaling == "weak" else 1)
         alone = self.compute.seconds(1)
         times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
