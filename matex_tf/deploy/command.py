@@ -13,13 +13,16 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import following, run_folder, slurm
+from matex_tf.deploy import following, kubernetes, run_folder, slurm
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.options import Options, settle
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
-_CLUSTERS: dict[str, tuple[type[Options], Any]] = {"slurm": (slurm.Slurm, slurm)}
+_CLUSTERS: dict[str, tuple[type[Options], Any]] = {
+    "slurm": (slurm.Slurm, slurm),
+    "kubernetes": (kubernetes.Kubernetes, kubernetes),
+}
 
 
 def own_command() -> str:
@@ -38,9 +41,10 @@ def prepare(asked: type[Options], target: Sequence[str], given: dict[str, Any]) 
 
 @click.command(
     context_settings={**_HELP, "allow_interspersed_args": False},
-    short_help="Queue SCRIPT.py as a job of Slurm, and follow it.",
+    short_help="Queue SCRIPT.py as a job of Slurm or Kubernetes, and follow it.",
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="As a job of Slurm.")
+@click.option("--kubernetes", "cluster", flag_value="kubernetes", help="As an MPIJob of Kubernetes.")
 @click.option("--nodes", type=int, metavar="NODES", help="How many nodes; 1 unless told.")
 @click.option("--ranks-per-node", type=int, metavar="RANKS", help="How many ranks on each; 1 unless told.")
 @click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours).")
@@ -53,6 +57,13 @@ def prepare(asked: type[Options], target: Sequence[str], given: dict[str, Any]) 
 @click.option("--account", metavar="ACCOUNT", help="Of Slurm.")
 @click.option("--partition", metavar="PARTITION", help="Of Slurm.")
 @click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive.")
+@click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
+@click.option("--cpus", metavar="CPUS", help="Of Kubernetes: of each worker.")
+@click.option("--memory", metavar="BYTES", help="Of Kubernetes: of each worker, as 32Gi.")
+@click.option("--namespace", metavar="NAMESPACE", help="Of Kubernetes.")
+@click.option("--claim", metavar="NAME", help="Of Kubernetes: the volume that all pods see, where the state is kept.")
+@click.option("--folder", metavar="PATH", help="Of Kubernetes: where pods see it; /runs unless told.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Of Kubernetes: a variable of the run.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option("--no-follow", is_flag=True, help="Do not wait for the job.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
@@ -85,17 +96,18 @@ def submit(
         asked = prepare(kind, target, _check_names(kind, chosen))
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+    if isinstance(asked, kubernetes.Kubernetes) and not asked.image:
+        raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
-        sys.stdout.buffer.write(
-            does.text(asked, target, str(run_folder.propose(asked.name))).encode(errors="surrogateescape")
-        )
+        name = str(run_folder.propose(asked.name)) if does is slurm else kubernetes.make_name(asked.name)
+        sys.stdout.buffer.write(does.text(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def start() -> int:
         job = does.submit(asked, target)
-        following.say(f"{does.sent(job, asked)} (follow: matex follow {job.id}; end: matex cancel {job.id})")
+        following.say(f"{does.sent(job, asked)} ({_hint(job)})")
         return 0 if no_follow else _follow(does, job)
 
     return _tell("submit", start)
@@ -110,25 +122,30 @@ def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+_NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Of Kubernetes.")
+
+
 @click.command(context_settings=_HELP, short_help="Follow a job to its end.")
+@_NAMESPACE
 @click.argument("job", metavar="JOB")
-def follow(job: str) -> int:
+def follow(job: str, namespace: str) -> int:
     """Show each change of JOB's state, and what it prints, until it ends; end with its exit code.
 
     JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
     """
-    does, found = _find(job)
+    does, found = _find(job, namespace)
     return _tell("follow", lambda: _follow(does, found))
 
 
 @click.command(context_settings=_HELP, short_help="End a job, or take it out of the queue.")
+@_NAMESPACE
 @click.argument("job", metavar="JOB")
-def cancel(job: str) -> int:
+def cancel(job: str, namespace: str) -> int:
     """End JOB, or take it out of the queue. It is not queued again.
 
     JOB is the scheduler's name of it, or the folder of its run.
     """
-    does, found = _find(job)
+    does, found = _find(job, namespace)
 
     def end() -> int:
         does.cancel(found)
@@ -138,7 +155,7 @@ def cancel(job: str) -> int:
     return _tell("cancel", end)
 
 
-def _find(job: str) -> tuple[Any, Job]:
+def _find(job: str, namespace: str) -> tuple[Any, Job]:
     """Which cluster's job it is, by its folder or by its name. Raises click.UsageError."""
     folder = Path(job)
     if folder.is_dir():
@@ -152,16 +169,21 @@ def _find(job: str) -> tuple[Any, Job]:
             return slurm, slurm.find(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
-    raise click.UsageError(
-        f"expected a job's number, as 4711, or the folder of its run, as runs/train-1; given {job!r}"
-    )
+    if kubernetes.is_name(job):
+        return kubernetes, Job(job, namespace=namespace)
+    raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
+
+
+def _hint(job: Job) -> str:
+    which = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
+    return f"follow: matex follow {which}; end: matex cancel {which}"
 
 
 def _follow(does: Any, job: Job) -> int:
     try:
         return does.follow(job)
     except KeyboardInterrupt:
-        following.say(f"{job.id} goes on (follow: matex follow {job.id}; end: matex cancel {job.id})")
+        following.say(f"{job.id} goes on ({_hint(job)})")
         return INTERRUPTED
 
 

@@ -1,0 +1,359 @@
+"""An MPIJob as text, and what `matex submit --kubernetes` asks of kubectl and makes of its answers."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_commands import Fakes
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from matex_tf.deploy import following, job, kubernetes, yaml_text
+from matex_tf.launch import cli
+
+MPIJOB = """\
+apiVersion: "kubeflow.org/v2beta1"
+kind: "MPIJob"
+metadata:
+  name: "train-x7k2q"
+  annotations:
+    "matex-tf/name": "train"
+  namespace: "science"
+spec:
+  slotsPerWorker: 2
+  launcherCreationPolicy: "WaitForWorkersReady"
+  runPolicy:
+    cleanPodPolicy: "Running"
+    backoffLimit: 3
+    activeDeadlineSeconds: 7200
+  mpiReplicaSpecs:
+    Launcher:
+      replicas: 1
+      restartPolicy: "OnFailure"
+      template:
+        metadata:
+          annotations:
+            "sidecar.istio.io/inject": "false"
+        spec:
+          terminationGracePeriodSeconds: 120
+          containers:
+            - name: "launcher"
+              image: "registry/train:1"
+              command:
+                - "bash"
+                - "-c"
+                - SCRIPT
+                - "matex"
+                - "matex"
+                - "run"
+                - "--restarts"
+                - "3"
+                - "-n"
+                - "8"
+                - "--hostfile"
+                - "/etc/mpi/hostfile"
+                - "train.py"
+                - "--epochs"
+                - "90"
+              env:
+                - name: "MATEX_STATE"
+                  value: "/runs/train-x7k2q.state"
+              volumeMounts:
+                - name: "runs"
+                  mountPath: "/runs"
+          volumes:
+            - name: "runs"
+              persistentVolumeClaim:
+                claimName: "shared"
+    Worker:
+      replicas: 4
+      restartPolicy: "OnFailure"
+      template:
+        metadata:
+          annotations:
+            "sidecar.istio.io/inject": "false"
+        spec:
+          terminationGracePeriodSeconds: 120
+          containers:
+            - name: "worker"
+              image: "registry/train:1"
+              resources:
+                limits:
+                  cpu: "8"
+                  memory: "32Gi"
+              volumeMounts:
+                - name: "runs"
+                  mountPath: "/runs"
+          volumes:
+            - name: "runs"
+              persistentVolumeClaim:
+                claimName: "shared"
+"""
+ASKED = kubernetes.Kubernetes(
+    nodes=4, ranks_per_node=2, time="2:00:00", name="train", image="registry/train:1", cpus="8", memory="32Gi",
+    namespace="science", claim="shared",
+)  # fmt: skip
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
+
+
+def command_of(text: str) -> list[str]:
+    """The words of the launcher's command."""
+    lines = text.split("\n")
+    begin = next(number for number, line in enumerate(lines) if line.strip() == "command:") + 1
+    words = []
+    for line in lines[begin:]:
+        if not line.strip().startswith('- "'):
+            break
+        words.append(json.loads(line.strip()[2:]))
+    return words
+
+
+def as_kubernetes_expands(word: str) -> str:
+    """A word of a command with $(NAME) and $$ as Kubernetes reads them, where no variable is known."""
+    return word.replace("$$", "$")
+
+
+def test_the_job_as_text():
+    text = kubernetes.text(ASKED, ["train.py", "--epochs", "90"], "train-x7k2q")
+    script = command_of(text)[2]
+    assert text.replace(json.dumps(script), "SCRIPT") == MPIJOB
+    assert subprocess.run(["bash", "-n"], input=as_kubernetes_expands(script), text=True).returncode == 0
+
+
+def test_without_a_volume_nothing_is_started_again():
+    text = kubernetes.text(kubernetes.Kubernetes(image="a", name="a", gpus_per_node=2), ["a.py"], "a-1")
+    assert "backoffLimit: 0" in text and "MATEX_STATE" not in text and "volume" not in text
+    assert '"nvidia.com/gpu": "2"' in text
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(words=st.lists(WORDS, min_size=1, max_size=4), value=WORDS)
+def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
+    where = tmp_path_factory.mktemp("typed")
+    (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > given\n')
+    (where / "matex").chmod(stat.S_IRWXU)
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", env=(f"VALUE={value}",), setup=("cd .",))
+    text = kubernetes.text(asked, words, "a-1")
+    subprocess.run([as_kubernetes_expands(word) for word in command_of(text)], cwd=where)
+    given = (where / "given").read_bytes().decode().split("\0")[:-1]
+    assert given == ["run", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
+    line = next(line for line in text.split("\n") if line.strip().startswith("value:"))
+    assert as_kubernetes_expands(json.loads(line.strip()[len("value: ") :])) == value
+
+
+@pytest.mark.parametrize("code, again", [(0, False), (3, False), (137, False), (75, True)])
+def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", claim="c", folder=str(tmp_path))
+    (tmp_path / "matex").write_text(f"#!/bin/bash\necho run >> runs\nexit {code}\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.text(asked, ["a.py"], "a-1"))]
+    for _ in range(2):
+        assert subprocess.run(words, cwd=tmp_path).returncode == code
+    assert (tmp_path / "runs").read_text().count("run") == 1 + again
+
+
+def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex")
+    (tmp_path / "matex").write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.text(asked, ["a.py"], "a-1"))]
+    with subprocess.Popen(words, cwd=tmp_path) as child:
+        while not (tmp_path / "began").exists():
+            assert child.poll() is None
+        child.terminate()
+        assert child.wait(30) == 75
+
+
+@pytest.mark.parametrize(
+    "name, stem",
+    [("My Train_1", "my-train-1"), ("1st", "run-1st"), ("é", "run"), ("x" * 90, "x" * 40), ("a-.b", "a-b")],
+)
+def test_names_are_kubernetes_own(name, stem):
+    made = kubernetes.make_name(name)
+    assert made[:-6] == stem and kubernetes.is_name(made) and made != kubernetes.make_name(name)
+
+
+def test_yaml_quotes_what_json_does_not():
+    assert (
+        yaml_text.dump({"a b": ["\x7f\x85\u2028é", {}, []]}) == '"a b":\n  - "\\u007f\\u0085\\u2028é"\n  - {}\n  - []\n'
+    )
+
+
+def pod(name, role="launcher", state=None, again=0, **status):
+    labels = {"training.kubeflow.org/job-role": role}
+    container = [{"state": state or {}, "restartCount": again}]
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"nodeName": f"n-{name}"},
+        "status": {"containerStatuses": container, **status},
+    }
+
+
+def mpijob(*conditions):
+    return {"status": {"conditions": [{"type": each, "status": "True", "reason": f"Job{each}"} for each in conditions]}}
+
+
+@pytest.mark.parametrize(
+    "found, pods, phase, words",
+    [
+        ({}, [], job.WAITING, "accepted"),
+        (mpijob("Created"), [pod("w0", "worker")], job.WAITING, "Created"),
+        (mpijob("Created", "Running"), [pod("l"), pod("w0", "worker")], job.RUNNING, "Running on n-l, n-w0"),
+        (
+            mpijob("Created", "Running"),
+            [pod("l", again=2), pod("l2")],
+            job.RUNNING,
+            "Running on n-l, n-l2, requeued (3)",
+        ),
+        (
+            mpijob("Created"),
+            [pod("w0", "worker", {"waiting": {"reason": "ErrImagePull", "message": "no such image"}})],
+            job.WAITING,
+            "waits (w0: ErrImagePull: no such image): the image is not there, or may not be pulled: is --image right?",
+        ),
+        (
+            mpijob("Created"),
+            [pod("w0", "worker", conditions=[{"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}])],
+            job.WAITING,
+            "waits (w0: Unschedulable: 0/3 nodes): no node has what a pod asks for, or its volume is not there",
+        ),
+        (mpijob("Created", "Succeeded"), [pod("l")], job.ENDED, "Succeeded, exit code 0"),
+        (
+            mpijob("Created", "Failed"),
+            [pod("l", state={"terminated": {"exitCode": 3}}, again=1)],
+            job.ENDED,
+            "Failed (JobFailed), requeued (1), exit code 3",
+        ),
+        (
+            mpijob("Failed"),
+            [pod("l", state={"terminated": {"exitCode": 127}})],
+            job.ENDED,
+            "Failed (JobFailed), exit code 127: the image has no `matex`: install matex_tf in it, or say --matex",
+        ),
+        (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed)"),
+    ],
+)
+def test_what_kubernetes_says_of_a_job(found, pods, phase, words):
+    now = kubernetes.read_state(found, pods)
+    assert (now.phase, str(now)) == (phase, words)
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch):
+    """A kubectl of which a test says what it answers to `get mpijobs`, `get pods` and the rest."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(following, "ASK_EACH", 0.0)
+    monkeypatch.setattr(following, "LOOK_EACH", 0.01)
+    return Fakes(tmp_path / "bin")
+
+
+def kubectl(fakes, jobs, pods, rest="cat > given"):
+    fakes.answers("jobs", *(json.dumps(each) if each is not None else "" for each in jobs))
+    fakes.answers("pods", *(json.dumps({"items": each}) for each in pods))
+    fakes.add(
+        "kubectl",
+        f'case "$*" in *"get mpijobs"*) next jobs;; *"get pods"*) next pods;; *logs*) echo "line of ${{@: -1}}";; '
+        f"*) {rest};; esac",
+    )
+
+
+def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
+    first = pod("l-1", state={"terminated": {"exitCode": 75}})
+    second = pod("l-2", state={"running": {}})
+    ended = pod("l-2", state={"terminated": {"exitCode": 3}})
+    kubectl(
+        fakes,
+        [mpijob("Created"), mpijob("Created", "Running"), mpijob("Created", "Running"), mpijob("Created", "Failed")],
+        [[], [first], [first, second], [first, ended]],
+    )
+    words = [
+        "submit",
+        "--kubernetes",
+        "--image",
+        "i:1",
+        "--nodes",
+        "2",
+        "--namespace",
+        "science",
+        "train.py",
+        "two words",
+    ]
+    assert cli.main(words) == 3
+    out, err = capfd.readouterr()
+    assert out == "line of l-1\nline of l-2\n"
+    name = fakes.calls[1].split()[4]
+    first_line, *others = err.splitlines()
+    assert f"MPIJob {name} in namespace science: a launcher and 2 workers, 2 ranks; without --claim" in first_line
+    assert f"matex follow --namespace science {name}; end: matex cancel --namespace science {name})" in first_line
+    assert others == [
+        f"matex: {name} Created",
+        f"matex: {name} Running on n-l-1",
+        f"matex: {name} Running on n-l-1, n-l-2, requeued (1)",
+        f"matex: {name} Failed (JobFailed), requeued (1), exit code 3",
+    ]
+    assert fakes.calls[0] == "kubectl --namespace=science create -f -"
+    assert command_of(Path("given").read_text())[-2:] == ["train.py", "two words"]
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (
+            'error: no matches for kind "MPIJob" in version "x"',
+            "whoever runs it installs the operator",
+        ),
+        ('Error from server (Forbidden): mpijobs is forbidden: User "ann"', "you may not create MPIJobs there"),
+        ("Error from server (NotFound): namespaces", "there is no such namespace"),
+        ("something new", "kubectl: something new"),
+    ],
+)
+def test_a_refused_job_leaves_nothing(fakes, capfd, words, expected):
+    fakes.add("kubectl", f"case \"$*\" in create*) cat > /dev/null; echo '{words}' >&2; exit 1;; esac")
+    assert cli.main(["submit", "--kubernetes", "--image", "i", "x.py"]) == 1
+    said = capfd.readouterr().err
+    assert words.removeprefix("error: ") in said and expected in said
+    assert fakes.calls[1].startswith("kubectl delete mpijobs.kubeflow.org x-") and len(fakes.calls) == 2
+
+
+def test_an_interrupted_submit_leaves_nothing(fakes):
+    fakes.add("kubectl", 'case "$*" in create*) kill -INT $PPID; sleep 5;; esac')
+    assert cli.main(["submit", "--kubernetes", "--image", "i", "x.py"]) == 130
+    assert fakes.calls[1].startswith("kubectl delete mpijobs.kubeflow.org x-")
+
+
+def test_without_kubectl(fakes, capfd, monkeypatch):
+    monkeypatch.setenv("PATH", str(fakes.folder))
+    assert cli.main(["submit", "--kubernetes", "--image", "i", "x.py"]) == 1
+    assert "there is no kubectl on this machine. Install it" in capfd.readouterr().err
+
+
+def test_a_job_that_is_gone_and_one_that_is_cancelled(fakes, capfd):
+    kubectl(fakes, [mpijob("Created"), None], [[]])
+    assert cli.main(["cancel", "train-x7k2q"]) == 0
+    assert fakes.calls[-1] == "kubectl delete mpijobs.kubeflow.org train-x7k2q --wait=false"
+    assert cli.main(["follow", "--namespace", "science", "train-x7k2q"]) == 1
+    assert "train-x7k2q is not known to Kubernetes any more" in capfd.readouterr().err
+    assert cli.main(["cancel", "train-x7k2q"]) == 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--kubernetes", "x.py"], "--kubernetes needs --image"),
+        (["--kubernetes", "--image", "i", "--partition", "p", "x.py"], "--partition goes with --slurm"),
+        (["--slurm", "--image", "i", "x.py"], "--image goes with --kubernetes"),
+        (["--kubernetes", "--image", "i", "--env", "A", "x.py"], "expected env to be NAME=VALUE; given 'A'"),
+        (["--kubernetes", "--image", "i", "--folder", "runs", "x.py"], "expected folder to begin with /"),
+    ],
+)
+def test_what_submit_cannot_do(fakes, capfd, words, message):
+    assert cli.main(["submit", *words]) == 2 and message in capfd.readouterr().err
