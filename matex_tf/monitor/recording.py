@@ -115,11 +115,12 @@ def _line_of(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "t" in found else None
 
 
-def read_last(path: Path) -> list[dict[str, Any]]:
-    """The last samples of a rank, some seconds of them."""
+def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
+    """The last samples of a rank: `count`, or some more or fewer, but one where there is one."""
+    tail = (count + 3) * _LINE // 2
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return _from(file.fileno(), max(size - _TAIL, 0), _TAIL)
+        return _from(file.fileno(), max(size - tail, 0), tail) or _from(file.fileno(), max(size - _TAIL, 0), _TAIL)
 
 
 def _from(file: int, offset: int, size: int) -> list[dict[str, Any]]:
@@ -199,8 +200,9 @@ def read_all(start: Start) -> dict[int, Series]:
 def read_recent(start: Start, seconds: float) -> dict[int, Series]:
     """The last `seconds` of each rank, but two samples at least."""
     recent = {}
+    count = int(seconds / start.seconds) + 2
     for rank, path in start.files.items():
-        samples = read_last(path)
+        samples = read_last(path, count)
         since = samples[-1]["t"] - seconds if samples else 0.0
         kept = [one for one in samples if one["t"] >= since]
         recent[rank] = Series(kept if len(kept) > 1 else samples[-2:])

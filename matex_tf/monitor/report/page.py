@@ -28,7 +28,7 @@ def report(run: Run, prediction: str = "") -> str:
     end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
     steps = waits.steps_of(ranks)
     slow = waits.slowest(steps)
-    marks = list(_marks(run, zero))
+    marks = list(_marks(run, zero, end))
     body = [
         f"<h1>{escape(progress.command(start))}</h1>",
         _head(run, start, ranks, zero, end),
@@ -175,9 +175,9 @@ def _told(run: Run) -> list[tuple[float, str]]:
     return sorted(found)
 
 
-def _marks(run: Run, zero: float) -> Iterable[tuple[float, str]]:
+def _marks(run: Run, zero: float, end: float) -> Iterable[tuple[float, str]]:
     """What is marked in charts: what happened while there were ranks."""
-    return ((t - zero, text) for t, text in _told(run) if t > zero)
+    return ((t - zero, text) for t, text in _told(run) if zero < t <= zero + end)
 
 
 def _events(run: Run, zero: float) -> str:
