@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
+STRATEGIES = ("allreduce", "sharded")
 _MOST = 2**53  # in every language's numbers
 
 
@@ -161,6 +162,15 @@ TABLE = (
         "strong: the script's batch is the global batch, and each rank computes its slice. The result is that of the "
         "script alone. weak: the script's batch is each rank's own. The global batch is that times the number of "
         "ranks, and an epoch takes that many times fewer steps. Learning rates stay as they are.",
+    ),
+    Setting(
+        "strategy",
+        _choice(*STRATEGIES),
+        "allreduce",
+        ", ".join(STRATEGIES),
+        "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
+        "optimizer's variables of that piece only. The results are the same. What cannot be sharded is said once, and "
+        "runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
     ),
     Setting(
         "eager",
@@ -447,6 +457,7 @@ class Settings:
 
     disable: bool
     scaling: str
+    strategy: str
     eager: str
     microbatch: int
     sync_batchnorm: str

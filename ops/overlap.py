@@ -82,11 +82,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
 
     if not tensors or not world.is_active() or tf.executing_eagerly() or not ops.inside_function():
         return False
-    if (
-        getattr(_state, "for_xla", 0)
-        or not world.has_threads()
-        or not all(tensor.shape.is_fully_defined() for tensor in tensors)
-    ):
+    if is_for_xla() or not world.has_threads() or not all(tensor.shape.is_fully_defined() for tensor in tensors):
         return False
     if getattr(_state, "noticed", None) is not None:
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)

@@ -66,6 +66,7 @@ def test_on_and_off_have_the_same_words_everywhere():
         ("MATEX_FUSE_BYTES", "-1"),
         ("MATEX_PLACEMENT", "on"),
         ("MATEX_ALGORITHM", "tree"),
+        ("MATEX_STRATEGY", "servers"),
         ("MATEX_OVERLAP", "perhaps"),
         ("MATEX_PROFILE", "table"),
         ("MATEX_COMPRESSION", "topk"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,23 @@ from matex_tf.world import world
 
 _agreed: dict[int, Any] = {}
 _waiting: list[list[Any]] = []
+_left_out: dict[int, Any] = {}
+
+
+def leave_out(variables: Iterable[Any], is_apart: Callable[[], bool]) -> None:
+    """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then."""
+    for variable in map(reduction.underlying, variables):
+        key = id(variable)
+        _left_out[key] = is_apart, weakref.ref(variable, functools.partial(_no_longer_left_out, key))
+
+
+def _no_longer_left_out(key: int, _: object) -> None:
+    _left_out.pop(key, None)
+
+
+def _is_apart(variable: Any) -> bool:
+    is_apart, _ = _left_out.get(id(variable), (None, None))
+    return is_apart is not None and is_apart()
 
 
 def _readable(variables: Iterable[Any]) -> list[Any]:
@@ -23,7 +40,8 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
     found = []
     for variable in variables:
         inner = reduction.underlying(variable)
-        if id(inner) not in seen and hasattr(inner, "assign") and hasattr(inner, "dtype"):
+        is_one = hasattr(inner, "assign") and hasattr(inner, "dtype")
+        if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
             found.append(variable)
     return found

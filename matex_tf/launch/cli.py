@@ -77,6 +77,11 @@ def matex(ctx: click.Context) -> int:
 )
 @click.option("--steps", type=Count("steps"), metavar="STEPS", help=f"Of --check; {check_run.STEPS} unless told.")
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
+@click.option(
+    "--strategy",
+    type=click.Choice(settings.STRATEGIES),
+    help="sharded: each rank updates a piece of the weights, and holds the optimizer's variables of that piece only.",
+)
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
 @click.option("--live", is_flag=True, help="Show each rank below what is printed; recorded in runs/ unless told.")
@@ -217,6 +222,8 @@ def command_line(run: Run) -> list[str]:
     variables = {name: "1" for name, is_on in chosen.items() if is_on}
     if run.record:
         variables["MATEX_RECORD"] = os.path.abspath(run.record)
+    if run.strategy:
+        variables["MATEX_STRATEGY"] = run.strategy
     if run.restarts:
         variables["MATEX_STATE"] = restarts.state_folder(run.target)
     if run.elastic:

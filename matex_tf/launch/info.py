@@ -147,6 +147,7 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
     lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
     seen = len(facts.tensorflow.get("gpus", []))
     lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
+    lines.append(("strategies", ", ".join(settings.STRATEGIES)))
     lines.append(("compression", facts.compression))
     lines += [("link", link) for link in facts.links] or [
         ("link", "not measured yet: --profile and overlapped updates do")

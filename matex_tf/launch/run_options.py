@@ -35,6 +35,7 @@ class Run:
     explain: bool = False
     record: str = ""
     live: bool = False
+    strategy: str | None = None
 
 
 class Count(click.ParamType):
@@ -141,4 +142,5 @@ def read_run(ctx: click.Context) -> Run:
         explain=given["explain"],
         record=given["record"] or "",
         live=given["live"],
+        strategy=given["strategy"],
     )

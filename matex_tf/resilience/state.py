@@ -14,6 +14,7 @@ import numpy as np
 
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
+from matex_tf.servers import holding
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -185,6 +186,7 @@ class State:
         The values may change with the variables once it is left; copy them before.
         """
         chosen = groups(self._model)
+        holding.make_whole()
         with metrics.whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             yield _read(chosen) if world.current().rank == 0 else {}
 

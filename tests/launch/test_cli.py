@@ -75,6 +75,7 @@ def test_what_run_was_asked(words, expected):
         ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
         ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
         ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
+        ("--strategy servers -n 2 train.py", "'servers' is not one of 'allreduce', 'sharded'"),
         ("--elastic=1 -n 2 train.py", "Option '--elastic' does not take a value"),
     ],
 )
@@ -174,6 +175,11 @@ def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
     (tmp_path / "file").write_text("")
     found = matex("run", "--record", "file", "-n", 2, "a.py", env=PLAIN, cwd=tmp_path)
     assert found.returncode == 2 and "--record file: File exists. Name a folder" in found.stderr
+
+
+def test_a_strategy_is_a_setting_of_the_ranks(capsys):
+    assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", "sharded", "x.py"]) == 0
+    assert "MATEX_STRATEGY=sharded" in capsys.readouterr().out
 
 
 def test_a_profile_is_a_setting_of_the_ranks(capsys):

@@ -5,15 +5,18 @@ With accumulation each rank's gradients are weighted as they come, and their acc
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.servers import holding, sharded
 
 
 def install() -> None:
     when_imported("keras.src.optimizers.base_optimizer", _keras3)
+    when_imported("keras.src.backend.tensorflow.optimizer", _keras3_tensorflow)
     when_imported("keras.src.optimizers.loss_scale_optimizer", _keras3_loss_scale)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _keras2_loss_scale)
@@ -24,6 +27,11 @@ def install() -> None:
 def _keras3(module: Any) -> None:
     replace(module.BaseOptimizer, "apply", _apply)
     replace(module.BaseOptimizer, "_clip_gradients", _clip_accumulated)
+
+
+def _keras3_tensorflow(module: Any) -> None:
+    replace(module.TFOptimizer, "_backend_update_step", _update_step)
+    replace(module.TFOptimizer, "add_variable_from_reference", _add_slot)
 
 
 def _keras3_loss_scale(module: Any) -> None:
@@ -48,10 +56,13 @@ def _skips_infinities(original: Any) -> Any:
 def _keras2(module: Any) -> None:
     if hasattr(module, "_BaseOptimizer"):  # Keras 3 has a module of this name, too
         replace(module.Optimizer, "apply_gradients", _apply_gradients)
+        replace(module.Optimizer, "_internal_apply_gradients", _internal_apply_gradients)
+        replace(module.Optimizer, "add_variable_from_reference", _add_slot)
 
 
 def _keras2_legacy(module: Any) -> None:
     replace(module.OptimizerV2, "apply_gradients", _apply_gradients)
+    replace(module.OptimizerV2, "_distributed_apply", _whole)
 
 
 def _apply(original: Any) -> Any:
@@ -75,6 +86,47 @@ def _apply(original: Any) -> Any:
         variables.expect(targets)
         with reduction.reduced():
             return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _add_slot(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def add_variable_from_reference(self, *args, **kwargs):
+        slot = original(self, *args, **kwargs)
+        _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
+        holding.note_slot(slot, reference)
+        return slot
+
+    return add_variable_from_reference
+
+
+def _update_step(original: Any) -> Any:
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        def update(gradients, variables):
+            return original(self, gradients, variables, learning_rate)
+
+        return sharded.update(self, update, grads, trainable_variables)
+
+    return _backend_update_step
+
+
+def _internal_apply_gradients(original: Any) -> Any:
+    def _internal_apply_gradients(self, grads_and_vars):
+        def update(gradients, variables):
+            return original(self, list(zip(gradients, variables)))
+
+        gradients, targets = zip(*grads_and_vars)
+        return sharded.update(self, update, gradients, targets)
+
+    return _internal_apply_gradients
+
+
+def _whole(original: Any) -> Any:
+    def apply(self, *args, **kwargs):
+        sharded.say_not(self, "it is one of tf.keras.optimizers.legacy")
+        return original(self, *args, **kwargs)
 
     return apply
 

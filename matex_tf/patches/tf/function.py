@@ -11,6 +11,7 @@ from matex_tf.loops import explain, function_step, tape_stack, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
 from matex_tf.runtime.replace import replace
+from matex_tf.servers import holding
 from matex_tf.sharding import sliced_dataset, step_weight
 
 
@@ -103,6 +104,8 @@ def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
     sources = [part for part in (*args, *kwargs.values()) if isinstance(part, (tf.data.Dataset, tf.data.Iterator))]
     with contextlib.ExitStack() as around:
         if getattr(function, "_jit_compile", None):
+            if tf.executing_eagerly():
+                holding.make_whole()  # XLA takes variables as they are
             around.enter_context(overlap.for_xla())
         if sources:
             around.enter_context(sliced_dataset.passed(sources))

@@ -1,0 +1,1 @@
+"""Who owns which piece of an update, and where its state is kept."""

@@ -1,0 +1,255 @@
+"""The slots of an optimizer in pieces: each rank holds its own, and whoever else reads a slot gets the whole of it.
+
+A slot, such as Adam's first moment of a weight, is a variable of the optimizer. While it is held in pieces its own
+memory is given back. Whatever reads or writes it takes its handle; the slots are put together first then, by all
+ranks: where a function is traced, by what is put into its graph. The next update takes them apart again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis.placement import SAME
+from matex_tf.gradients import reduction, variables
+from matex_tf.ops import overlap
+from matex_tf.runtime import objects
+from matex_tf.servers import pieces
+from matex_tf.servers.standing_in import handle, inner
+from matex_tf.world import world
+
+_MOST_DIMENSIONS = 8  # of a variable of TensorFlow
+
+_begun: list[None] = []  # one for each that was begun, on every rank in the same order
+_noted: dict[int, tuple[Any, Any]] = {}
+_parts: weakref.WeakKeyDictionary[Any, dict[int, Part]] = weakref.WeakKeyDictionary()
+_holdings: weakref.WeakSet[Holding] = weakref.WeakSet()
+_watched: dict[type, type] = {}
+_state = threading.local()
+
+
+def note_slot(slot: Any, variable: Any) -> None:
+    """Note that `slot` is a variable that an optimizer has for each entry of `variable`."""
+    whole, of = inner(slot), inner(variable)
+    if whole.shape == of.shape and whole.dtype == of.dtype:
+        key = id(whole)
+        _noted[key] = weakref.ref(slot, lambda _: _noted.pop(key, None)), weakref.ref(of)
+
+
+def slots_of(variables: Sequence[Any], handles: Sequence[Any]) -> list[list[Any]]:
+    """Of each variable its slots with one of these handles, in their order."""
+    numbers = {id(inner(variable)): index for index, variable in enumerate(variables)}
+    found: list[list[Any]] = [[] for _ in variables]
+    slots = {id(handle(inner(slot()))): (slot(), of()) for slot, of in list(_noted.values()) if slot() is not None}
+    for one in handles:
+        slot, of = slots.get(id(one), (None, None))
+        if id(of) in numbers:
+            found[numbers[id(of)]].append(slot)
+    return found
+
+
+def parts_of(optimizer: Any) -> dict[int, Part]:
+    """What is held of an optimizer, by the ids of the model's variables."""
+    return _parts.setdefault(optimizer, {})
+
+
+def make_whole() -> None:
+    """Put together all slots that are held in pieces. Collective; eager.
+
+    Of an optimizer that the script has dropped a rank may still have them, and another not.
+    """
+    if _begun:
+        mine = {one.number: one for one in _holdings if one.is_apart()}
+        everyone = objects.allgather(sorted(mine), "which optimizers are held in pieces")
+        for number in sorted(set(everyone[0]).intersection(*everyone)):
+            mine[number].make_whole()
+
+
+@contextlib.contextmanager
+def as_they_are() -> Iterator[None]:
+    """Within it slots are taken as they are: what is traced is never run."""
+    before, _state.as_they_are = getattr(_state, "as_they_are", False), True
+    try:
+        yield
+    finally:
+        _state.as_they_are = before
+
+
+@dataclass
+class Part:
+    """A variable of a model with this rank's piece of it, and its slots with theirs."""
+
+    holding: Holding
+    number: int  # its place in the holding
+    pairs: list[tuple[Any, Any]]
+
+    @property
+    def variable(self) -> Any:
+        return self.pairs[0][0]
+
+    @property
+    def piece(self) -> Any:
+        return self.pairs[0][1]
+
+    @property
+    def slots(self) -> list[tuple[Any, Any]]:
+        return self.pairs[1:]
+
+    def own(self, tensor: Any) -> Any:
+        """This rank's piece of a whole tensor that is shaped as the variable. Its length is not known to the graph."""
+        import tensorflow as tf
+
+        first, count = tf.split(self.holding.bounds[self.number], 2)
+        return tf.slice(tf.reshape(tensor, [-1]), first, count)
+
+
+class Holding:
+    """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them."""
+
+    def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]]):
+        import tensorflow as tf
+
+        here = world.current()
+        sizes = [inner(one).shape.num_elements() for one in variables]
+        mine = pieces.cut(sizes, here.size, inner(variables[0]).dtype.size)[here.rank]
+        with tf.init_scope():
+            self.bounds = _variable(tf.constant([(first, last - first) for first, last in mine], tf.int64))
+            self._nothing = _variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
+            self._is_whole = _variable(tf.constant(True))
+            self.parts = [
+                Part(self, number, [(one, _room(one, mine[number])) for one in (variable, *slots[number])])
+                for number, variable in enumerate(variables)
+            ]
+
+    def begin(self) -> None:
+        """Hold the slots in pieces from the next update on."""
+        self.number = len(_begun)
+        _begun.append(None)
+        _holdings.add(self)
+        for part in self.parts:
+            for slot, _ in part.slots:
+                _watch(inner(slot), self)
+        variables.leave_out([slot for part in self.parts for slot, _ in part.slots], self.is_apart)
+
+    def take_apart(self) -> None:
+        """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""
+        import tensorflow as tf
+
+        def take() -> None:
+            for part in self.parts:
+                for slot, piece in part.slots:
+                    whole = inner(slot)
+                    value = tf.raw_ops.ReadVariableOp(resource=handle(whole), dtype=whole.dtype)
+                    piece.assign(part.own(tf.ensure_shape(value, whole.shape)))
+                    if whole.shape.rank:
+                        _put(whole, tf.zeros(self._nothing[: whole.shape.rank], whole.dtype))
+            self._is_whole.assign(False)
+
+        graph_ops.keep(self)
+        tf.cond(self._is_whole, take, lambda: None)
+
+    def make_whole(self) -> None:
+        """Put the slots together where they are in pieces: now, or, in a graph, when that is run. Collective."""
+        import tensorflow as tf
+
+        if getattr(_state, "as_they_are", False):
+            return
+        if overlap.is_for_xla() and not tf.executing_eagerly():
+            self._need_whole_before_xla()
+        elif not tf.executing_eagerly():
+            graph_ops.keep(self)
+            tf.cond(self._is_whole, lambda: None, self._gather)
+        elif self.is_apart():
+            if threading.current_thread() is not threading.main_thread():
+                raise world.RankError(
+                    f"a thread of the script reads '{self._name()}', a variable of an optimizer that the ranks hold in "
+                    "pieces (MATEX_STRATEGY=sharded) and can put together in the main thread only. Read it there, or "
+                    "set MATEX_STRATEGY=allreduce."
+                )
+            self._gather()
+
+    def is_apart(self) -> bool:
+        return not self._is_whole.numpy()
+
+    def _need_whole_before_xla(self) -> None:
+        """XLA takes variables as they are. Before eager code calls a function that it compiles, they are whole."""
+        import tensorflow as tf
+
+        around = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+        if getattr(around, "building_function", False):
+            raise world.RankError(
+                f"a function that XLA compiles within another reads '{self._name()}', a variable of an optimizer that "
+                "the ranks hold in pieces (MATEX_STRATEGY=sharded). Set MATEX_STRATEGY=allreduce."
+            )
+
+    def _name(self) -> str:
+        return reduction.name_of(next(slot for part in self.parts for slot, _ in part.slots))
+
+    def _gather(self) -> None:
+        import tensorflow as tf
+
+        with as_they_are():
+            for part in self.parts:
+                for slot, piece in part.slots:
+                    value = gathered(piece.read_value(), reduction.name_of(slot))
+                    _put(inner(slot), tf.reshape(value, inner(slot).shape))
+            self._is_whole.assign(True)
+
+
+def gathered(piece: Any, name: str) -> Any:
+    """All ranks' pieces, one after the other. Collective."""
+    import tensorflow as tf
+
+    whole = ops.allgather(piece, name)
+    if not tf.executing_eagerly():
+        interpreter.declare(whole, SAME)
+    return whole
+
+
+def _put(variable: Any, value: Any) -> None:
+    """Assign to a variable whatever its shape is now."""
+    import tensorflow as tf
+
+    tf.raw_ops.AssignVariableOp(resource=handle(variable), value=value, validate_shape=False)
+
+
+def _variable(value: Any, **more: Any) -> Any:
+    """A variable of ours, which may be made whenever a function is traced."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    return resource_variable_ops.ResourceVariable(value, trainable=False, **more)
+
+
+def _room(variable: Any, bounds: tuple[int, int]) -> Any:
+    """A variable for a piece, of which functions are not to know the length, with the identity of the whole one."""
+    import tensorflow as tf
+
+    whole = inner(variable)
+    nothing = tf.zeros([bounds[1] - bounds[0]], whole.dtype)
+    piece = _variable(nothing, shape=[None], name=whole.name.split(":")[0])
+    piece._unique_id = whole._unique_id
+    return piece
+
+
+def _watch(variable: Any, holding: Holding) -> None:
+    """Have whoever takes the handle of `variable` find it whole."""
+    kind = type(variable)
+    if kind not in _watched:
+        _watched[kind] = type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
+    vars(variable)["_matex_holding"] = holding
+    object.__setattr__(variable, "__class__", _watched[kind])
+
+
+class _Watched:
+    @property
+    def _handle(self) -> Any:
+        holding = vars(self).get("_matex_holding")  # a piece that stands in for it has none
+        if holding is not None:
+            holding.make_whole()
+        return handle(self)

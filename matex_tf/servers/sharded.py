@@ -1,0 +1,179 @@
+"""`MATEX_STRATEGY=sharded`: each rank updates its piece of the weights, with the slots of that piece only.
+
+The gradients are those of the whole batch, and the optimizer is the script's own, of which only the last step runs on
+pieces: clipping, weight decay, accumulation, constraints and averages come before or after it, and are as ever. An
+update that is proved to be elementwise makes of pieces the pieces of what it makes of all. The new weights
+are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.analysis import elementwise
+from matex_tf.gradients import reduction
+from matex_tf.ops import overlap
+from matex_tf.runtime import notes
+from matex_tf.servers import holding
+from matex_tf.servers.holding import Holding, Part
+from matex_tf.servers.standing_in import handle, inner, standing_in
+from matex_tf.world import world
+
+Apply = Callable[[list[Any], list[Any]], Any]
+"""The last step of an optimizer: gradients in, variables updated."""
+
+
+def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+    """What `apply(gradients, variables)` gives, with the update in pieces where that is chosen and proved.
+
+    Args:
+        optimizer: the script's own.
+        apply: the last step of it.
+        gradients: those of the whole batch, none of them None.
+        variables: what they are gradients of.
+    """
+    gradients, variables = list(gradients), list(variables)
+    if not is_chosen():
+        return apply(gradients, variables)
+    parts: list[Part | None] = []
+    why = _why_not_here()
+    if why is None:
+        parts, why = _proved(optimizer, apply, gradients, variables)
+    if why is not None:
+        say_not(optimizer, why)
+    cut = [part for part in parts if part is not None]
+    if not cut:
+        return apply(gradients, variables)
+    for one in _holdings(cut):
+        one.take_apart()
+    for part in cut:
+        part.piece.assign(part.own(inner(part.variable).read_value()))
+    own = [one if part is None else part.own(one) for part, one in zip(parts, gradients)]
+    with standing_in([pair for part in cut for pair in part.pairs]):
+        result = apply(own, variables)
+    for one in _holdings(cut):
+        _publish([part for part in one.parts if part in cut])
+    return result
+
+
+def is_chosen() -> bool:
+    """Whether updates are to be sharded where they can be."""
+    # A phantom, whose other ranks are not there, could not get their pieces.
+    return settings.current().strategy == "sharded" and world.is_active() and not world.current().is_phantom
+
+
+def say_not(optimizer: Any, why: str) -> None:
+    """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen."""
+    if is_chosen():
+        name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
+        notes.note(f"MATEX_STRATEGY=sharded: the optimizer '{name}' runs as allreduce: {why}")
+
+
+def _why_not_here() -> str | None:
+    """Why no update can be sharded where ops are being made now."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    if settings.current().elastic:
+        return "with MATEX_ELASTIC the state of a lost rank is needed on those that are left"
+    if tf.executing_eagerly() or not ops.inside_function():
+        return "it is called outside of a tf.function"
+    if overlap.is_for_xla():
+        return "XLA compiles its update"
+    return None
+
+
+def _proved(
+    optimizer: Any, apply: Apply, gradients: list[Any], variables: list[Any]
+) -> tuple[list[Part | None], str | None]:
+    """The part of each variable, None of one that stays whole, and why that is so.
+
+    There are none if the update is not proved to be elementwise.
+    """
+    import tensorflow as tf
+
+    can = [_can_be_cut(variable, gradient) for variable, gradient in zip(variables, gradients)]
+    chosen = [variable for variable, fits in zip(variables, can) if fits]
+    why = None
+    if len(chosen) < len(variables):
+        first = reduction.name_of(variables[can.index(False)])
+        why = f"{can.count(False)} of its variables have sparse gradients or no fixed shape, such as '{first}'"
+    if not chosen:
+        return [], why
+    given = [gradient for gradient, fits in zip(gradients, can) if fits]
+    before = dict(vars(optimizer))
+    whole = _traced(apply, chosen, [tf.TensorSpec(one.shape, one.dtype) for one in given])
+    held = holding.parts_of(optimizer)
+    slots = holding.slots_of(chosen, [outer for outer, _ in whole.captures])
+    new = [index for index, variable in enumerate(chosen) if id(inner(variable)) not in held]
+    made = []
+    for dtype in dict.fromkeys(inner(chosen[index]).dtype for index in new):
+        same = [index for index in new if inner(chosen[index]).dtype == dtype]
+        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same]))
+    found = {**held, **{id(inner(part.variable)): part for one in made for part in one.parts}}
+    parts = [found[id(inner(variable))] for variable in chosen]
+    pieces, failed = None, None
+    with standing_in([pair for part in parts for pair in part.pairs]):
+        try:
+            pieces = _traced(apply, chosen, [tf.TensorSpec([None], one.dtype) for one in given])
+        except Exception as error:  # whatever Python may raise that needs to know a shape
+            failed = f"its update takes no piece of a variable ({type(error).__name__})"
+    changed = [name for name, value in vars(optimizer).items() if before.get(name, before) is not value]
+    if changed:
+        vars(optimizer).update({name: before[name] for name in changed if name in before})
+        return [], f"each trace of its update changes it ({changed[0]})"
+    failed = failed or elementwise.why_not(whole, _roles(parts, 0), pieces, _roles(parts, 1))
+    if failed is not None:
+        return [], failed
+    for one in made:
+        one.begin()
+    held.update(found)
+    return [found[id(inner(variable))] if fits else None for variable, fits in zip(variables, can)], why
+
+
+def _holdings(parts: Sequence[Part]) -> list[Holding]:
+    return list(dict.fromkeys(part.holding for part in parts))
+
+
+def _can_be_cut(variable: Any, gradient: Any) -> bool:
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    one = inner(variable)
+    if not isinstance(one, BaseResourceVariable) or "_handle" not in vars(one) or not one.shape.is_fully_defined():
+        return False
+    return not isinstance(gradient, tf.IndexedSlices) and gradient.shape == one.shape
+
+
+def _traced(apply: Apply, variables: list[Any], gradients: list[Any]) -> Any:
+    """The graph of an update that is never run."""
+    from tensorflow.python.framework import func_graph
+
+    def body(*given: Any) -> None:
+        apply(list(given), list(variables))
+
+    with holding.as_they_are():
+        return func_graph.func_graph_from_py_func("matex_update", body, gradients, {}, add_control_dependencies=False)
+
+
+def _roles(parts: list[Part], which: int) -> dict[int, Any]:
+    """By the ids of handles, what an update takes of `parts`: of what is whole (0) or of the pieces (1)."""
+    return {
+        id(handle(inner(pair[which]))): ("slot" if at else "variable", index, at)
+        for index, part in enumerate(parts)
+        for at, pair in enumerate(part.pairs)
+    }
+
+
+def _publish(parts: list[Part]) -> None:
+    """Give every rank the whole of what the ranks have updated, parts of one holding."""
+    import tensorflow as tf
+
+    wholes = [inner(part.variable) for part in parts]
+    name = f"the new {reduction.name_of(parts[0].variable)} and {len(parts) - 1} more"
+    everything = holding.gathered(tf.concat([part.piece.read_value() for part in parts], 0), name)
+    sizes = [whole.shape.num_elements() for whole in wholes]
+    for whole, value in zip(wholes, tf.split(tf.ensure_shape(everything, [sum(sizes)]), sizes)):
+        whole.assign(tf.reshape(value, whole.shape))

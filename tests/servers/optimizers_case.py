@@ -1,0 +1,84 @@
+"""Each optimizer of a Keras updates variables of many shapes in a loop of the script's own; what all have is stored.
+
+Arguments: the folder, the package of Keras, the type. Some variables have fewer entries than there are ranks.
+"""
+
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+
+folder, package, dtype = sys.argv[1:]
+keras = __import__(package)
+generator = np.random.default_rng(3)
+SHAPES = [(7, 5), (5,), (5, 3, 2), (1,), (2, 2), ()]
+X = generator.normal(size=(24, 7)).astype(dtype)
+optimizers = keras.optimizers
+chosen = {
+    name: kind
+    for name, kind in vars(optimizers).items()
+    if inspect.isclass(kind)
+    and issubclass(kind, optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer")
+}
+chosen |= {
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
+    "schedule": lambda: optimizers.Adam(optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), amsgrad=True),
+    "clipped": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True, global_clipnorm=0.3),
+    "average": lambda: optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2),
+}
+if package == "keras":
+    chosen["accumulating"] = lambda: optimizers.Adam(0.1, gradient_accumulation_steps=2)
+    chosen["scaling"] = lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=8.0)
+    del chosen["MultiOptimizer"]  # it is given other optimizers
+
+
+def slots_of(optimizer):
+    owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return [getattr(one, "_value", one) for one in owned]
+
+
+def bytes_held(optimizer):
+    """Of what an optimizer has, in the memory of TensorFlow, in whole variables."""
+    handles = [(vars(one)["_handle"], one.dtype) for one in slots_of(optimizer)]
+    return sum(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy().nbytes for handle, dtype in handles)
+
+
+def step_of(optimizer, of):
+    kernel, bias, cube, one, square, scalar = of
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(rows @ tf.convert_to_tensor(kernel) + bias) * one[0]
+            hidden = tf.tensordot(hidden, tf.convert_to_tensor(cube), 1) @ tf.convert_to_tensor(square)
+            loss = tf.reduce_mean((hidden - scalar) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, of), of))
+        return loss
+
+    return step
+
+
+found = {}
+for name, make in chosen.items():
+    start = np.random.default_rng(5)
+    values = [np.asarray(start.normal(size=shape), dtype) for shape in SHAPES]
+    if package == "keras":
+        of = [keras.Variable(value, dtype=dtype, name=f"v{index}") for index, value in enumerate(values)]
+    else:
+        of = [tf.Variable(value, name=f"v{index}") for index, value in enumerate(values)]
+    optimizer = make()
+    step = step_of(optimizer, of)
+    for number in range(4):
+        step(X[number * 6 : number * 6 + 6])
+    found[f"{name}|bytes"] = np.array(bytes_held(optimizer))
+    for index, variable in enumerate([*of, *slots_of(optimizer)]):
+        found[f"{name}|{index}"] = variable.numpy()
+    step(X[:6])  # what was read is taken apart again
+    found[f"{name}|after"] = np.concatenate([np.ravel(variable.numpy()) for variable in of])
+
+np.savez(Path(folder) / f"rank-{matex_tf.rank()}.npz", **found)

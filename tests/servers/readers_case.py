@@ -1,0 +1,122 @@
+"""Whatever reads or writes an optimizer's variables finds them whole, also in graphs. Argument: the folder."""
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+
+folder = Path(sys.argv[1])
+x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")
+words = np.random.default_rng(1).integers(0, 9, size=(36, 3))
+found = {}
+
+
+def keep(name, variables):
+    for index, variable in enumerate(variables):
+        found[f"{name}|{index}"] = np.asarray(variable.numpy() if hasattr(variable, "numpy") else variable)
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)])
+
+
+class Reads(keras.callbacks.Callback):
+    sums = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            self.sums += [float(tf.reduce_sum(one)) for one in self.model.optimizer.variables]
+
+
+def in_fit():
+    model = network()
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    saved = keras.callbacks.ModelCheckpoint(str(folder / "each.keras"))
+    model.fit(x, x[:, :1], batch_size=9, epochs=2, verbose=0, callbacks=[Reads(), saved])
+    keep("fit", [*model.weights, *model.optimizer.variables, np.array(Reads.sums)])
+    again = keras.models.load_model(folder / "each.keras")
+    keep("loaded", [*again.weights, *again.optimizer.variables])
+    again.fit(x, x[:, :1], batch_size=9, verbose=0)
+    keep("resumed", [*again.weights, *again.optimizer.variables])
+
+
+def step_of(model, optimizer, loss_of, reads=False):
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(rows, training=True), rows)
+        of = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, of), of))
+        return tf.reduce_sum(optimizer.variables[2]) if reads else loss
+
+    return step
+
+
+def error(out, rows):
+    return tf.reduce_mean((out - rows[:, :1]) ** 2)
+
+
+def in_loops():
+    model, optimizer = network(), keras.optimizers.Adam(0.05)
+    step, reading = step_of(model, optimizer, error), step_of(model, optimizer, error, reads=True)
+    looks = tf.function(lambda: tf.reduce_sum(optimizer.variables[3] ** 2))
+    compiled = tf.function(lambda: tf.reduce_sum(optimizer.variables[4] ** 2), jit_compile=True)
+    rows = [tf.constant(x[at : at + 9]) for at in range(0, 36, 9)]
+    figures = []
+    for number in range(2):
+        for one in rows:
+            step(one)
+        figures += [reading(rows[number]), looks(), looks()]
+        step(rows[0])
+        figures += [compiled(), compiled()]
+        step(rows[1])
+        for slot in optimizer.variables[2:]:
+            slot.assign(slot * 0.5)
+    keep("loop", [*model.weights, *optimizer.variables, *figures])
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    path = checkpoint.save(str(folder / "checkpoint"))
+    step(rows[2])
+    keep("moved on", optimizer.variables)
+    checkpoint.restore(path)
+    step(rows[3])
+    keep("restored", [*model.weights, *optimizer.variables])
+    with tf.GradientTape() as tape:
+        loss = error(model(rows[0]), rows[0])
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    step(rows[1])
+    keep("eager between", [*model.weights, *optimizer.variables])
+
+
+def of_rows():
+    keras.utils.set_random_seed(2)
+    layers = [keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), *layers])
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    model.fit(words, words[:, :1] % 2, batch_size=9, epochs=2, verbose=0)
+    keep("sparse", [*model.weights, *model.optimizer.variables])
+
+
+def of_few():
+    scale, optimizer = keras.Variable(np.ones(2, "float32")), keras.optimizers.Adam(0.1)
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((rows[:, :2] * scale) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, scale), scale)])
+
+    for at in range(0, 36, 9):
+        step(tf.constant(x[at : at + 9]))
+    keep("few", [scale, *optimizer.variables])
+
+
+in_fit()
+in_loops()
+of_rows()
+of_few()
+np.savez(folder / f"rank-{matex_tf.rank()}.npz", **found)

@@ -1,0 +1,75 @@
+"""`MATEX_STRATEGY=sharded` gives what `allreduce` gives; where it cannot, it says so and is `allreduce`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+
+HERE = Path(__file__).parent
+WHOLE = {
+    "keras": {"Adafactor", "Lamb", "Muon"},
+    "tf_keras": {"Adafactor", "Nadam", "average"},
+}
+"""Optimizers whose update is not elementwise, or cannot be shown to be."""
+
+
+def both(ranks, script, *arguments, folder, **more):
+    """What the ranks store with `allreduce` and with `sharded`, and what the latter says."""
+    results = []
+    for strategy in ("allreduce", "sharded"):
+        place = folder / strategy
+        place.mkdir()
+        env = {**launch.ALL_FILES, "MATEX_STRATEGY": strategy, **more}
+        said = launch.run(ranks, script, place, *arguments, env=env, timeout=560).check().stderr
+        results.append([dict(np.load(path)) for path in sorted(place.glob("rank-*.npz"))])
+    return *results, said
+
+
+def differing(wanted, got):
+    """The names of what is not the same, bit for bit, on each rank."""
+    assert [set(one) for one in wanted] == [set(one) for one in got]
+    return {
+        name
+        for want, have in zip(wanted, got)
+        for name in want
+        if not name.endswith("|bytes") and want[name].tobytes() != have[name].tobytes()
+    }
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "ranks, package, dtype",
+    [
+        (2, "keras", "float32"),  # Muon knows no other
+        (3, "tf_keras", "float64"),
+        pytest.param(3, "keras", "float32", marks=pytest.mark.more),
+        pytest.param(2, "tf_keras", "float64", marks=pytest.mark.more),
+    ],
+)
+def test_every_optimizer_gives_the_same(ranks, package, dtype, tmp_path):
+    pytest.importorskip(package)
+    wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, folder=tmp_path)
+    if dtype == "float32":
+        assert differing(wanted, got) == set()
+    # Of whole variables, whose shapes are fixed, TensorFlow may arrange products otherwise than of pieces.
+    off = {name for want, have in zip(wanted, got) for name in want if not close(have[name], want[name])}
+    assert {name for name in off if not name.endswith("|bytes")} == set()
+    for have in got[1:]:
+        assert differing(got[:1], [have]) == set()
+    names = {name.partition("|")[0] for name in got[0]}
+    held = {name: (int(wanted[0][f"{name}|bytes"]), int(got[0][f"{name}|bytes"])) for name in names}
+    smaller = {name for name, (before, after) in held.items() if after < before}
+    have_slots = {name for name, (before, _) in held.items() if before > 100}
+    assert have_slots - smaller == WHOLE[package], said
+    assert said.count("runs as allreduce") == len(WHOLE[package]), said
+
+
+@pytest.mark.timeout(900)
+def test_readers_find_whole_variables(tmp_path):
+    wanted, got, said = both(3, HERE / "readers_case.py", folder=tmp_path, MATEX_OUTPUT="first", MATEX_OVERLAP="on")
+    assert differing(wanted, got) == set()
+    assert "1 of its variables have sparse gradients" in said
+    assert "it is called outside of a tf.function" in said
