@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matex_tf import attach
 from matex_tf.version import __version__
 
@@ -37,3 +39,16 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
     shard,
     size,
 )
+
+_DEPLOYING = {"Kubernetes": "make_kubernetes", "Slurm": "make_slurm"}
+
+
+def __getattr__(name: str) -> Any:
+    """What starts other runs is not loaded in those that train."""
+    import importlib
+
+    if name == "launch":
+        return importlib.import_module("matex_tf.launch")
+    if name in _DEPLOYING:
+        return getattr(importlib.import_module("matex_tf.deploy.python"), _DEPLOYING[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,11 +15,11 @@ import click
 
 from matex_tf.deploy import following, kubernetes, run_folder, slurm
 from matex_tf.deploy.job import Job, JobError
-from matex_tf.deploy.options import Options, settle
+from matex_tf.deploy.options import Asked, Options, settle
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
-_CLUSTERS: dict[str, tuple[type[Options], Any]] = {
+CLUSTERS: dict[str, tuple[type[Options], Any]] = {
     "slurm": (slurm.Slurm, slurm),
     "kubernetes": (kubernetes.Kubernetes, kubernetes),
 }
@@ -33,9 +33,13 @@ def own_command() -> str:
 
 def prepare(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
     """The options of a job that runs `target`, the script or `-m` and a module first. Raises ValueError, TypeError."""
-    settled = settle(asked, given)
+    return name_and_command(settle(asked, given), target)
+
+
+def name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
+    """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (own_command() if asked is slurm.Slurm else "")
+    matex = settled.matex or (own_command() if isinstance(settled, slurm.Slurm) else "")
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -89,7 +93,7 @@ def submit(
         raise click.UsageError("where? For example: matex submit --slurm --nodes 4 train.py")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
-    kind, does = _CLUSTERS[cluster]
+    kind, does = CLUSTERS[cluster]
     target = ["-m", *script] if is_module else [*script]
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     try:
@@ -117,7 +121,7 @@ def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
     """`given`. Raises click.UsageError for an option of another kind of cluster."""
     known = {one.name for one in fields(kind)}
     for name in given.keys() - known:
-        goes = " or ".join(f"--{other}" for other, (asked, _) in _CLUSTERS.items() if hasattr(asked, name))
+        goes = " or ".join(f"--{other}" for other, (asked, _) in CLUSTERS.items() if hasattr(asked, name))
         raise click.UsageError(f"--{name.replace('_', '-')} goes with {goes}")
     return given
 
@@ -161,7 +165,7 @@ def _find(job: str, namespace: str) -> tuple[Any, Job]:
     if folder.is_dir():
         try:
             cluster, name = run_folder.read(folder)
-            return _CLUSTERS[cluster][1], Job(name, str(folder))
+            return CLUSTERS[cluster][1], Job(name, str(folder))
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
     if job.isascii() and job.isdigit():

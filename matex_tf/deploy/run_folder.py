@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 RUNS = Path("runs")
@@ -32,6 +33,23 @@ def make(name: str) -> Path:
         except FileExistsError:
             continue
         return folder
+
+
+def reader(folder: str) -> Callable[[], bytes]:
+    """What gives, at each call, what the run's output has got since the last one."""
+    path, position = Path(folder, "output"), 0
+
+    def more() -> bytes:
+        nonlocal position
+        if not folder or not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            file.seek(position)
+            piece = file.read()
+        position += len(piece)
+        return piece
+
+    return more
 
 
 def remove(folder: Path) -> None:

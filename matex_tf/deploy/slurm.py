@@ -85,7 +85,8 @@ _SCRIPT = """\
 #!/bin/bash
 {heads}run_folder="$PWD"/{folder} child=
 trap 'kill -USR1 $child' USR1
-{setup}{look}{state}rm -f "$run_folder/exit-code"
+{setup}{look}{state}export MATEX_RECORD="$run_folder"
+rm -f "$run_folder/exit-code"
 {command} & child=$!
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
@@ -194,19 +195,8 @@ def exit_code(name: str, codes: str) -> int | None:
 
 def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     """Copy what the job prints until it ends; its exit code."""
-    path, position = Path(job.folder, "output"), 0
-
-    def more() -> bytes:
-        nonlocal position
-        if not job.folder or not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            file.seek(position)
-            piece = file.read()
-        position += len(piece)
-        return piece
-
-    code = following.follow(job, lambda: state(job), more, write)
+    path = Path(job.folder, "output")
+    code = following.follow(job, lambda: state(job), run_folder.reader(job.folder), write)
     if code and job.folder and not path.is_file():
         following.say(
             f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "

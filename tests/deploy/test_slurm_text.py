@@ -33,6 +33,7 @@ trap 'kill -USR1 $child' USR1
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
+export MATEX_RECORD="$run_folder"
 rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
 wait $child; code=$?

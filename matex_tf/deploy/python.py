@@ -1,0 +1,141 @@
+"""`matex_tf.launch`: a script as a run of its own, here or as a job of a cluster, from Python."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matex_tf import arguments
+from matex_tf.deploy import command, following, kubernetes, run_folder, slurm
+from matex_tf.deploy.job import ENDED, RUNNING, Job, State
+from matex_tf.deploy.options import Options, settle
+from matex_tf.monitor import progress, recording
+
+
+def make_slurm(**options: Any) -> slurm.Slurm:
+    """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
+    return settle(slurm.Slurm, options)
+
+
+def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
+    """A cluster for `launch`: the options of `matex submit --kubernetes`, over those of the user's files."""
+    return settle(kubernetes.Kubernetes, options)
+
+
+class Here:
+    """A run on this machine, asked as a cluster is asked for its jobs."""
+
+    def __init__(self, words: Sequence[str], folder: Path):
+        environment = {**os.environ, "MATEX_RECORD": str(folder.absolute())}
+        with (folder / "output").open("wb") as output:
+            self._child = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+            )
+        self.job = Job(str(self._child.pid), str(folder))
+
+    def state(self, job: Job) -> State:
+        """Where it is."""
+        code = self._child.poll()
+        if code is None:
+            return State(RUNNING, "RUNNING here")
+        return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
+
+    def follow(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+        """Copy what it prints until it ends; its exit code."""
+        return following.follow(job, lambda: self.state(job), run_folder.reader(job.folder), write)
+
+    def cancel(self, job: Job) -> None:
+        """End it."""
+        self._child.send_signal(signal.SIGTERM)
+        self._child.wait()
+
+
+class LaunchedRun:
+    """A run that `launch` has started. `folder` has its output and records; "" if they are in a cluster's volume."""
+
+    def __init__(self, does: Any, job: Job):
+        self._does, self._job = does, job
+        self.folder = job.folder
+
+    def __repr__(self) -> str:
+        return f"<run {self._job.id}{f' in {self.folder}' if self.folder else ''}>"
+
+    @property
+    def id(self) -> str:
+        """The scheduler's name of the job, or the number of the process here."""
+        return self._job.id
+
+    def state(self) -> str:
+        """Where the run is, in the scheduler's words. Raises what a scheduler does not answer."""
+        return str(self._does.state(self._job))
+
+    def follow(self) -> int:
+        """Print what the run prints, and each change of its state, until it ends; its exit code."""
+        code: int = self._does.follow(self._job)
+        return code
+
+    def wait(self) -> int:
+        """The exit code, once the run has ended. It prints only the changes of its state."""
+        code: int = self._does.follow(self._job, lambda _: None)
+        return code
+
+    def cancel(self) -> None:
+        """End the run, or take it out of the queue."""
+        self._does.cancel(self._job)
+
+    def metrics(self) -> list[dict[str, float]]:
+        """What `fit` logged of each epoch that has ended, with its number as "epoch"."""
+        if not self.folder:
+            raise RuntimeError(f"the records of {self.id} are in the volume of the cluster: read them there")
+        try:
+            run = recording.open_run(self.folder)
+        except recording.RecordingError:
+            return []  # the first epoch has not ended
+        done = progress.epochs([event for start in run.starts for event in start.events])
+        return [{"epoch": each.number, **each.logs} for each in done]
+
+
+def launch(
+    script: str | os.PathLike[str],
+    args: Sequence[Any] = (),
+    *,
+    ranks: int | None = None,
+    cluster: Options | None = None,
+) -> LaunchedRun:
+    """Start `script` with `args` on `ranks` ranks, of `cluster` (`matex_tf.Slurm(nodes=4)`) or of this machine.
+
+    It returns at once. With a cluster `ranks` may be left out; otherwise they are dealt evenly to its nodes.
+
+    Raises:
+        FileNotFoundError: there is no such script here.
+        ValueError, TypeError: ranks and nodes do not go together, or a value is wrong.
+        JobError: the cluster refused the job; nothing of it is left.
+    """
+    target = [os.fspath(script), *map(str, args)]
+    if ranks is not None:
+        arguments.whole_number("launch", "ranks", ranks)
+    if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
+        raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
+    if cluster is None:
+        if ranks is None:
+            raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
+        folder = run_folder.make(Path(target[0]).stem)
+        here = Here([*shlex.split(command.own_command()), "run", "-n", str(ranks), *target], folder)
+        return LaunchedRun(here, here.job)
+    if not isinstance(cluster, Options):
+        raise TypeError(f"launch: expected cluster to be matex_tf.Slurm(...) or Kubernetes(...); given {cluster!r}")
+    if ranks is not None:
+        each, rest = divmod(ranks, cluster.nodes)
+        if rest or cluster.ranks_per_node not in (1, each):
+            raise ValueError(
+                f"launch: {ranks} ranks do not go with {cluster.nodes} nodes of {cluster.ranks_per_node} ranks each"
+            )
+        cluster = replace(cluster, ranks_per_node=each)
+    does = command.CLUSTERS[cluster.kind()][1]
+    return LaunchedRun(does, does.submit(command.name_and_command(cluster, target), target))

@@ -1,0 +1,118 @@
+"""Runs that Python starts: here by `matex run`, and as a job by stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_commands import Fakes
+
+import matex_tf
+from matex_tf.deploy import following, job
+
+
+SCRIPT = """\
+import sys, time
+print(sys.argv[1:], flush=True)
+time.sleep(int(sys.argv[1]))
+sys.exit(3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(following, "ASK_EACH", 0.0)
+    monkeypatch.setattr(following, "LOOK_EACH", 0.01)
+    Path("train.py").write_text(
+        "import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(int(sys.argv[1]))\nsys.exit(3)\n"
+    )
+
+
+def test_a_run_here(monkeypatch, capfd):
+    monkeypatch.setenv("MATEX_DISABLE", "1")
+    run = matex_tf.launch("train.py", [0, "two words"], ranks=1)
+    assert run.wait() == 3 and run.state() == "ENDED, exit code 3"
+    assert "['0', 'two words']" in Path(run.folder, "output").read_text()
+    capfd.readouterr()
+    assert run.follow() == 3 and "['0', 'two words']" in capfd.readouterr().out
+
+
+def test_a_run_here_is_cancelled(monkeypatch):
+    monkeypatch.setenv("MATEX_DISABLE", "1")
+    run = matex_tf.launch("train.py", [300], ranks=1)
+    while "300" not in Path(run.folder, "output").read_text():
+        assert run.state() == "RUNNING here"
+    run.cancel()
+    assert run.wait() == 143
+
+
+def test_a_job_of_slurm(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    fakes = Fakes(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    fakes.add("sbatch", "echo 4711")
+    fakes.add("scontrol", "next state")
+    fakes.add("scancel", "")
+    shown = "JobId=4711\n   JobState={} Reason=None\n   Requeue=1 Restarts=0 ExitCode=0:0\n   NodeList=n1\n"
+    fakes.answers("state", *(shown.format(state) for state in ("RUNNING", "RUNNING", "COMPLETED")))
+    run = matex_tf.launch("train.py", ["--epochs", 9], ranks=8, cluster=matex_tf.Slurm(nodes=4, time="2:00:00"))
+    text = Path(run.folder, "job.sh").read_text()
+    assert "--ntasks-per-node=2\n" in text and "-n 8 train.py --epochs 9 & child" in text and run.id == "4711"
+    assert run.state() == "RUNNING on n1"
+    run.cancel()
+    assert "scancel 4711" in fakes.calls and run.wait() == 0
+
+
+def test_what_fit_logged_of_each_epoch(monkeypatch):
+    monkeypatch.setenv("MATEX_DISABLE", "1")
+    run = matex_tf.launch("train.py", [0], ranks=1)
+    assert run.wait() == 3 and run.metrics() == []
+    start = Path(run.folder, "start-1")
+    start.mkdir()
+    (start / "start.json").write_text(json.dumps({"format": 1}))
+    lines = [{"t": at, "epoch": at, "logs": {"loss": 1 / at}} for at in (1, 2)]
+    (start / "events-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert run.metrics() == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
+
+
+@pytest.mark.parametrize(
+    "asked, error, message",
+    [
+        (lambda: matex_tf.launch("no.py", ranks=2), FileNotFoundError, "there is no file no.py"),
+        (lambda: matex_tf.launch("train.py"), TypeError, "how many ranks"),
+        (lambda: matex_tf.launch("train.py", ranks=0), ValueError, "expected ranks to be a whole number, 1 or more"),
+        (
+            lambda: matex_tf.launch("train.py", ranks=5, cluster=matex_tf.Slurm(nodes=2)),
+            ValueError,
+            "5 ranks do not go",
+        ),
+        (lambda: matex_tf.launch("train.py", cluster="slurm"), TypeError, "expected cluster to be matex_tf.Slurm"),
+        (lambda: matex_tf.Slurm(node=2), ValueError, "there is no option node; did you mean nodes"),
+        (lambda: matex_tf.Kubernetes(nodes="2"), TypeError, "expected nodes to be a whole number"),
+    ],
+)
+def test_what_cannot_be_launched(asked, error, message):
+    with pytest.raises(error, match=message):
+        asked()
+
+
+def test_a_refusal_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(job.JobError, match="there is no sbatch on this machine"):
+        matex_tf.launch("train.py", cluster=matex_tf.Slurm())
+
+
+def test_a_script_that_trains_loads_none_of_it():
+    program = "import matex_tf, sys; assert not [name for name in sys.modules if name.startswith('matex_tf.deploy')]"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_package_stays_a_package():
+    from matex_tf.launch import cli
+
+    assert callable(matex_tf.launch) and matex_tf.launch.cli is cli
