@@ -13,7 +13,6 @@ from fake_commands import Fakes
 import matex_tf
 from matex_tf.deploy import following, job
 
-
 SCRIPT = """\
 import sys, time
 print(sys.argv[1:], flush=True)
@@ -28,9 +27,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(following, "LOOK_EACH", 0.01)
-    Path("train.py").write_text(
-        "import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(int(sys.argv[1]))\nsys.exit(3)\n"
-    )
+    Path("train.py").write_text(SCRIPT)
 
 
 def test_a_run_here(monkeypatch, capfd):
