@@ -75,8 +75,9 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
     typed = ["two words", 'it\'s "quoted"', "new\nline", "$HOME"]
     found, out, err = cluster.matex(*words, "my train.py", str(code), *typed, env=PLAIN)
     assert found == code, out + err
-    for host in ("h1", "h2"):
-        assert f"words {typed} on {host}\n" in out
+    # The first rank that fails ends the other, which may not have printed yet.
+    said = [f"words {typed} on {host}\n" in out for host in ("h1", "h2")]
+    assert any(said) if code else all(said), out
     assert ("COMPLETED, exit code 0" if code == 0 else "FAILED, exit code 3") in err
     number = err.split("job ")[1].split(":")[0]
     assert 'JobName=my "job" #1\n' in cluster.slurm.ask("scontrol", "show", "job", number)
