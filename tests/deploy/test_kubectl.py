@@ -87,10 +87,9 @@ def test_kubectl_reads_the_words_that_were_typed(tmp_path):
                 "create",
             ]
             environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
-            result = subprocess.run(
-                [*command, "create", "--validate=false", "-f", "-"], input=kubernetes.text(asked, words, "job-1"), text=True,
-                capture_output=True, env=environment, timeout=60,
-            )  # fmt: skip
+            text = kubernetes.text(asked, words, "job-1")
+            command += ["--validate=false", "-f", "-"]
+            result = subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=60)
         finally:
             server.shutdown()
     assert result.returncode == 0, result.stderr
