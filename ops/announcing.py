@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from matex_tf import tags
+
 from . import readiness
 
 ANNOUNCE, HAND_OVER = "MatexAnnounceUpdate", "MatexHandOverGradient"
@@ -23,13 +25,8 @@ _MOST_PARTS = 16
 
 
 def _moved(graph: Any) -> dict[Any, Any]:
-    """The announcements of `graph` that do not come where they were made, each with the collective that comes after.
-
-    The graph holds it, and destroys it.
-    """
-    if not hasattr(graph, "_matex_tf_moved"):
-        graph._matex_tf_moved = {}
-    return graph._matex_tf_moved
+    """The announcements of `graph` that do not come where they were made, each with the collective that comes after."""
+    return tags.tag_or_new(graph, "announcements that were moved", dict)
 
 
 @dataclass

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf import tags
+
 _variable: Any = None
+_LAST = "last collective"
 
 
 def order_handles() -> list[Any]:
@@ -38,10 +41,10 @@ def in_order(make: Callable[..., Any], **inputs: Any) -> Any:
         graph = ops.get_default_graph()
     if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
         return make(order=order_handles(), **inputs)
-    with tf.control_dependencies(getattr(graph, "_matex_tf_last", [])):
+    with tf.control_dependencies(tags.tag(graph, _LAST, [])):
         made = make(order=order_handles(), **inputs)
     first = tf.nest.flatten(made)[0]
-    graph._matex_tf_last = [first if isinstance(first, tf.Operation) else first.op]
+    tags.set_tag(graph, _LAST, [first if isinstance(first, tf.Operation) else first.op])
     return made
 
 

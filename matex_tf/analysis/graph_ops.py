@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import tags
 from matex_tf.analysis import interpreter
 
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
@@ -18,7 +19,7 @@ def keep(value: Any) -> None:
 
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        graph._matex_kept = [*getattr(graph, "_matex_kept", []), value]
+        tags.tag_or_new(graph, "variables", list).append(value)
         graph = getattr(graph, "outer_graph", None)
 
 

@@ -109,10 +109,12 @@ class Stage:
 
     def look_at_source(self, source: Any) -> None:
         """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
-        if not hasattr(source, "element_spec") or not share_arrays.is_share(source) or hasattr(source, "_matex_whole"):
+        if not hasattr(source, "element_spec") or not share_arrays.is_share(source):
+            return
+        if share_arrays.whole_of(source) is not None:
             return
         elastic.refuse(f"{self.name}, each rank's own share,")
-        self.numbered = getattr(source, "_matex_numbered", None)
+        self.numbered = share_arrays.numbered_of(source)
         if self.numbered is not None:
             return
         number = int(source.cardinality())
@@ -135,7 +137,8 @@ class Stage:
         if mine is not None:
             self.pending = None, mine
             return mine
-        dataset = getattr(dataset, "_matex_whole", dataset)
+        whole = share_arrays.whole_of(dataset)
+        dataset = dataset if whole is None else whole
         if self.trains and elastic.is_on():
             import tensorflow as tf
 

@@ -7,6 +7,7 @@ step on all ranks alike, and where it does not hold every rank computes all.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, shar
 from matex_tf.world import world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
+_gives_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 
 
@@ -113,16 +115,16 @@ def give_up(model: Any, error: Exception) -> bool:
         return True
     if NOT_ROWS not in str(error):
         return False
-    vars(model)["_matex_rows"] = False
+    _gives_rows[model] = False
     return True
 
 
 def _are_rows(model: Any, spec: Any) -> bool:
-    known = vars(model).get("_matex_rows")
+    known = _gives_rows.get(model)
     if known is None:
         known = _from_shapes(model)
         known = _from_trace(model, spec) if known is None else known
-        vars(model)["_matex_rows"] = known
+        _gives_rows[model] = known
     if not known:
         notes.note(
             "the outputs of predict are not known to be rows that belong to the rows of its input, so every rank "

@@ -22,6 +22,17 @@ from matex_tf.world import world
 _own: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loops at work whose batches are of each rank's own rows."""
 
+_loops: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()
+
+
+def note_loop(iterator: Any, loop: Loop) -> None:
+    """Have `loop` decide what `iterator` gives."""
+    _loops[iterator] = loop
+
+
+def loop_of(iterator: Any) -> Loop | None:
+    return _loops.get(iterator)
+
 
 class Loop:
     """What is known of one iterator: whose rows it gives, and whether its batches train."""

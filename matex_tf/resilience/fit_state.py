@@ -37,6 +37,8 @@ class Fit:
         self.missing = self.saved is not None
         self.first_epoch = 0  # with which the script has the call begin
         self.source: Any = None  # Keras' source of the data that it trains on
+        self.calls_python = False  # for the source to make a batch: code of the script's own
+        self.resumed: tuple[Any, int] | None = None  # of Keras 2's epoch: its iterator, and the steps that are done
         self.data_taken = self.data_are_back = False
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
@@ -111,7 +113,7 @@ class Fit:
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
-        if not self.source._matex_calls_python:
+        if not self.calls_python:
             self.put_back_random()  # variables that were made have drawn their first values
 
     def takes_data(self) -> bool:

@@ -6,9 +6,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf import tags
 from matex_tf.sharding import row_shares
 
 _instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_exempt: weakref.WeakSet[Any] = weakref.WeakSet()
+_BEFORE = "work before the iteration"
 
 
 def iterate_instead(dataset: Any, other: Any) -> None:
@@ -21,15 +24,14 @@ def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
 
     The dataset holds `work`, which may hold the dataset: both go where nobody iterates it.
     """
-    dataset._matex_before = work
+    tags.set_tag(dataset, _BEFORE, work)
 
 
 def in_place_of(dataset: Any) -> Any:
     """What is to be iterated in place of a dataset."""
     for one in (dataset, getattr(dataset, "_input_dataset", None)):
-        work = getattr(one, "_matex_before", None)
-        if one is not None and work is not None:
-            del one._matex_before
+        work = None if one is None else tags.remove_tag(one, _BEFORE)
+        if work is not None:
             work()
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
     source = getattr(dataset, "_input_dataset", None)
@@ -40,11 +42,9 @@ def in_place_of(dataset: Any) -> Any:
 
 def exempt(dataset: Any) -> Any:
     """Mark a dataset as one whose batches are not to be sliced (again) where it is iterated."""
-    dataset._matex_exempt = True
+    _exempt.add(dataset)
     return dataset
 
 
 def is_exempt(dataset: Any) -> bool:
-    return getattr(dataset, "_matex_exempt", False) or any(
-        getattr(source, "_matex_exempt", False) for source in row_shares.pipeline_of(dataset)
-    )
+    return dataset in _exempt or any(source in _exempt for source in row_shares.pipeline_of(dataset))

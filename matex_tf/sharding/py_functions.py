@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf import tags
+
 _KNOWN = "_py_funcs_used_in_graph"
 
 
@@ -23,8 +25,9 @@ def hold_functions(make: Callable[[], Any]) -> Any:
     before = len(getattr(graph, _KNOWN, []))
     dataset = make()
     known = getattr(graph, _KNOWN, [])
-    dataset._matex_functions = [function for function in known[before:] if _is_ours(function)]
-    for function in dataset._matex_functions:
+    ours = [function for function in known[before:] if _is_ours(function)]
+    tags.set_tag(dataset, "functions of py_function", ours)  # which may refer to it
+    for function in ours:
         known.remove(function)
     return dataset
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_tf.sharding import row_shares
+
+_shares: weakref.WeakSet[Any] = weakref.WeakSet()
+_wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_numbered: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Dealt(NamedTuple):
@@ -67,7 +72,7 @@ def is_share(x: Any) -> bool:
     """
     if isinstance(x, np.ndarray):
         return _share_behind(x) is not None
-    return any(getattr(dataset, "_matex_share", False) for dataset in row_shares.pipeline_of(x))
+    return any(dataset in _shares for dataset in row_shares.pipeline_of(x))
 
 
 def dealt(x: Any) -> Dealt:
@@ -89,8 +94,23 @@ def _share_behind(x: Any) -> ShareArray | None:
 
 def mark_share(dataset: Any) -> Any:
     """Mark a tf.data.Dataset as yielding this rank's own rows; returns it."""
-    dataset._matex_share = True
+    _shares.add(dataset)
     return dataset
+
+
+def whole_of(dataset: Any) -> Any:
+    """The dataset of whole batches of which `shard` made `dataset`; None of any other."""
+    return _wholes.get(dataset)
+
+
+def note_numbered(dataset: Any, numbered: Any) -> None:
+    """Have `fit` take its batches from `numbered`, of the same rows with their numbers, in place of `dataset`."""
+    _numbered[dataset] = numbered
+
+
+def numbered_of(dataset: Any) -> Any:
+    """What a reader gave by `note_numbered`; None of any other dataset."""
+    return _numbered.get(dataset)
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
@@ -162,7 +182,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
     sliced = mark_share(dataset.map(mine))
     if size > 1:
         # A training loop takes the slices from here, because it needs the weight of each beside it.
-        sliced._matex_whole = dataset
+        _wholes[sliced] = dataset
     return sliced
 
 

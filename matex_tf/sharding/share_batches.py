@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.sharding import apportion, iteration, py_functions, row_shares, share_arrays, sliced_dataset, step_weight
 from matex_tf.world import world
+
+_before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
 
 def shares(
@@ -50,7 +53,8 @@ def shares(
     dataset = py_functions.hold_functions(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
     dataset = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
-    dataset._matex_before_epoch = before_epoch
+    if before_epoch is not None:
+        _before_epoch[dataset] = before_epoch
     return dataset
 
 
@@ -85,7 +89,7 @@ def _rows_of(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple
 def before_epoch(dataset: Any) -> None:
     """What has to be done, on all ranks, before `dataset` is iterated anew."""
     for step in row_shares.pipeline_of(dataset):
-        action = getattr(step, "_matex_before_epoch", None)
+        action = _before_epoch.get(step)
         if action is not None:
             action()
 

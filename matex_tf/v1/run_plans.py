@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, tags
 from matex_tf.analysis import graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SAME, UNKNOWN
 from matex_tf.gradients import recombine
@@ -39,9 +39,7 @@ class Plan:
 
 def plan_of(graph: Any, fetches: Any) -> Plan | None:
     """The plan of a training run; None for a run that needs no gradient."""
-    if not hasattr(graph, "_matex_plans"):
-        graph._matex_plans = {}
-    plans = graph._matex_plans
+    plans: dict[Any, Any] = tags.tag_or_new(graph, "plans of runs", dict)
     leaves = [_element(graph, leaf) for leaf in _leaves(fetches)]
     key = (_shape_of(fetches), tuple(id(leaf) for leaf in leaves))
     if key not in plans:
@@ -139,14 +137,13 @@ def _declare(tensor: Any) -> None:
             interpreter.declare_scalar(tensor)  # a run that is fed anything else computes the whole batch
 
 
-_DATASETS = "_matex_datasets"
+_DATASETS = "datasets of iterators"
 
 
 def note_dataset(iterator: Any, dataset: Any) -> None:
     """Remember that the op `iterator` goes through `dataset`; of several that it goes through in turn, all."""
-    if not hasattr(iterator.graph, _DATASETS):
-        setattr(iterator.graph, _DATASETS, {})
-    getattr(iterator.graph, _DATASETS).setdefault(iterator.name, []).append(dataset)
+    known: dict[str, list[Any]] = tags.tag_or_new(iterator.graph, _DATASETS, dict)
+    known.setdefault(iterator.name, []).append(dataset)
 
 
 def _batches(graph: Any, needed: list[Any]) -> list[Any]:
@@ -154,7 +151,7 @@ def _batches(graph: Any, needed: list[Any]) -> list[Any]:
     found = [op for op in needed if op.type == "IteratorGetNext"]
     if not found:
         return []
-    datasets = getattr(graph, _DATASETS, {}).get(found[0].inputs[0].op.name, [])
+    datasets = tags.tag(graph, _DATASETS, {}).get(found[0].inputs[0].op.name, [])
     known = datasets and all(row_shares.is_batched(one) and not share_arrays.is_share(one) for one in datasets)
     shapes = [tensor.shape for tensor in found[0].outputs]
     plain = all(shape.rank and shape.as_list()[0] is None for shape in shapes) and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from matex_tf import settings
@@ -18,6 +19,8 @@ _WITHIN_AN_EPOCH = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
+
+_may_stop: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -69,10 +72,9 @@ def _batch_end(original: Any) -> Any:
 
 def _may_stop_within_an_epoch(callbacks: Any) -> bool:
     """Whether the script has callbacks of its own that are called during an epoch; Keras' own decide by the logs."""
-    known = getattr(callbacks, "_matex_may_stop", None)
-    if known is None:
-        known = callbacks._matex_may_stop = any(map(_acts_within_an_epoch, callbacks.callbacks))
-    return known
+    if callbacks not in _may_stop:
+        _may_stop[callbacks] = any(map(_acts_within_an_epoch, callbacks.callbacks))
+    return _may_stop[callbacks]
 
 
 def _acts_within_an_epoch(callback: Any) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Any
 
 from matex_tf.keras import data_stage, fit_call, single_batch
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.sharding import iteration, sliced_dataset
+
+# Of Keras 2's data handlers: the stage, and whether the data are arrays.
+_stages: weakref.WeakKeyDictionary[Any, tuple[data_stage.Stage, bool]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -124,7 +128,7 @@ def _handler(original: Any) -> Any:
         stage.look_at_source(given.get("x"))
         given.pop("self")
         # The adapter is made inside, and asked for its dataset and size there.
-        self._matex_stage = (stage, are_arrays)
+        _stages[self] = (stage, are_arrays)
         original(self, **given)
 
     return __init__
@@ -132,7 +136,7 @@ def _handler(original: Any) -> Any:
 
 def _handler_dataset(original: Any) -> Any:
     def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
-        found = getattr(self, "_matex_stage", None)
+        found = _stages.get(self)
         call = fit_call.current()
         if found is None and call is not None:
             whole = self._adapter.get_dataset

@@ -30,7 +30,7 @@ def source(original: Any) -> Any:
         if kept is not None and kept.source is None:
             # The first that a call of fit makes is of what it trains on.
             kept.source = self
-            self._matex_calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
+            kept.calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
         original(self, *args, **kwargs)
 
     return __init__
@@ -66,19 +66,20 @@ def take(iterator: Any, count: int) -> list[Any]:
     return batches
 
 
-def _goes_on(source: Any) -> bool:
+def _goes_on(source: Any, calls_python: bool) -> bool:
     """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
     known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
-    if source._matex_calls_python or not (known or getattr(source, "steps_per_epoch", None)):
+    if calls_python or not (known or getattr(source, "steps_per_epoch", None)):
         return True
     if hasattr(source, "enumerate_epochs"):
         return not source._adapter.should_recreate_iterator()
     return source.steps_per_epoch is not None
 
 
-def _pass_epoch(source: Any, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
+def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
     """Go through the steps of an epoch as training did, without training."""
-    takes = _goes_on(source)
+    source = kept.source
+    takes = _goes_on(source, kept.calls_python)
     with source.catch_stop_iteration():
         for step in steps:
             if takes:
@@ -108,7 +109,7 @@ def pass_epochs(kept: fit_state.Fit, number: int) -> None:
     kept.data_taken = True
     for _ in range(number):
         steps = type(source)._enumerate_iterator.__wrapped__(source)
-        _pass_epoch(source, steps, lambda step: (step[2], source.steps_per_execution))
+        _pass_epoch(kept, steps, lambda step: (step[2], source.steps_per_execution))
 
 
 def _data_are_back(kept: fit_state.Fit) -> None:
@@ -116,7 +117,7 @@ def _data_are_back(kept: fit_state.Fit) -> None:
     stage = fit_call.current().training
     if stage is not None and stage.is_dealt:
         kept.say_rows()
-    if not kept.data_are_back and not kept.source._matex_calls_python:
+    if not kept.data_are_back and not kept.calls_python:
         kept.put_back_random()
     kept.data_are_back = True
 
@@ -134,12 +135,12 @@ def epochs_of_handler(original: Any) -> Any:
         self._initial_epoch, self._initial_step = kept.first_epoch, 0
         for epoch, iterator in original(self):
             if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
-                _pass_epoch(self, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
+                _pass_epoch(kept, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
                 continue
             if kept.is_over and epoch >= kept.epoch:
                 return
             if epoch == kept.epoch:
-                self._matex_passed = (iterator, kept.step)
+                kept.resumed = (iterator, kept.step)
             yield epoch, iterator
 
     return enumerate_epochs
@@ -147,13 +148,16 @@ def epochs_of_handler(original: Any) -> Any:
 
 def steps_of_handler(original: Any) -> Any:
     def steps(self):
-        iterator, passed = vars(self).pop("_matex_passed", (None, None))
+        kept = current_state()
+        iterator, passed = None, None
+        if kept is not None and kept.source is self and kept.resumed is not None:
+            (iterator, passed), kept.resumed = kept.resumed, None
         for step in original(self):
             if passed is not None and step < passed:
                 take(iterator, self.step_increment + 1)
                 continue
             if passed is not None:
-                _data_are_back(current_state())
+                _data_are_back(kept)
                 passed = None
             yield step
 

@@ -6,12 +6,17 @@ With accumulation each rank's gradients are weighted as they come, and their acc
 from __future__ import annotations
 
 import inspect
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.servers import holding, sharded
+
+# Of optimizers that accumulate, within a call of `apply`: the variables.
+_accumulated: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -75,13 +80,13 @@ def _apply(original: Any) -> Any:
             with reduction.reduced():
                 return original(self, grads, trainable_variables)
         if _accumulates(self):
-            self._matex_accumulated = targets
+            _accumulated[self] = targets
             graph_ops.note_accounts(self.variables)
             try:
                 with reduction.reduced():
                     return original(self, reduction.weigh(grads), trainable_variables)
             finally:
-                self._matex_accumulated = None
+                del _accumulated[self]
         grads, _ = reduction.reduce(grads, targets, place="optimizer.apply")
         variables.expect(targets)
         with reduction.reduced():
@@ -132,13 +137,13 @@ def _whole(original: Any) -> Any:
 
 
 def _accumulates(optimizer: Any) -> bool:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return bool(getattr(inner, "gradient_accumulation_steps", None))
+    """Not so a `LossScaleOptimizer` around one that does: whether to skip a batch is decided by all its gradients."""
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def _clip_accumulated(original: Any) -> Any:
     def _clip_gradients(self, grads):
-        targets = getattr(self, "_matex_accumulated", None)
+        targets = _accumulated.get(self)
         if targets is not None:
             import tensorflow as tf
 

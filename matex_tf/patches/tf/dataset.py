@@ -1,6 +1,6 @@
 """Iteration over a `tf.data.Dataset` by a loop of the script's own.
 
-In eager code an iterator carries a `Loop`, which decides. What happens inside a `tf.function` is in `function_loop`.
+In eager code an iterator has a `Loop`, which decides. What happens inside a `tf.function` is in `function_loop`.
 An iterator that is dropped is destroyed in another thread, since its end can take long (ops/src/tensorflow/let_go.cc).
 """
 
@@ -45,7 +45,7 @@ def _iterate(original: Any) -> Any:
             own: Callable[[], Any] = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
             loop = dataset_loop.Loop(share_arrays.is_share(self), lambda: own()._next_internal(), fixed)
-            iterator._matex_loop = loop
+            dataset_loop.note_loop(iterator, loop)
             weakref.finalize(iterator, loop.close).atexit = False
         return iterator
 
@@ -69,7 +69,7 @@ def _next(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return _next_in_function(self, original)
-        loop = getattr(self, "_matex_loop", None)
+        loop = dataset_loop.loop_of(self)
         if loop is None:
             return original(self)
         try:
@@ -97,7 +97,7 @@ def _get_next(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return _next_in_function(self, original)
-        loop = getattr(self, "_matex_loop", None)
+        loop = dataset_loop.loop_of(self)
         return original(self) if loop is None else loop.give(original(self))
 
     return get_next

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import settings, tags
 from matex_tf.analysis import graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import variables
@@ -21,6 +21,7 @@ from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_data
 from matex_tf.world import world
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
+_DECISION = "decision"
 
 
 def install() -> None:
@@ -41,7 +42,7 @@ def next_element(iterator: Any, element: Any) -> Any:
     if not world.is_active() or isinstance(element, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
         return element
     known = sliced_dataset.argument_behind(iterator)
-    loop = getattr(known, "_matex_loop", None)
+    loop = dataset_loop.loop_of(known)
     if loop is not None and loop.shares:
         _refuse_share()
     if loop is None or loop.fixed:
@@ -91,10 +92,7 @@ def _deciding(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
 
 def _decision(graph: Any) -> Any:
     """The variable that says whether what `graph` iterates is sliced; written when its trace ends."""
-    found = getattr(graph, "_matex_decision", None)
-    if found is None:
-        found = graph._matex_decision = _new_decision()
-    return found
+    return tags.tag_or_new(graph, _DECISION, _new_decision)
 
 
 def _decide(graph: Any, found: Any) -> None:
@@ -113,7 +111,7 @@ def _decide(graph: Any, found: Any) -> None:
 def _trace(original: Any) -> Any:
     def func_graph_from_py_func(*args, **kwargs):
         graph = original(*args, **kwargs)
-        found = getattr(graph, "_matex_decision", None)
+        found = tags.tag(graph, _DECISION)
         if found is not None:
             _decide(graph, found)
         return graph
@@ -146,7 +144,7 @@ def _over_dataset(original: Any) -> Any:
 def _over_iterator(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
         known = sliced_dataset.argument_behind(iter_)
-        loop = getattr(known, "_matex_loop", None)
+        loop = dataset_loop.loop_of(known)
         if loop is not None and loop.shares:
             _refuse_share()
         if loop is None or loop.fixed:

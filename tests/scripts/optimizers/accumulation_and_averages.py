@@ -16,6 +16,12 @@ accumulating = build()
 accumulating.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=1.0), "mse")
 first = accumulating.fit(x, y, batch_size=16, epochs=2, verbose=2)
 
+# Loss scaling around it: whether a batch is skipped is asked before it is accumulated.
+scaled = build()
+inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+scaled.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0), "mse")
+third = scaled.fit(x, y, batch_size=16, epochs=2, verbose=2)
+
 averaging = build()
 averaging.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None), "mse")
 second = averaging.fit(x, y, batch_size=16, epochs=2, verbose=2, callbacks=[keras.callbacks.SwapEMAWeights()])

@@ -1,0 +1,38 @@
+"""What is known of an object of others and refers to that object: the object holds it, and both go together.
+
+In a weak dictionary such a value would hold its key for ever. All else that is known of an object of TensorFlow or
+Keras is in a weak dictionary of the module that knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+_ATTRIBUTE = "_matex_tags"
+
+
+def set_tag(owner: Any, concern: str, value: Any) -> None:
+    vars(owner).setdefault(_ATTRIBUTE, {})[concern] = value
+
+
+def tag(owner: Any, concern: str, default: Any = None) -> Any:
+    return _tags(owner).get(concern, default)
+
+
+def tag_or_new(owner: Any, concern: str, make: Callable[[], Value]) -> Value:
+    """The tag of `owner`; if there is none, what `make` makes becomes it."""
+    if concern not in _tags(owner):
+        set_tag(owner, concern, make())
+    return _tags(owner)[concern]
+
+
+def remove_tag(owner: Any, concern: str) -> Any:
+    """What the tag of `owner` was; None if there was none."""
+    return _tags(owner).pop(concern, None)
+
+
+def _tags(owner: Any) -> dict[str, Any]:
+    return getattr(owner, _ATTRIBUTE, {})
