@@ -15,7 +15,9 @@ _ATTRIBUTE = "_matex_tags"
 
 
 def set_tag(owner: Any, concern: str, value: Any) -> None:
-    vars(owner).setdefault(_ATTRIBUTE, {})[concern] = value
+    if not hasattr(owner, _ATTRIBUTE):
+        setattr(owner, _ATTRIBUTE, {})
+    _tags(owner)[concern] = value
 
 
 def tag(owner: Any, concern: str, default: Any = None) -> Any:

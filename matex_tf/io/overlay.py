@@ -35,6 +35,12 @@ def view() -> View | None:
     return _view
 
 
+def own_view() -> View:
+    """This rank's view, for what is only called where there is one."""
+    assert _view is not None
+    return _view
+
+
 def news() -> journal.Journal | None:
     """The journal in which rank 0 writes; None on the others."""
     return _news if _view is None or _view.is_left else None

@@ -32,7 +32,7 @@ class Fit:
         run.fits += 1
         self.saved = run.state_of(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
-        self.epoch: int | None = None if self.saved is None else self.saved["epoch"]
+        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
         self.missing = self.saved is not None
         self.first_epoch = 0  # with which the script has the call begin

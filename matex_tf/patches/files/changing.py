@@ -18,7 +18,7 @@ def changed(original: Any) -> Any:
         if key is None:
             return original(path, *args, **kwargs)
         with real_files.plainly():
-            view = overlay.view()
+            view = overlay.own_view()
             if not view.exists(key):
                 return original(view.real(key), *args, **kwargs)
             place = view.writable(key, keep=True)
@@ -34,7 +34,7 @@ def made(original: Any) -> Any:
         if key is None:
             return original(path, mode, dir_fd=dir_fd)
         with real_files.plainly():
-            return overlay.view().make_folder(key, mode)
+            return overlay.own_view().make_folder(key, mode)
 
     return mkdir
 
@@ -46,7 +46,7 @@ def removed(folder: bool) -> Any:
             if key is None:
                 return original(path, dir_fd=dir_fd)
             with real_files.plainly():
-                return overlay.view().remove(key, folder)
+                return overlay.own_view().remove(key, folder)
 
         return remove
 
@@ -60,7 +60,7 @@ def removed_tree(original: Any) -> Any:
             return original(path, ignore_errors, onerror, **kwargs)
         with real_files.plainly():
             try:
-                return overlay.view().remove_tree(key)
+                return overlay.own_view().remove_tree(key)
             except OSError as error:
                 if ignore_errors:
                     return None
@@ -82,7 +82,7 @@ def renamed(original: Any) -> Any:
         ):
             return original(src, dst, **keywords)
         with real_files.plainly():
-            return overlay.view().move(src, dst)
+            return overlay.own_view().move(src, dst)
 
     return rename
 
@@ -93,7 +93,7 @@ def linked(original: Any) -> Any:
         if target is None and source is None:
             return original(src, dst, **kwargs)
         with real_files.plainly():
-            view = overlay.view()
+            view = overlay.own_view()
             place = src if source is None else view.bring_up(source)
             if target is None:
                 return shutil.copy2(place, dst)
@@ -110,7 +110,7 @@ def linked_by_name(original: Any) -> Any:
         if key is None:
             return original(src, dst, target_is_directory, dir_fd=dir_fd)
         with real_files.plainly():
-            view = overlay.view()
+            view = overlay.own_view()
             if view.exists(key):
                 raise FileExistsError(17, os.strerror(17), dst)
             target = view.key(os.path.join(os.path.dirname(key), os.fsdecode(src)))

@@ -53,7 +53,7 @@ class _Output(io.StringIO):
         super().__init__(text)
         self._status = status
 
-    def close(self) -> int | None:
+    def close(self) -> int | None:  # type: ignore[override]  # as of what `os.popen` gives
         super().close()
         return self._status
 
@@ -109,6 +109,6 @@ def _point(arguments: dict[str, Any]) -> None:
 def _place(path: str) -> str | None:
     """Where a process finds `path` if not on the disk."""
     with real_files.plainly():
-        key = overlay.view().key(path) if "\0" not in path else None
-        place = key if key is None else overlay.view().for_child(key)
+        key = overlay.own_view().key(path) if "\0" not in path else None
+        place = key if key is None else overlay.own_view().for_child(key)
     return None if place == key else place

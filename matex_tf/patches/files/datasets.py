@@ -72,7 +72,7 @@ def _real_names(names: Any) -> Any:
     if hasattr(names, "numpy"):
         return tf.constant(real(names.numpy()), tf.string)
     with real_files.plainly():
-        if overlay.view().is_untouched():
+        if overlay.own_view().is_untouched():
             return names
     found = tf.numpy_function(real, [names], tf.string, name=pushdown.PLACES_OF_FILES)
     found.set_shape(names.shape)
@@ -99,7 +99,7 @@ def _matching_here(patterns: Any) -> list[str] | None:
     if real_files.inside_plain() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
         return None
     with real_files.plainly():
-        if overlay.view().is_untouched():
+        if overlay.own_view().is_untouched():
             return None
     return [path for pattern in patterns for path in matching(os.fsdecode(pattern))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.io import overlay
@@ -17,7 +18,7 @@ def listdir(original: Any) -> Any:
             if key is None:
                 return original(path)
             with real_files.plainly():
-                found = overlay.view().names(key)
+                found = overlay.own_view().names(key)
             return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
 
         is_of_disk, found = questions.of_disk(path, lambda: original(path))
@@ -61,13 +62,13 @@ class _Entry:
 class _Entries:
     """The iterator and context that `os.scandir` returns."""
 
-    def __init__(self, entries: list[_Entry] | list[os.DirEntry]):
+    def __init__(self, entries: Sequence[_Entry | os.DirEntry]):
         self._entries = iter(entries)
 
     def __iter__(self) -> _Entries:
         return self
 
-    def __next__(self) -> _Entry:
+    def __next__(self) -> _Entry | os.DirEntry:
         return next(self._entries)
 
     def __enter__(self) -> _Entries:
@@ -93,7 +94,7 @@ def scandir(original: Any) -> Any:
             if key is None:
                 return original(path) if real_files.inside_plain() or isinstance(path, int) else entries_of_disk()
             with real_files.plainly():
-                found = overlay.view().names(key)
+                found = overlay.own_view().names(key)
             return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
 
         is_of_disk, found = questions.of_disk(path, entries_of_disk)
@@ -109,20 +110,20 @@ def chdir(original: Any) -> Any:
             if key is None:
                 return original(path)
             with real_files.plainly():
-                view = overlay.view()
+                view = overlay.own_view()
                 if not view.is_own(key) or os.path.isdir(key):
                     return original(key)  # the folder on disk, where there is one, for what is not Python
                 view.loosen(key)  # for processes that are started there
                 return original(view.upper(key))
         finally:
-            overlay.view().known.forget()  # what relative paths are
+            overlay.own_view().known.forget()  # what relative paths are
 
     return chdir
 
 
 def getcwd(original: Any) -> Any:
     def getcwd():
-        folder, root = original(), overlay.view().root
+        folder, root = original(), overlay.own_view().root
         inside = not real_files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
         return (folder[len(root) :] or os.sep) if inside else folder
 

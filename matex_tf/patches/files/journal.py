@@ -34,7 +34,8 @@ def install() -> None:
 
 def _note(path: Any, removed: bool = False, to: Any = "") -> None:
     """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`."""
-    if overlay.news() is None or real_files.inside_plain() or isinstance(path, int) or path is None:
+    news = overlay.news()
+    if news is None or real_files.inside_plain() or isinstance(path, int) or path is None:
         return
     with real_files.plainly():
         try:
@@ -45,7 +46,7 @@ def _note(path: Any, removed: bool = False, to: Any = "") -> None:
         above, name = os.path.split(text)
         key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
         if not layers.is_system(key):
-            overlay.news().note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
+            news.note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
 
 
 def note_made(path: Any) -> None:

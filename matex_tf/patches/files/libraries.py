@@ -5,9 +5,10 @@ On the ranks that are not the first these lie in the rank's private folder; on r
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
-from typing import Any
+from typing import Any, TypeGuard
 
 from matex_tf.io import overlay
 from matex_tf.patches.files import journal
@@ -50,7 +51,7 @@ def install() -> None:
     when_imported("netCDF4", _netcdf)
     when_imported("pyarrow.parquet.core", _parquet)
     for module, functions in _ARROW.items():
-        when_imported(module, lambda imported, functions=functions: _arrow(imported, functions))
+        when_imported(module, functools.partial(_arrow, functions=functions))
     when_imported("pyarrow", _arrow_file)
     when_imported("pyarrow.csv", _arrow_csv)
     when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
@@ -73,10 +74,10 @@ def _is_own(folder: Any) -> bool:
     view = overlay.view()
     with real_files.plainly():
         key = None if view is None else view.key(folder)
-        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
+        return view is not None and key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
-def _is_path(name: Any) -> bool:
+def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
 
 
@@ -118,9 +119,10 @@ def _h5py(original: Any) -> Any:
 
 
 def _netcdf(module: Any) -> None:
-    original = module.Dataset
+    original: Any = module.Dataset
+    meta: Any = type(original)
 
-    class Meta(type(original)):
+    class Meta(meta):
         """Groups and files of several files are data sets, too, and made by the library of the original."""
 
         def __instancecheck__(cls, instance: Any) -> bool:

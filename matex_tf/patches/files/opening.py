@@ -72,7 +72,7 @@ def opened_by_flags(original: Any) -> Any:
 def _known_place(path: Any, writes: bool, exclusive: bool) -> str | None:
     """Where the file `path` is; None where both layers must be asked, as of all that this rank has not made yet."""
     text = questions.text_of(path)
-    place = None if text is None else overlay.view().known.place(text)
+    place = None if text is None else overlay.own_view().known.place(text)
     return None if writes and (exclusive or place == text) else place
 
 
@@ -105,7 +105,7 @@ def _close(opened: Any) -> bool:
 
 def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
     with real_files.plainly():
-        view = overlay.view()
+        view = overlay.own_view()
         try:
             if not flags & journal.WRITING or flags & os.O_DIRECTORY:
                 return os.open(view.readable(key), flags, mode)
@@ -130,7 +130,7 @@ def real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
     if key is None:
         return path
     with real_files.plainly():
-        view = overlay.view()
+        view = overlay.own_view()
         if mode is None:
             return view.steadily(lambda: view.readable(key))
         if mode == "r+" and not view.exists(key):

@@ -72,7 +72,7 @@ def _install_view() -> None:
         if hasattr(owner, name):
             replace(owner, name, make)
     for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
-        replace(owner, name, lambda original, new=new: _also(original, new))
+        replace(owner, name, functools.partial(_also, new=new))
     _replace_captured(originals)
     _leave_temporary_files_alone()
 
@@ -82,7 +82,9 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
-    owners = [module for name, module in list(sys.modules.items()) if _may_hold(name) and hasattr(module, "__dict__")]
+    owners: list[Any] = [
+        module for name, module in list(sys.modules.items()) if _may_hold(name) and hasattr(module, "__dict__")
+    ]
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
     for owner in filter(None, owners):
         for name, value in list(vars(owner).items()):
@@ -111,7 +113,7 @@ def _leave_temporary_files_alone() -> None:
         def make(*args, **kwargs):
             with real_files.plainly():
                 result = original(*args, **kwargs)
-                overlay.view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+                overlay.own_view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
             return result
 
         return make

@@ -20,7 +20,7 @@ def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question:
     if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
         return None
     with real_files.plainly():
-        view = overlay.view()
+        view = overlay.own_view()
         if question and view.is_untouched():
             return None
         try:
@@ -30,7 +30,7 @@ def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question:
 
 
 def steadily(ask: Any, drop: Any = None) -> Any:
-    return ask() if real_files.inside_plain() else overlay.view().steadily(ask, drop)
+    return ask() if real_files.inside_plain() else overlay.own_view().steadily(ask, drop)
 
 
 def text_of(path: Any) -> str | None:
@@ -41,13 +41,13 @@ def text_of(path: Any) -> str | None:
 
 def is_as_known() -> bool:
     """Whether rank 0 has no news, so that what was found at a known place is what this rank is to see."""
-    return overlay.view().news.is_quiet()
+    return overlay.own_view().news.is_quiet()
 
 
 def _state_at_known(path: Any, of_link: bool) -> os.stat_result | None:
     """The state of `path`; None where both layers must be asked. Raises OSError if it is known not to be there."""
     text = text_of(path)
-    place = None if text is None else overlay.view().known.place(text)
+    place = None if text is None else overlay.own_view().known.place(text)
     if place is None:
         return None
     try:
@@ -62,7 +62,7 @@ def _state_at_known(path: Any, of_link: bool) -> os.stat_result | None:
 def of_disk(path: Any, ask: Callable[[], Any]) -> tuple[bool, Any]:
     """Whether the folder `path` is for this rank as it is on the disk, and what `ask` says of it then."""
     text = text_of(path)
-    if text is None or not overlay.view().known.is_untouched(text):
+    if text is None or not overlay.own_view().known.is_untouched(text):
         return False, None
     try:
         answer = ask()
@@ -96,6 +96,6 @@ def asked(original: Any, of_link: bool = False) -> Any:
 def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
     with real_files.plainly():
         try:
-            return original(overlay.view().real(key), *args, **kwargs)
+            return original(overlay.own_view().real(key), *args, **kwargs)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None

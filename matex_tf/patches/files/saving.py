@@ -7,6 +7,7 @@ Ranks can be lost at any moment, so what rank 0 writes appears whole or not at a
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -45,7 +46,7 @@ def install() -> None:
     if settings.current().output == "all":
         return
     for module, owner, names in _PLACES:
-        when_imported(module, lambda imported, owner=owner, names=names: _patch(imported, owner, names))
+        when_imported(module, functools.partial(_patch, owner=owner, names=names))
     when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
     when_imported("tensorflow.python.training.saver", lambda module: replace(module.Saver, "save", _saver))
     when_imported(
@@ -107,9 +108,10 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
             result = original(*call.args, **call.kwargs)
         finally:
             _state.beside = False
-    if place == path or _text(result) is None:
+    text = _text(result)
+    if place == path or text is None:
         return result
-    text = _text(result).replace(place, path)
+    text = text.replace(place, path)
     return os.fsencode(text) if isinstance(result, bytes) else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,7 +77,7 @@ def _goes_on(source: Any, calls_python: bool) -> bool:
     return source.steps_per_epoch is not None
 
 
-def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable[[Any], Any]) -> None:
+def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable[[Any], tuple[Any, int]]) -> None:
     """Go through the steps of an epoch as training did, without training."""
     source = kept.source
     takes = _goes_on(source, kept.calls_python)
@@ -114,12 +115,18 @@ def pass_epochs(kept: fit_state.Fit, number: int) -> None:
 
 def _data_are_back(kept: fit_state.Fit) -> None:
     # What Python code has drawn on the way here it has drawn as it did before.
-    stage = fit_call.current().training
+    run = fit_call.current()
+    stage = None if run is None else run.training
     if stage is not None and stage.is_dealt:
         kept.say_rows()
     if not kept.data_are_back and not kept.calls_python:
         kept.put_back_random()
     kept.data_are_back = True
+
+
+def _step_of(handler: Any, iterator: Any, step: int) -> tuple[Any, int]:
+    """The iterator of a step of Keras 2, and how many batches it takes; both are known once it has begun."""
+    return iterator, handler.step_increment + 1
 
 
 def epochs_of_handler(original: Any) -> Any:
@@ -135,7 +142,7 @@ def epochs_of_handler(original: Any) -> Any:
         self._initial_epoch, self._initial_step = kept.first_epoch, 0
         for epoch, iterator in original(self):
             if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
-                _pass_epoch(kept, self.steps(), lambda step, iterator=iterator: (iterator, self.step_increment + 1))
+                _pass_epoch(kept, self.steps(), functools.partial(_step_of, self, iterator))
                 continue
             if kept.is_over and epoch >= kept.epoch:
                 return
@@ -156,7 +163,7 @@ def steps_of_handler(original: Any) -> Any:
             if passed is not None and step < passed:
                 take(iterator, self.step_increment + 1)
                 continue
-            if passed is not None:
+            if passed is not None and kept is not None:
                 _data_are_back(kept)
                 passed = None
             yield step

@@ -39,10 +39,10 @@ def _keras3(module: Any) -> None:
         pending.extend(kind.__subclasses__())
 
 
-def _wrap_future_subclasses(base: type) -> None:
+def _wrap_future_subclasses(base: Any) -> None:
     plain = base.__init_subclass__
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, /, **kwargs):
         plain.__func__(cls, **kwargs) if hasattr(plain, "__func__") else plain(**kwargs)
         _wrap_methods(cls)
 
@@ -146,7 +146,7 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
 
 def _weighted(metric: Any, args: tuple, kwargs: dict) -> dict:
     """The keywords of the update of a mean by what a function gave: a single number weighs as this rank's rows do."""
-    value = args[0] if args else kwargs.get("values")
+    value: Any = args[0] if args else kwargs.get("values")
     own = "_fn" in vars(metric) and custom_metrics.is_single(value)
     if not own or len(args) > 1 or kwargs.get("sample_weight") is not None:
         return kwargs

@@ -125,11 +125,11 @@ def _one_batch(batch: Any, spec: Any) -> Any:
     import tensorflow as tf
 
     def as_open_as_before(*parts: Any) -> Any:
-        parts = [
+        open_parts = [
             tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
             for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
         ]
-        return tf.nest.pack_sequence_as(spec, parts)
+        return tf.nest.pack_sequence_as(spec, open_parts)
 
     return tf.data.Dataset.from_tensors(batch).map(as_open_as_before)
 

@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.keras import fit_call, single_batch, step_check
+from matex_tf.keras import data_stage, fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
@@ -162,7 +162,7 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
 
 def _train_step(model: Any, function: Any) -> Any:
     def train_function(iterator):
-        if train_function.generation != elastic.generation():
+        if made.generation != elastic.generation():
             return elastic_step.remake_function(model)(iterator)
         run = fit_call.current()
         if run is None or run.model is not model:
@@ -170,18 +170,19 @@ def _train_step(model: Any, function: Any) -> Any:
         if run.kept is not None and run.kept.needs_step():
             iterator = resume.first_step(run.kept, function, iterator)
         if run.training is not None and run.training.gives_whole_batches:
-            return _step_of_fewer(run, iterator)
+            return _step_of_fewer(run, run.training, iterator)
         elastic.refuse("this call of fit")
         run.before_step()
         logs = function(iterator)
         run.after_step()
         return logs
 
-    train_function.plain, train_function.generation = function, elastic.generation()
-    return train_function
+    made: Any = train_function
+    made.plain, made.generation = function, elastic.generation()
+    return made
 
 
-def _step_of_fewer(run: fit_call.Run, iterator: Any) -> Any:
+def _step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) -> Any:
     """A step that fewer ranks can make again."""
     import tensorflow as tf
 
@@ -193,10 +194,10 @@ def _step_of_fewer(run: fit_call.Run, iterator: Any) -> Any:
             raise
         return run.elastic.end()
     if run.elastic is None:
-        run.elastic = elastic_step.Training(run.model, run.training)
+        run.elastic = elastic_step.Training(run.model, stage)
     run.before_step()
     if run.step == 0:
-        run.training.first = fingerprint.batch_digest(batches[0])
+        stage.first = fingerprint.batch_digest(batches[0])
         run.elastic.begins_epoch()
     logs = run.elastic.step(batches, iterator.element_spec, most)
     run.after_step()
@@ -206,7 +207,7 @@ def _step_of_fewer(run: fit_call.Run, iterator: Any) -> Any:
 def _build(original: Any) -> Any:
     def _symbolic_build(self, *args, **kwargs):
         ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch)
-        args = [part.data if isinstance(part, ours) else part for part in args]
+        args = tuple(part.data if isinstance(part, ours) else part for part in args)
         kwargs = {key: part.data if isinstance(part, ours) else part for key, part in kwargs.items()}
         return original(self, *args, **kwargs)
 
