@@ -112,6 +112,7 @@ def prepare(job: dict, added: dict[str, str]) -> None:
     os.environ.update({**job["environment"], **added})
     os.chdir(job["folder"])
     sys.argv = job["arguments"]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # a rank's is a terminal: what it has printed is out
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         # A rank finds by its parent, which is another here, that mpirun's output is no terminal, though its own is.
         sys.stdout.isatty = lambda: False
@@ -131,9 +132,10 @@ def run_program() -> int:
             sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            raise
-        return end.code or 0
+        if isinstance(end.code, int | None):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     return 0
 
 
