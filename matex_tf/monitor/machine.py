@@ -40,9 +40,8 @@ class Machine:
         found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
         if words := _read(self._memory).split():
             found["mem"] = int(words[1]) * _PAGE
-        if words := _read(self._cores).partition(b"\n")[0].split()[1:]:
-            ticks = sum(int(word) for place, word in enumerate(words[:_BUSY]) if place not in _WAITS)
-            found["busy"] = round(ticks / _TICKS, 2)
+        if text := _read(self._cores):
+            found["busy"] = round(busy_seconds(text), 2)
         for line in _read(self._available).split(b"\n"):
             if line.startswith(b"MemAvailable:"):
                 found["free"] = int(line.split()[1]) << 10
@@ -54,6 +53,12 @@ class Machine:
             found["rx"] = sum(int(one[_RECEIVED]) for one in columns) + _WORD * _sum(self._received)
             found["tx"] = sum(int(one[_SENT]) for one in columns) + _WORD * _sum(self._sent)
         return found
+
+
+def busy_seconds(text: bytes) -> float:
+    """Seconds so far that the cores of a host worked, of all of them together, by what its /proc/stat holds."""
+    words = text.partition(b"\n")[0].split()[1:]
+    return sum(int(word) for place, word in enumerate(words[:_BUSY]) if place not in _WAITS) / _TICKS
 
 
 def _open(root: str, path: str) -> int:

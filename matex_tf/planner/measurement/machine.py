@@ -7,6 +7,8 @@ import resource
 import time
 from pathlib import Path
 
+from matex_tf.monitor.machine import busy_seconds
+
 
 class Others:
     """What processes that this one has not started take of this machine's cores, from when it is made."""
@@ -22,7 +24,5 @@ class Others:
 
 def _others() -> float:
     """Core seconds since the machine started that were neither idle nor ours."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = sum(fields) - fields[3] - fields[4]  # all but idle and waiting for disks
     mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return busy / os.sysconf("SC_CLK_TCK") - sum(one.ru_utime + one.ru_stime for one in mine)
+    return busy_seconds(Path("/proc/stat").read_bytes()) - sum(one.ru_utime + one.ru_stime for one in mine)
