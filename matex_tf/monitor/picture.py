@@ -26,8 +26,7 @@ _COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
 def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
     """The picture of the run's last start as it is; of many ranks those that fit `height` lines (0: all)."""
     start = run.starts[-1]
-    window = max(WINDOW, 3 * start.seconds)
-    recent = {rank: series for rank, series in read_recent(start, window).items() if len(series)}
+    recent = _recent(start)
     if not recent:
         return Text(f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet")
     steps = waits.steps_of(recent)
@@ -44,13 +43,15 @@ def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
 def line(run: Run) -> str:
     """The same in one line."""
     start = run.starts[-1]
-    recent = {
-        rank: series for rank, series in read_recent(start, max(WINDOW, 3 * start.seconds)).items() if len(series)
-    }
+    recent = _recent(start)
     if not recent:
         return f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet"
     said = waits.sentence(recent, waits.steps_of(recent), start.hosts)
     return _head(run, start, recent) + (f"; {said}" if said else "")
+
+
+def _recent(start: Start) -> dict[int, Series]:
+    return read_recent(start, max(WINDOW, 3 * start.seconds))
 
 
 def has_ended(run: Run) -> bool:

@@ -26,7 +26,7 @@ _METRICS = (
 def text(run: Run) -> str:
     """The last sample of each rank of the run's last start; labels are the run's folder, start, rank and host."""
     start = run.starts[-1]
-    recent = {rank: series for rank, series in read_recent(start, 0).items() if len(series)}
+    recent = read_recent(start, 0)
     labels = {
         rank: f'run="{_escaped(run.folder)}",start="{start.number}",rank="{rank}",host="{_escaped(start.hosts[rank])}"'
         for rank in recent

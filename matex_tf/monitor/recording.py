@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+FORMAT = 1
+START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
 POINTS = 48_000
 """Lines that are read of a run, of all its ranks together; half as many where they are sought here and there."""
 _LEAST = 16
 _LINE = 512  # bytes, at most, of a usual line
 _TAIL = 8192
 _START = re.compile(r"start-(\d+)")
-_RANK = re.compile(r"rank-(\d+)\.jsonl")
+_RANK = re.compile(re.escape(RANK).replace(r"\{\}", r"(\d+)"))
 
 
 class RecordingError(ValueError):
@@ -70,7 +72,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     """
     root = Path(folder)
     found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
-    starts = [_read_start(number, path) for number, path in found if (path / "start.json").is_file()]
+    starts = [_read_start(number, path) for number, path in found if (path / START).is_file()]
     if not starts:
         why = "there is no such folder" if not root.is_dir() else "no rank has written anything there"
         raise RecordingError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
@@ -78,12 +80,12 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def _read_start(number: int, path: Path) -> Start:
-    about = json.loads((path / "start.json").read_text())
-    if about.get("format") != 1:
-        raise RecordingError(f"{path}: its format is {about.get('format')!r}, and this version reads 1")
+    about = json.loads((path / START).read_text())
+    if about.get("format") != FORMAT:
+        raise RecordingError(f"{path}: its format is {about.get('format')!r}, and this version reads {FORMAT}")
     ranks = {int(match[1]): Path(one.path) for one in os.scandir(path) if (match := _RANK.fullmatch(one.name))}
-    events = [line for one in sorted(path.glob("events-*.jsonl")) for line in _lines(one)]
-    profile = path / "profile.txt"
+    events = [line for one in sorted(path.glob(EVENTS.format("*"))) for line in _lines(one)]
+    profile = path / PROFILE
     return Start(
         number, about, dict(sorted(ranks.items())), sorted(events, key=lambda one: one["t"]),
         profile.read_text() if profile.is_file() else "",
@@ -198,12 +200,12 @@ def read_all(start: Start) -> dict[int, Series]:
 
 
 def read_recent(start: Start, seconds: float) -> dict[int, Series]:
-    """The last `seconds` of each rank, but two samples at least."""
+    """The last `seconds` of each rank that has a sample, but two samples at least where there are two."""
     recent = {}
     count = int(seconds / start.seconds) + 2
     for rank, path in start.files.items():
         samples = read_last(path, count)
-        since = samples[-1]["t"] - seconds if samples else 0.0
-        kept = [one for one in samples if one["t"] >= since]
-        recent[rank] = Series(kept if len(kept) > 1 else samples[-2:])
+        if samples:
+            kept = [one for one in samples if one["t"] >= samples[-1]["t"] - seconds]
+            recent[rank] = Series(kept if len(kept) > 1 else samples[-2:])
     return recent

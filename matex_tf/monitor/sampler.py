@@ -28,14 +28,13 @@ from matex_tf import ops, settings
 from matex_tf.monitor.gpu import Gpus
 from matex_tf.monitor.log import HALVED, Log
 from matex_tf.monitor.machine import Machine
+from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
 from matex_tf.observe import profile
 from matex_tf.ops import records
 from matex_tf.runtime import notes, objects, real_files, shutdown
 from matex_tf.version import __version__
 from matex_tf.world import world
 
-FORMAT = 1
-START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
 _GRADIENTS = 1  # see `ops.count`
 _LONG = 1.0  # seconds; who waits as long at one place is waiting for somebody
 _PATIENCE = 5.0  # seconds that the end of a rank waits for a disk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from matex_tf.monitor import picture, prometheus, recording
+from matex_tf.monitor import picture, prometheus, recording, waits
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
@@ -96,10 +96,9 @@ def _prediction(run: recording.Run, path: str) -> str:
     """A step as the plan in the file `path` predicts it, beside the one that was measured."""
     start = run.starts[-1]
     said = Predictor(plan_file.load(path)).step(start.size)
-    first = recording.Series(recording.read_all(start)[0].samples)
+    first = recording.Series(recording.read_samples(start.files[0], recording.points_of(len(start.files))))
     around = f"({said.low * 1e3:.1f} - {said.high * 1e3:.1f})"
     lines = [f"a step of {said.ranks} ranks, predicted: {said.step * 1e3:.1f} ms {around}"]
-    if updates := first.grew("st"):
-        measured = sum(first.grew(name) for name in ("com", "wait", "sum")) / updates
-        lines.append(f"measured on rank 0: {measured * 1e3:.1f} ms, {measured / said.step:.2f} of it")
+    if measured := waits.step_of(first):
+        lines.append(f"measured on rank 0: {measured.whole * 1e3:.1f} ms, {measured.whole / said.step:.2f} of it")
     return "\n".join(lines)
