@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, tags
 from matex_tf.analysis import graph_ops, interpreter
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import reduction, variables
@@ -24,6 +24,7 @@ from matex_tf.servers import pieces
 from matex_tf.servers.standing_in import handle, inner
 from matex_tf.world import world
 
+_HOLDING = "holding"
 _MOST_DIMENSIONS = 8  # of a variable of TensorFlow
 
 _begun: list[None] = []  # one for each that was begun, on every rank in the same order
@@ -242,14 +243,14 @@ def _watch(variable: Any, holding: Holding) -> None:
     kind = type(variable)
     if kind not in _watched:
         _watched[kind] = type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
-    vars(variable)["_matex_holding"] = holding
+    tags.set_tag(variable, _HOLDING, holding)
     object.__setattr__(variable, "__class__", _watched[kind])
 
 
 class _Watched:
     @property
     def _handle(self) -> Any:
-        holding = vars(self).get("_matex_holding")  # a piece that stands in for it has none
+        holding = tags.tag(self, _HOLDING)  # a piece that stands in for it has none
         if holding is not None:
             holding.make_whole()
         return handle(self)
