@@ -21,6 +21,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "report",
     "shard",
     "size",
 ]
@@ -36,6 +37,7 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
     local_rank,
     local_size,
     rank,
+    report,
     shard,
     size,
 )

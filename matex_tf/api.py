@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf import arguments
 from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
@@ -69,6 +70,22 @@ def barrier() -> None:
     from matex_tf import ops
 
     ops.barrier()
+
+
+def report(*, epoch: int | None = None, **figures: Any) -> None:
+    """Tell `matex tune` how well the script does: `matex_tf.report(loss=0.3)`. What Keras' `fit` logs, it sees itself.
+
+    Called several times, as after each `epoch`, the last counts, or the best. Without `matex tune` it does nothing.
+    Raises TypeError for a figure that is no number.
+    """
+    from matex_tf.monitor import trial_log
+
+    if epoch is not None:
+        arguments.whole_number("report", "epoch", epoch)
+    told = {name: arguments.number("report", name, value) for name, value in figures.items()}
+    if not told:
+        raise TypeError("report: expected a figure, such as matex_tf.report(loss=0.3)")
+    trial_log.report(told, epoch)
 
 
 def shard(x: Any, *, own: bool = False) -> Any:

@@ -27,23 +27,31 @@ def whole_number(where: str, name: str, value: Any, least: int | None = 1) -> in
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)
+        found = operator.index(value)
     except TypeError:
         raise TypeError(f"{where}: expected {name} to be {expected}; given {given(value)}") from None
-    if least is not None and number < least:
+    if least is not None and found < least:
         raise ValueError(f"{where}: expected {name} to be {expected}; given {given(value)}")
-    return number
+    return found
+
+
+def number(where: str, name: str, value: Any) -> float:
+    """`value` as a float. Raises TypeError."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{where}: expected {name} to be a number; given {given(value)}")
+    return float(value)
 
 
 def fraction(where: str, name: str, value: Any) -> float:
     """`value` as a float, at least 0 and less than 1. Raises TypeError or ValueError."""
     expected = f"{where}: {name} has to be at least 0 and less than 1; given {given(value)}"
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(expected)
-    number = float(value)
-    if not 0 <= number < 1 or math.isnan(number):
+    try:
+        found = number(where, name, value)
+    except TypeError:
+        raise TypeError(expected) from None
+    if not 0 <= found < 1 or math.isnan(found):
         raise ValueError(expected)
-    return number
+    return found
 
 
 def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ def attach() -> None:
                 placement.apply(0, 1)
             if task is not None:
                 exit_marks.mark_needless()
+                _note_trial(0)
             else:
                 _say_how_ranks_start()
             _record()
@@ -86,6 +87,7 @@ def attach() -> None:
     link_costs.start()
     patches.install()
     _record()
+    _note_trial(me.rank)
     if settings.current().plan is not None:
         from matex_tf.observe import measured_steps
 
@@ -107,6 +109,17 @@ def _record() -> None:
         from matex_tf.patches.tf import check_recorder
 
         check_recorder.start()
+
+
+def _note_trial(rank: int) -> None:
+    """In a trial of `matex tune`, note what `fit` logs."""
+    if settings.PREFIX + "TRIAL" in os.environ:
+        from matex_tf.monitor import trial_log
+        from matex_tf.patches.keras import trial
+
+        trial_log.start(rank)
+        if trial_log.is_on():
+            trial.install()
 
 
 def _share_hash_seed() -> None:

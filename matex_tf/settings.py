@@ -437,6 +437,13 @@ TABLE = (
         "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.",
     ),
     Setting(
+        "trial",
+        _text,
+        "",
+        "file",
+        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.",
+    ),
+    Setting(
         "proof",
         _text,
         "",
@@ -491,6 +498,7 @@ class Settings:
     traceback: str
     check: str
     plan: Phantom | None
+    trial: str
     proof: str
 
     def __init__(self, environment: Mapping[str, str]):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import ops, settings
+from matex_tf.monitor import trial_log
 from matex_tf.monitor.gpu import Gpus
 from matex_tf.monitor.log import HALVED, Log
 from matex_tf.monitor.machine import Machine
@@ -70,7 +71,7 @@ def start() -> None:
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
     if _recorder is not None and _speaks(_recorder):
-        figures = {str(name): float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        figures = trial_log.figures(logs)
         _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures)
 
 
@@ -83,10 +84,6 @@ def after_loss(became_first: bool) -> None:
 def _speaks(recorder: Recorder) -> bool:
     """Whether this is rank 0, and no process that a rank has forked."""
     return recorder.process == os.getpid() and world.current().rank == 0
-
-
-def _is_number(value: Any) -> bool:
-    return hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:

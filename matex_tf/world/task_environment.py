@@ -83,3 +83,12 @@ def keep_children_out() -> None:
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
             del os.environ[name]
+
+
+def without_task(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` less what a launcher told this task, for a run of its own; what a user set of MPI stays."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_PREFIXES) or name.startswith(("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_"))
+    }

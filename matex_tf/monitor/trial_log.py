@@ -1,0 +1,72 @@
+"""What a trial of `matex tune` tells it, a line a figure: what `fit` logs of each epoch, what the script reports.
+
+Rank 0 writes, and so does a script that is one process alone; others, and processes that it starts, do not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.monitor.log import Log
+from matex_tf.runtime import real_files
+
+_VARIABLE = settings.PREFIX + "TRIAL"
+
+_log: Log | None = None
+_process = 0
+
+
+def start(rank: int) -> None:
+    """Begin, on rank 0. Children of the script are told nothing of it."""
+    global _log, _process
+    path = settings.current().trial
+    os.environ.pop(_VARIABLE, None)
+    if not path or rank:
+        return
+    with real_files.plainly():
+        _log = Log(path, goes_on=True)
+    _process = os.getpid()
+
+
+def is_on() -> bool:
+    """Whether this process writes."""
+    return _log is not None and _process == os.getpid()
+
+
+def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None) -> None:
+    """An epoch of Keras' `fit` has ended: its number from 0, how many there are to be, its figures."""
+    _write(epoch=epoch + 1, of=of, logs=figures(logs))
+
+
+def note_task(**features: Any) -> None:
+    """What is learnt: rows, columns and so on, by which searches of other data are found alike."""
+    _write(task=features)
+
+
+def report(told: Mapping[str, float], epoch: int | None) -> None:
+    """What the script says itself of how well it does."""
+    _write(epoch=epoch, logs=dict(told))
+
+
+def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Of what Keras logs, that which is a number."""
+    return {
+        str(name): float(value) for name, value in (logs or {}).items()
+        if hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+    }  # fmt: skip
+
+
+def _write(**line: Any) -> None:
+    if _log is None or not is_on():
+        return
+    with real_files.plainly():
+        if _log.write({"t": round(time.time(), 3), **line}):
+            return
+    if _log.lost == 1:
+        why = _log.error.strerror or _log.error if _log.error else ""
+        print(f"matex_tf: what this trial reaches is not noted: {why}", file=sys.stderr)

@@ -1,0 +1,91 @@
+"""In a trial of `matex tune`: what Keras' `fit` logs is noted, and what it learns. It also works without ranks."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from typing import Any
+
+from matex_tf.monitor import trial_log
+from matex_tf.runtime.replace import replace, when_imported
+
+_data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""What is known of the data that a model was given last."""
+
+
+def install() -> None:
+    when_imported("keras.src.callbacks.callback_list", _lists)
+    when_imported("keras.src.backend.tensorflow.trainer", lambda module: replace(module.TensorFlowTrainer, "fit", _fit))
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.callbacks", _keras2_lists)
+        when_imported(f"{package}.src.engine.training", _keras2)
+
+
+def _keras2_lists(module: Any) -> None:
+    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
+        _lists(module)
+
+
+def _keras2(module: Any) -> None:
+    if hasattr(module, "Model"):
+        replace(module.Model, "fit", _fit)
+
+
+def _lists(module: Any) -> None:
+    replace(module.CallbackList, "on_epoch_end", _epoch_end)
+
+
+def _fit(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def fit(self, *args, **kwargs):
+        _data[self] = _look(signature.bind(self, *args, **kwargs).arguments.get("x"))
+        return original(self, *args, **kwargs)
+
+    return fit
+
+
+def _epoch_end(original: Any) -> Any:
+    def on_epoch_end(self, epoch, logs=None):
+        model = getattr(self, "model", None)
+        if model in _data:
+            trial_log.note_task(**_data.pop(model), **_features(model))
+        trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs)
+        return original(self, epoch, logs)
+
+    return on_epoch_end
+
+
+def _look(x: Any) -> dict[str, Any]:
+    """Rows and columns of what `fit` is given: of the first array in it; nothing where that is not known."""
+    rows = None
+    if hasattr(x, "element_spec"):  # a tf.data.Dataset, of batches
+        import tensorflow as tf
+
+        shape = _shape(tf.nest.flatten(x.element_spec)[0])
+        batches = int(x.cardinality())
+        if batches >= 0 and shape and shape[0]:
+            rows = batches * shape[0]
+    else:
+        while isinstance(x, (list, tuple, dict)) and len(x):
+            x = next(iter(x.values())) if isinstance(x, dict) else x[0]
+        shape = _shape(x)
+        rows = shape[0] if shape else None
+    columns = math.prod(shape[1:]) if shape and None not in shape[1:] else None
+    return {"rows": rows, "columns": columns}
+
+
+def _shape(array: Any) -> list[Any] | None:
+    try:
+        return [None if size is None else int(size) for size in array.shape]
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _features(model: Any) -> dict[str, Any]:
+    outputs = getattr(model, "outputs", None) or [None]
+    shape = _shape(outputs[0])
+    loss = getattr(model, "loss", None)
+    name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", None)
+    return {"classes": shape[-1] if shape else None, "parameters": int(model.count_params()), "loss": name}

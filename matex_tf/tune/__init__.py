@@ -1,0 +1,1 @@
+"""`matex tune`: the hyperparameters of an unchanged script, searched by trials that are runs of `matex run`."""

@@ -1,0 +1,87 @@
+"""What a trial is judged by: a figure that Keras logs or the script reports, or what it prints. Pure functions."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_RETURNS = re.compile(r"[^\n]*\r(?!\n)")
+
+
+@dataclass(frozen=True)
+class Point:
+    """The objective after an epoch, or after a report."""
+
+    epoch: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which figure, and which way is better. `take` says which epoch counts: the last, or the best."""
+
+    name: str = "val_loss"
+    maximize: bool = False
+    regex: str = ""
+    take: str = "last"
+
+    def cost(self, value: float) -> float:
+        """What is to be made small."""
+        return -value if self.maximize else value
+
+    def curve(self, lines: Iterable[Mapping[str, Any]], output: str = "") -> list[Point]:
+        """The objective in the `lines` that a trial has noted; with a regular expression, in its `output`.
+
+        Raises:
+            ValueError: the expression finds what is no number.
+        """
+        if self.regex:
+            return [Point(place + 1, _number(found)) for place, found in enumerate(self._matches(output))]
+        found = [line for line in lines if self.name in line.get("logs", {})]
+        return [
+            Point(int(line.get("epoch") or place + 1), float(line["logs"][self.name]))
+            for place, line in enumerate(found)
+        ]
+
+    def _matches(self, output: str) -> list[str]:
+        pattern = re.compile(self.regex, re.MULTILINE)
+        return [found[pattern.groups] for found in pattern.finditer(printed(output))]
+
+    def value(self, curve: Sequence[Point]) -> float:
+        """The one that counts of a curve that is not empty; NaN where that is what counts."""
+        if self.take == "best":
+            finite = [point.value for point in curve if math.isfinite(point.value)]
+            return min(finite, key=self.cost, default=math.nan)
+        return curve[-1].value
+
+    def why_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:
+        """What there is in place of the objective, of a trial that ended without it."""
+        if self.regex:
+            return f"nothing that it printed is as {self.regex!r}"
+        seen = list(dict.fromkeys(name for line in lines for name in line.get("logs", {})))
+        if not seen:
+            return (
+                f"{self.name} never appeared: no epoch of Keras' fit ended, and matex_tf.report was not called. "
+                "A script that prints it is read by objective: {regex: 'test loss ([\\d.]+)'}"
+            )
+        near = difflib.get_close_matches(self.name, seen, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if self.name.startswith("val_") and not any(name.startswith("val_") for name in seen):
+            hint = ": fit has no validation data. Pass it some, or name another objective"
+        return f"{self.name} never appeared; what was logged is {', '.join(seen)}{hint}"
+
+
+def printed(output: str) -> str:
+    """What ranks print, as a terminal shows it in the end: of a line that was overwritten its last state."""
+    return _RETURNS.sub("", output.replace("\r\n", "\n"))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"the regular expression found {text!r}, which is no number") from None

@@ -1,0 +1,273 @@
+"""The search space as a file of YAML. What is wrong in it is told with its line, and with the word that was meant."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import yaml
+
+from matex_tf.tune.objective import Objective
+from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
+
+_TOP = ("objective", "search", "files")
+_RANGES = {  # kind: is it logarithmic, are they whole numbers
+    "float": (False, False),
+    "int": (False, True),
+    "log": (True, False),
+    "log_int": (True, True),
+}
+_CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
+_KINDS = (*_RANGES, _CHOICE, _FLAG)
+_OBJECTIVE = ("minimize", "maximize", "regex", "take")
+_TAKEN = ("last", "best")
+_NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
+
+
+class SpaceError(ValueError):
+    """The file says something that it cannot say."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a file asks for. `files` hold placeholders; `otherwise` is what stands there for one that has no value."""
+
+    space: Space
+    objective: Objective
+    files: tuple[str, ...] = ()
+    otherwise: tuple[tuple[str, str], ...] = ()
+
+
+def read(text: str, name: str) -> Asked:
+    """What the text of the file `name` asks for.
+
+    Raises:
+        SpaceError: with the line, what was expected, and what was given.
+    """
+    try:
+        top = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}, line {mark.line + 1}" if mark else name
+        raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
+    return _Reader(name).read(top)
+
+
+class _Reader:
+    def __init__(self, name: str):
+        self.name = name
+
+    def read(self, top: yaml.Node | None) -> Asked:
+        if top is None:
+            raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
+        parts = dict(self._members(top, "the file", _TOP))
+        if "search" not in parts:
+            self._refuse(top, "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}")
+        found: dict[str, tuple[yaml.Node, Parameter, str | None]] = {}
+        for name, node in self._members(parts["search"], "search"):
+            if not _NAME.fullmatch(name):
+                self._refuse(
+                    node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
+                    "placeholder in one of files (lr)"
+                )  # fmt: skip
+            found[name] = (node, *self._parameter(name, node))
+        if not found:
+            self._refuse(parts["search"], "search: there is no parameter")
+        files = self._files(parts["files"]) if "files" in parts else ()
+        self._check_conditions(found)
+        self._check_placeholders(found, files)
+        otherwise = tuple((name, text) for name, (_, _, text) in found.items() if text is not None)
+        objective = self._objective(parts["objective"]) if "objective" in parts else Objective()
+        return Asked(Space(self._in_order(found)), objective, files, otherwise)
+
+    # Parameters
+
+    def _parameter(self, name: str, node: yaml.Node) -> tuple[Parameter, str | None]:
+        if isinstance(node, yaml.ScalarNode):
+            if node.value == _FLAG:
+                return self._flag(name, node, ()), None
+            self._refuse(node, f"{name}: expected a list of choices, or a range as {{log: [1e-5, 0.1]}}; "
+                         f"given {node.value!r}")  # fmt: skip
+        if isinstance(node, yaml.SequenceNode):
+            choices = self._texts(name, node)
+            if len(choices) == 2 and all(map(_is_number, choices)):
+                given = ", ".join(choices)
+                self._refuse(node, f"{name}: [{given}] may be a range or two choices: write {{float: [{given}]}}, "
+                             f"{{int: [{given}]}} or {{choice: [{given}]}}")  # fmt: skip
+            return Choice(name, choices), None
+        members = dict(self._members(node, name, (*_KINDS, _WHEN, _ELSE)))
+        kinds = [kind for kind in members if kind in _KINDS]
+        if len(kinds) != 1:
+            self._refuse(node, f"{name}: expected one of {', '.join(_KINDS)}; given {', '.join(kinds) or 'none'}")
+        kind = kinds[0]
+        when = self._when(name, members[_WHEN]) if _WHEN in members else ()
+        otherwise = self._text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
+        if otherwise is not None and (not when or not _is_placeholder(name)):
+            self._refuse(members[_ELSE], f"{name}: `{_ELSE}` is of placeholders with `{_WHEN}`; a flag or a variable "
+                         "is left out")  # fmt: skip
+        if _is_placeholder(name) and when and otherwise is None:
+            self._refuse(node, f"{name}: what stands in its place where `{_WHEN}` does not hold? Say `{_ELSE}: TEXT`")
+        if kind == _FLAG:
+            return self._flag(name, members[kind], when), otherwise
+        if kind == _CHOICE:
+            return Choice(name, self._texts(name, members[kind]), when=when), otherwise
+        return replace(self._range(name, kind, members[kind]), when=when), otherwise
+
+    def _flag(self, name: str, node: yaml.Node, when: Condition) -> Choice:
+        if not name.startswith("-"):
+            self._refuse(node, f"{name}: only an option of the command line, as --{name.lstrip('$')}, may be a flag")
+        return Choice(name, (OFF, ON), is_flag=True, when=when)
+
+    def _range(self, name: str, kind: str, node: yaml.Node) -> Number:
+        log, whole = _RANGES[kind]
+        if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
+            self._refuse(node, f"{name}: expected {kind}: [LEAST, MOST]")
+        low, high = (self._number(name, each, whole) for each in node.value)
+        if not low < high:
+            self._refuse(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
+        if log and low <= 0:
+            self._refuse(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
+        return Number(name, low, high, log, whole)
+
+    def _number(self, name: str, node: yaml.Node, whole: bool) -> float:
+        text = self._text(name, node)
+        # YAML takes 1e-5, without a dot, for text.
+        if not _is_number(text) or not math.isfinite(float(text)):
+            self._refuse(node, f"{name}: expected a number; given {text!r}")
+        if whole and not float(text).is_integer():
+            self._refuse(node, f"{name}: expected a whole number; given {text}")
+        return float(text)
+
+    # Conditions
+
+    def _when(self, name: str, node: yaml.Node) -> Condition:
+        return tuple(
+            (on, self._texts(f"{name}: {_WHEN}", one) if isinstance(one, yaml.SequenceNode)
+             else (self._text(f"{name}: {_WHEN}", one),))
+            for on, one in self._members(node, f"{name}: {_WHEN}")
+        )  # fmt: skip
+
+    def _check_conditions(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> None:
+        for name, (node, parameter, _) in found.items():
+            for on, values in parameter.when:
+                if on not in found or on == name:
+                    self._refuse(
+                        node, f"{name}: {_WHEN}: {_unknown('parameter', on, [one for one in found if one != name])}"
+                    )
+                other = found[on][1]
+                if not isinstance(other, Choice):
+                    self._refuse(node, f"{name}: {_WHEN}: {on} is a range; a condition is on choices or a flag")
+                for value in values:
+                    if value not in other.choices:
+                        self._refuse(node, f"{name}: {_WHEN}: {on}: {_unknown('choice', value, other.choices)}")
+
+    def _in_order(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
+        """Each parameter after those that its condition names."""
+        ordered: dict[str, Parameter] = {}
+        while len(ordered) < len(found):
+            free = [
+                one for name, (_, one, _) in found.items()
+                if name not in ordered and all(on in ordered for on, _ in one.when)
+            ]  # fmt: skip
+            if not free:
+                name = next(name for name in found if name not in ordered)
+                self._refuse(found[name][0], f"{name}: its condition hangs, by others, on itself")
+            ordered |= {one.name: one for one in free}
+        return tuple(ordered.values())
+
+    # The other parts
+
+    def _files(self, node: yaml.Node) -> tuple[str, ...]:
+        return self._texts("files", node) if isinstance(node, yaml.SequenceNode) else (self._text("files", node),)
+
+    def _check_placeholders(self, found: Iterable[str], files: tuple[str, ...]) -> None:
+        names = [name for name in found if _is_placeholder(name)]
+        if names and not files:
+            raise SpaceError(
+                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, and no file is named in which it "
+                f"stands: say files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
+            )
+        if files and not names:
+            raise SpaceError(f"{self.name}: files are named, and nothing is searched that is a placeholder in them")
+
+    def _objective(self, node: yaml.Node) -> Objective:
+        members = dict(self._members(node, "objective", _OBJECTIVE))
+        texts = {name: self._text(f"objective: {name}", one) for name, one in members.items()}
+        if "minimize" in texts and "maximize" in texts:
+            self._refuse(node, "objective: minimize or maximize, not both")
+        if texts.get("take", "last") not in _TAKEN:
+            self._refuse(members["take"], f"objective: {_unknown('word for take', texts['take'], _TAKEN)}")
+        if "regex" in texts:
+            try:
+                groups = re.compile(texts["regex"]).groups
+            except re.error as error:
+                self._refuse(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
+            if groups > 1:
+                self._refuse(
+                    members["regex"], "objective: regex has several groups (); the number is in one. (?:) is none"
+                )
+        elif not {"minimize", "maximize"} & texts.keys():
+            self._refuse(node, "objective: expected minimize, maximize or regex, as objective: {minimize: val_loss}")
+        name = texts.get("maximize") or texts.get("minimize") or "value"
+        return Objective(name, "maximize" in texts, texts.get("regex", ""), texts.get("take", "last"))
+
+    # Nodes
+
+    def _members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
+        """The members of a mapping, each once, and of `known` if that is not empty."""
+        if not isinstance(node, yaml.MappingNode):
+            self._refuse(node, f"{what}: expected `name: value` lines")
+        seen = set()
+        for key, value in node.value:
+            name = self._text(what, key)
+            if name in seen:
+                self._refuse(key, f"{what}: {name} stands there twice")
+            if known and name not in known:
+                self._refuse(key, f"{what}: {_unknown('word', name, known)}")
+            seen.add(name)
+            yield name, value
+
+    def _texts(self, name: str, node: yaml.Node) -> tuple[str, ...]:
+        if not isinstance(node, yaml.SequenceNode) or not node.value:
+            self._refuse(node, f"{name}: expected a list, as [adam, sgd]")
+        texts = tuple(self._text(name, each) for each in node.value)
+        if len(set(texts)) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            self._refuse(node, f"{name}: {twice} stands there twice")
+        return texts
+
+    def _text(self, name: str, node: yaml.Node) -> str:
+        """A scalar as it is written: a script is told `1e-3` or `True` as the file has it."""
+        if not isinstance(node, yaml.ScalarNode):
+            self._refuse(node, f"{name}: expected a single value")
+        return str(node.value)
+
+    def _refuse(self, node: yaml.Node, what: str) -> NoReturn:
+        raise SpaceError(f"{self.name}, line {node.start_mark.line + 1}: {what}")
+
+
+def _is_placeholder(name: str) -> bool:
+    return name[0] not in "-$"
+
+
+def _is_number(text: str) -> bool:
+    return _parses(float, text)
+
+
+def _parses(read: Callable[[str], Any], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no {what} {name}; {hint}They are {', '.join(known)}"
