@@ -31,6 +31,7 @@ from matex_tf.launch.monitoring.command import report, top
 from matex_tf.launch.planning.command import plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand
 from matex_tf.ops import cache
+from matex_tf.tune import command as tuning
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options, placement
 
@@ -188,6 +189,7 @@ matex.add_command(simulate.simulate)
 for _command in (deploying.submit, deploying.follow, deploying.cancel):
     matex.add_command(_command)
 matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
+matex.add_command(tuning.tune)
 matex.add_command(top)
 matex.add_command(report)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from matex_tf.launch.signal_origin import Witness
 from matex_tf.runtime import exit_marks, shared_memory, temp_folders
-from matex_tf.world import error_records, rank_ends
+from matex_tf.world import child_process, error_records, rank_ends
 
 EXIT_UNPROVED = 71
 _PASSED_ON = (
@@ -22,7 +21,6 @@ _PASSED_ON = (
 )  # fmt: skip
 # What a person, or a system that is not told of MATEX_STATE, ends a run with; its exit code is then a shell's for it.
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-_PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
 _TICK, _LONG = 0.2, 86400.0  # seconds
 _PREFIX = "matex_tf-run-"
@@ -107,7 +105,7 @@ def wait_for_command(
     try:
         with Witness(watched) as witness:
             child = subprocess.Popen(
-                command, preexec_fn=_prepare_child(before, os.getpid()), start_new_session=instead is not None
+                command, preexec_fn=child_process.prepare(before, os.getpid()), start_new_session=instead is not None
             )
             while child.poll() is None:
                 found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _LONG)
@@ -126,16 +124,3 @@ def wait_for_command(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _prepare_child(mask: set[int], parent: int) -> Callable[[], None]:
-    library = ctypes.CDLL(None)
-
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # Who kills `matex run` means the ranks, too.
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare

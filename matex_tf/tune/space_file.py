@@ -156,14 +156,14 @@ class _Reader:
             for on, values in parameter.when:
                 if on not in found or on == name:
                     self._refuse(
-                        node, f"{name}: {_WHEN}: {_unknown('parameter', on, [one for one in found if one != name])}"
+                        node, f"{name}: {_WHEN}: {unknown('parameter', on, [one for one in found if one != name])}"
                     )
                 other = found[on][1]
                 if not isinstance(other, Choice):
                     self._refuse(node, f"{name}: {_WHEN}: {on} is a range; a condition is on choices or a flag")
                 for value in values:
                     if value not in other.choices:
-                        self._refuse(node, f"{name}: {_WHEN}: {on}: {_unknown('choice', value, other.choices)}")
+                        self._refuse(node, f"{name}: {_WHEN}: {on}: {unknown('choice', value, other.choices)}")
 
     def _in_order(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
         """Each parameter after those that its condition names."""
@@ -200,7 +200,7 @@ class _Reader:
         if "minimize" in texts and "maximize" in texts:
             self._refuse(node, "objective: minimize or maximize, not both")
         if texts.get("take", "last") not in _TAKEN:
-            self._refuse(members["take"], f"objective: {_unknown('word for take', texts['take'], _TAKEN)}")
+            self._refuse(members["take"], f"objective: {unknown('word for take', texts['take'], _TAKEN)}")
         if "regex" in texts:
             try:
                 groups = re.compile(texts["regex"]).groups
@@ -227,7 +227,7 @@ class _Reader:
             if name in seen:
                 self._refuse(key, f"{what}: {name} stands there twice")
             if known and name not in known:
-                self._refuse(key, f"{what}: {_unknown('word', name, known)}")
+                self._refuse(key, f"{what}: {unknown('word', name, known)}")
             seen.add(name)
             yield name, value
 
@@ -266,7 +266,8 @@ def _parses(read: Callable[[str], Any], text: str) -> bool:
     return True
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """What is said of a word that is not among the `known`."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""

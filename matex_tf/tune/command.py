@@ -1,0 +1,140 @@
+"""`matex tune`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from matex_tf.deploy.options import seconds
+from matex_tf.monitor.progress import lasting
+from matex_tf.tune import begin
+from matex_tf.tune.begin import Found, NoSearchError, Settings
+from matex_tf.tune.database import DatabaseError
+from matex_tf.tune.engines.engine import NAMES, EngineMissingError
+from matex_tf.tune.search import SearchError
+from matex_tf.tune.space_file import SpaceError
+
+FAILED = 1
+_COUNT = click.IntRange(min=1)
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(seconds(value))
+    except ValueError as error:
+        raise click.UsageError(f"--limit: {error}") from None
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+    short_help="Search good hyperparameters of SCRIPT.py.",
+)
+@click.option("--search", "space", metavar="SPACE.yaml", help="What is searched.")
+@click.option("--trials", type=_COUNT, metavar="TRIALS", help="How many; 50 unless told.")
+@click.option(
+    "--parallel", type=_COUNT, metavar="TRIALS", help="How many at once, each on its own cores; 1 unless told."
+)
+@click.option("-n", "ranks", type=_COUNT, metavar="RANKS", help="How many ranks each trial has; 1 unless told.")
+@click.option("--engine", type=click.Choice(list(NAMES)), help="Who proposes: random unless told.")
+@click.option("--seed", type=int, metavar="SEED", help="Of what is drawn; 0 unless told.")
+@click.option("--limit", callback=_seconds, metavar="TIME", help="What a trial may take, as 30 (minutes) or 2:00:00.")
+@click.option("--run", multiple=True, metavar="OPTIONS", help="More of `matex run`: --run='--strategy sharded'.")
+@click.option(
+    "--no-warm-start",
+    "warm_start",
+    flag_value=False,
+    default=None,
+    help="Begin from nothing.",
+)
+@click.option("--database", metavar="FILE", help="Of all searches; ~/.local/share/matex/tune.db unless told.")
+@click.option("--folder", metavar="FOLDER", help="Of the search; runs/tune-SCRIPT-1 unless told.")
+@click.option("--resume", metavar="FOLDER", help="Go on with the search there; --trials may say another number.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
+def tune(
+    space: str | None, database: str | None, folder: str | None, resume: str | None, is_module: bool,
+    script: tuple[str, ...], **given: Any,
+) -> int:  # fmt: skip
+    """Search good hyperparameters of SCRIPT.py, unchanged, by the flags that it has.
+
+    \b
+    matex tune --search space.yaml --trials 50 --parallel 4 train.py --epochs 20
+
+    \b
+    # space.yaml
+    objective: {minimize: val_loss}      # as Keras logs it
+    search:
+      --lr: {log: [1e-5, 1e-1]}
+      --units: {log_int: [16, 512]}
+      --optimizer: [adam, sgd, rmsprop]
+
+    Each trial is `matex run` in a folder of its own. Ctrl-C ends the trials; `matex tune --resume FOLDER` goes on.
+    """
+    changed = {name: value for name, value in given.items() if value not in (None, ())}
+    try:
+        if resume:
+            if script or space or database or folder:
+                raise click.UsageError("--resume FOLDER goes on as it was begun, without a script or --search")
+            if odd := changed.keys() - {"trials", "parallel", "limit"}:
+                raise click.UsageError(f"--resume goes on as it was begun, without --{min(odd).replace('_', '-')}")
+            return _tell(Path(resume), changed)
+        target = ["-m", *script] if is_module else list(script)
+        _check(target, space)
+        settings = Settings(**changed, source=os.getcwd(), name=str(space))
+        where = begin.new(target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or "")
+        return _tell(where, {})
+    except (SpaceError, EngineMissingError, NoSearchError, FileExistsError, UnicodeDecodeError) as error:
+        raise click.UsageError(str(error)) from None
+    except (DatabaseError, OSError) as error:
+        print(f"matex tune: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _check(target: Sequence[str], space: str | None) -> None:
+    example = "For example: matex tune --search space.yaml train.py"
+    if not target or target == ["-m"]:
+        raise click.UsageError(f"no script is named. {example}")
+    if target[0] != "-m" and not os.path.isfile(target[0]):
+        raise click.UsageError(f"there is no file {target[0]} in {os.getcwd()}")
+    if not space:
+        raise click.UsageError(f"what is to be searched? {example}")
+    if not os.path.isfile(space):
+        raise click.UsageError(f"there is no file {space} in {os.getcwd()}")
+
+
+def _tell(folder: Path, changed: dict[str, Any]) -> int:
+    """Make the trials, and say what was found."""
+    goes_on = f"matex tune --resume {folder}"
+    try:
+        found = begin.go_on(folder, **changed)
+    except SearchError as error:
+        print(f"matex tune: {error}\nOnce that is mended: {goes_on}", file=sys.stderr)
+        return FAILED
+    except (DatabaseError, OSError) as error:
+        print(f"matex tune: {error}\nThe trials that have ended are kept. To go on: {goes_on}", file=sys.stderr)
+        return FAILED
+    print(report(found, goes_on))
+    return found.code
+
+
+def report(found: Found, goes_on: str) -> str:
+    """What was found, in words."""
+    lines = []
+    if found.stopped:
+        lines.append(f"matex tune: {found.stopped}: the trials that had ended are kept. To go on: {goes_on}")
+    best = found.best
+    if best is None:
+        return "\n".join([*lines, "matex tune: no trial has come to a value"])
+    reached = f"{found.objective} {best.value:.6g}, trial {best.number}"
+    lines.append(f"best of {found.trials} trials, {lasting(found.seconds)}: {reached}")
+    lines.append(f"  {found.command}")
+    lines += [f"  with {name}" for name in found.files]
+    lines.append(f"kept in {found.database}: searches of tasks that are alike begin with it")
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""What searches have found: tasks, configurations, curves, in one file of SQLite that several searches use at once.
+
+A trial is written down before it starts, and what became of it in one transaction: whenever a search is killed, each of
+its trials is there once, and one that has no end is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matex_tf.tune.objective import Point
+from matex_tf.tune.space import Config
+
+VERSION = 1
+RUNNING = "running"
+_PATIENCE = 30.0
+"""Seconds to wait for others that write."""
+_TABLES = """
+create table searches (
+    id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
+    objective text not null, began real not null);
+create table tasks (
+    search integer primary key references searches, rows integer, columns integer, classes integer, parameters integer,
+    loss text);
+create table trials (
+    search integer not null references searches, number integer not null, config text not null, origin text not null,
+    state text not null, value real, kind text not null default '', why text not null default '',
+    tail text not null default '', seconds real not null default 0, began real not null, ended real,
+    primary key (search, number));
+create table curves (
+    search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
+    primary key (search, number, place));
+"""
+FEATURES = ("rows", "columns", "classes", "parameters", "loss")
+
+
+class DatabaseError(RuntimeError):
+    """The file cannot be read or written; the text says why."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search as it was asked for. `space` is the text of its file, `settings` what the command line said."""
+
+    id: int
+    folder: str
+    target: list[str]
+    space: str
+    settings: dict[str, Any]
+    objective: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A trial as it is written down. `origin` says who proposed it."""
+
+    number: int
+    config: Config
+    origin: str
+    state: str = RUNNING
+    value: float | None = None
+    kind: str = ""
+    why: str = ""
+    tail: str = ""
+    seconds: float = 0.0
+    curve: tuple[Point, ...] = field(default=(), compare=False)
+
+
+def default_path() -> Path:
+    """Where it is unless a user says otherwise."""
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(home, "matex", "tune.db")
+
+
+class Database:
+    """The file at `path`, made if there is none. Raises DatabaseError, as each of its functions does."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with self._told():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+            self._file.execute(f"pragma busy_timeout = {int(_PATIENCE * 1000)}")
+            self._file.execute("pragma journal_mode = wal")  # who reads does not wait for who writes
+            self._make()
+
+    def _make(self) -> None:
+        with self._writing():
+            version = self._one("pragma user_version")[0]
+            if version == 0:
+                for statement in _TABLES.split(";\n"):
+                    self._file.execute(statement)
+                self._file.execute(f"pragma user_version = {VERSION}")
+        if version not in (0, VERSION):
+            raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    # Searches and tasks
+
+    def add_search(
+        self, folder: str, target: Sequence[str], space: str, settings: dict[str, Any], objective: str
+    ) -> Search:
+        """Write down a new search."""
+        with self._told(), self._writing():
+            row = self._file.execute(
+                "insert into searches (folder, target, space, settings, objective, began) values (?, ?, ?, ?, ?, ?)",
+                (folder, json.dumps(list(target)), space, json.dumps(settings), objective, time.time()),
+            )
+            assert row.lastrowid is not None
+        return Search(row.lastrowid, folder, list(target), space, settings, objective)
+
+    def find_search(self, number: int) -> Search | None:
+        """The search of this number."""
+        with self._told():
+            row = self._one("select id, folder, target, space, settings, objective from searches where id = ?", number)
+        return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
+
+    def note_task(self, search: int, features: dict[str, Any]) -> None:
+        """Write down what a search learns, once."""
+        with self._told(), self._writing():
+            self._file.execute(
+                "insert or ignore into tasks (search, rows, columns, classes, parameters, loss) "
+                "values (?, ?, ?, ?, ?, ?)",
+                (search, *(features.get(name) for name in FEATURES)),
+            )
+
+    def task(self, search: int) -> dict[str, Any] | None:
+        """What a search learns; None where that is not known."""
+        with self._told():
+            row = self._one(f"select {', '.join(FEATURES)} from tasks where search = ?", search)
+        return dict(zip(FEATURES, row)) if row else None
+
+    def other_tasks(self, search: int, objective: str) -> dict[int, dict[str, Any]]:
+        """What other searches for the same objective have learnt, by their numbers."""
+        with self._told(), closing(self._file.execute(
+            f"select id, {', '.join(FEATURES)} from searches join tasks on search = id where id != ? and objective = ?",
+            (search, objective),
+        )) as rows:  # fmt: skip
+            return {row[0]: dict(zip(FEATURES, row[1:])) for row in rows}
+
+    # Trials
+
+    def begin(self, search: int, config: Config, origin: str) -> Record:
+        """Write down a trial that is to start; it has the next number."""
+        with self._told(), self._writing():
+            number = self._one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
+            self._file.execute(
+                "insert into trials (search, number, config, origin, state, began) values (?, ?, ?, ?, ?, ?)",
+                (search, number, json.dumps(config), origin, RUNNING, time.time()),
+            )
+        return Record(number, config, origin)
+
+    def end(self, search: int, record: Record) -> None:
+        """Write down what became of a trial."""
+        figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
+        with self._told(), self._writing():
+            self._file.execute(
+                "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
+                "where search = ? and number = ?", (record.state, *figures, search, record.number),
+            )  # fmt: skip
+            self._file.execute("delete from curves where search = ? and number = ?", (search, record.number))
+            self._file.executemany(
+                "insert into curves (search, number, place, epoch, value) values (?, ?, ?, ?, ?)",
+                [(search, record.number, place, one.epoch, one.value) for place, one in enumerate(record.curve)],
+            )
+
+    def trials(self, search: int) -> list[Record]:
+        """The trials of a search, with their curves."""
+        curves: dict[int, list[Point]] = {}
+        with self._told():
+            for number, epoch, value in self._file.execute(
+                "select number, epoch, value from curves where search = ? order by number, place", (search,)
+            ):
+                curves.setdefault(number, []).append(Point(epoch, float("nan") if value is None else value))
+            rows = self._file.execute(
+                "select number, config, origin, state, value, kind, why, tail, seconds from trials where search = ? "
+                "order by number", (search,),
+            ).fetchall()  # fmt: skip
+        return [Record(row[0], json.loads(row[1]), *row[2:9], curve=tuple(curves.get(row[0], ()))) for row in rows]
+
+    # The file
+
+    def _one(self, statement: str, *values: Any) -> Any:
+        return self._file.execute(statement, values).fetchone()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._file.execute("begin immediate")
+        try:
+            yield
+            self._file.execute("commit")
+        except BaseException:
+            if self._file.in_transaction:
+                self._file.execute("rollback")
+            raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise DatabaseError(f"{self.path}: {error}") from error

@@ -1,0 +1,65 @@
+"""Optuna's tree-structured Parzen estimator, in memory: what is kept is in our own database."""
+
+from __future__ import annotations
+
+import warnings
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from matex_tf.tune.space import Choice, Config, Parameter, Space, Value, key_of
+
+
+class Tpe:
+    """See `engine.Engine`."""
+
+    slow = False
+
+    def __init__(self, space: Space, seed: int):
+        self._space = space
+        self._known = {one.name: _distribution_of(one) for one in space.parameters}
+        self._asked: dict[str, list[optuna.trial.Trial]] = {}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # groups, which conditions need, are called an experiment
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+        self._study = optuna.create_study(sampler=sampler)
+
+    def ask(self) -> Config:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trial = self._study.ask()
+            config: Config = {}
+            for one in self._space.parameters:
+                if self._space.is_active(one, config):
+                    config[one.name] = _suggested(trial, one)
+        self._asked.setdefault(key_of(config), []).append(trial)
+        return config
+
+    def tell(self, config: Config, cost: float) -> None:
+        trials = self._asked.pop(key_of(config), [])
+        for trial in trials:
+            self._study.tell(trial, cost)
+        if not trials:
+            known = {name: self._known[name] for name in config}
+            self._study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=known, value=cost))
+
+
+def _suggested(trial: optuna.trial.Trial, one: Parameter) -> Value:
+    """What it proposes, as trials are given it: plain numbers, rounded."""
+    if isinstance(one, Choice):
+        return str(trial.suggest_categorical(one.name, one.choices))
+    if one.whole:
+        return trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
+    return one.rounded(trial.suggest_float(one.name, one.low, one.high, log=one.log))
+
+
+def _distribution_of(one: Parameter) -> BaseDistribution:
+    if isinstance(one, Choice):
+        return CategoricalDistribution(one.choices)
+    if one.whole:
+        return IntDistribution(int(one.low), int(one.high), log=one.log)
+    return FloatDistribution(one.low, one.high, log=one.log)
+
+
+make = Tpe

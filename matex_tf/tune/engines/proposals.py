@@ -1,0 +1,102 @@
+"""What is tried next: an engine's proposals, none of them twice, asked for ahead where it thinks for long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from matex_tf.tune.engines.engine import Engine
+from matex_tf.tune.space import Config, Space, key_of
+
+ENGINE, WARM = "engine", "warm"
+_TRIES = 20
+
+
+class ExhaustedError(RuntimeError):
+    """Every configuration of the space was tried."""
+
+
+class Proposals:
+    """Those of `engine`. `seen` are configurations that were tried before.
+
+    A slow engine lives in a thread of its own: while trials run, it thinks of the next.
+    """
+
+    def __init__(self, engine: Engine, space: Space, seed: int, seen: Iterable[Config] = ()):
+        self._engine, self._space = engine, space
+        self._draw = random.Random(seed)
+        self._seen = {key_of(config) for config in seen}
+        self._costs: dict[str, float] = {}
+        self._first: list[Config] = []
+        self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None
+        self._ahead: Future[Config] | None = None
+        self._told: list[Future[None]] = []
+
+    def put_first(self, configs: Iterable[Config]) -> int:
+        """Propose these first, but for those that were tried; how many are left."""
+        self._first += [config for config in configs if key_of(config) not in self._seen]
+        return len(self._first)
+
+    def next(self) -> tuple[Config, str] | None:
+        """A configuration and whence it comes; None while the engine thinks of one.
+
+        Raises:
+            ExhaustedError: there is none that was not tried.
+        """
+        while self._first:
+            config = self._first.pop(0)
+            if key_of(config) not in self._seen:  # the engine may have come to it meanwhile
+                self._seen.add(key_of(config))
+                return config, WARM
+        if self._thread is None:
+            return self._propose(), ENGINE
+        self._check()
+        if self._ahead is None:
+            self._ahead = self._thread.submit(self._propose)
+        if not self._ahead.done():
+            return None
+        config = self._ahead.result()
+        self._ahead = self._thread.submit(self._propose)
+        return config, ENGINE
+
+    def tell(self, config: Config, cost: float) -> None:
+        """What a configuration has cost."""
+        if self._thread is None:
+            self._tell(config, cost)
+        else:
+            self._told.append(self._thread.submit(self._tell, config, cost))
+
+    def close(self) -> None:
+        """Let the engine come to an end."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self) -> None:
+        """Raise what a call in the thread has raised."""
+        while self._told and self._told[0].done():
+            self._told.pop(0).result()
+
+    def _tell(self, config: Config, cost: float) -> None:
+        self._costs[key_of(config)] = cost
+        self._engine.tell(config, cost)
+
+    def _propose(self) -> Config:
+        everything = self._space.all
+        if everything is not None and len(self._seen) >= len(everything):
+            raise ExhaustedError
+        for _ in range(_TRIES):
+            config = self._engine.ask()
+            if key_of(config) not in self._seen:
+                break
+            # The same again: its cost is told again, or will be with the one that runs.
+            if key_of(config) in self._costs:
+                self._engine.tell(config, self._costs[key_of(config)])
+        else:
+            # It insists on what was tried.
+            left = [one for one in everything or () if key_of(one) not in self._seen]
+            config = self._draw.choice(left) if left else self._space.sample(self._draw)
+            while key_of(config) in self._seen:
+                config = self._space.sample(self._draw)
+        self._seen.add(key_of(config))
+        return config

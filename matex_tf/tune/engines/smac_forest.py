@@ -1,0 +1,106 @@
+"""SMAC3's random forest with expected improvement, as XAI uses it (section 4.1), by ask and tell.
+
+SMAC's own runner is not used: it pickles functions into daemons, and trials are commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ConfigSpace import (
+    AndConjunction,
+    Categorical,
+    Configuration,
+    ConfigurationSpace,
+    Float,
+    InCondition,
+    Integer,
+)
+from smac import HyperparameterOptimizationFacade as Facade
+from smac import Scenario
+from smac.runhistory import TrialInfo, TrialValue
+
+from matex_tf.tune.space import Choice, Config, Parameter, Space, key_of
+
+_FIRST_FOR_EACH = 2
+"""Configurations that are spread evenly before the forest is asked, for each parameter."""
+_MOST = 1_000_000
+
+
+class Smac:
+    """See `engine.Engine`."""
+
+    slow = True
+
+    def __init__(self, space: Space, seed: int):
+        self._space, self._seed = space, seed
+        self._known = _space_of(space, seed)
+        self._asked: dict[str, list[TrialInfo]] = {}
+        # It writes into a folder whatever it is told.
+        self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
+        with _quiet():
+            scenario = Scenario(
+                self._known, n_trials=_MOST, deterministic=True, seed=seed, output_directory=Path(self._folder.name)
+            )
+            first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
+            self._facade = Facade(
+                scenario, lambda config, seed=0: 0.0, initial_design=first, overwrite=True, logging_level=False
+            )
+
+    def ask(self) -> Config:
+        with _quiet():
+            info = self._facade.ask()
+        config = self._read(dict(info.config))
+        self._asked.setdefault(key_of(config), []).append(info)
+        return config
+
+    def tell(self, config: Config, cost: float) -> None:
+        infos = self._asked.pop(key_of(config), [])
+        for info in infos or [TrialInfo(Configuration(self._known, values=dict(config)), seed=0)]:
+            with _quiet():
+                self._facade.tell(info, TrialValue(cost=cost), save=False)
+
+    def _read(self, values: dict[str, Any]) -> Config:
+        """As trials are given it: plain numbers, rounded."""
+        config: Config = {}
+        for one in self._space.parameters:
+            if one.name in values:
+                value = values[one.name]
+                config[one.name] = str(value) if isinstance(one, Choice) else one.rounded(float(value))
+        return config
+
+
+def _space_of(space: Space, seed: int) -> ConfigurationSpace:
+    known = ConfigurationSpace(seed=seed)
+    made = {one.name: _parameter_of(one) for one in space.parameters}
+    known.add(list(made.values()))
+    for one in space.parameters:
+        conditions = [InCondition(made[one.name], made[on], list(values)) for on, values in one.when]
+        if conditions:
+            known.add(conditions[0] if len(conditions) == 1 else AndConjunction(*conditions))
+    return known
+
+
+def _parameter_of(one: Parameter) -> Any:
+    if isinstance(one, Choice):
+        return Categorical(one.name, list(one.choices))
+    if one.whole:
+        return Integer(one.name, (int(one.low), int(one.high)), log=one.log)
+    return Float(one.name, (one.low, one.high), log=one.log)
+
+
+class _quiet(warnings.catch_warnings):
+    """SMAC speaks of itself, of dask and of what scikit-learn will be."""
+
+    def __enter__(self) -> Any:
+        found = super().__enter__()
+        warnings.simplefilter("ignore")
+        logging.getLogger("smac").setLevel(logging.CRITICAL)
+        return found
+
+
+make = Smac

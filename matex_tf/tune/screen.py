@@ -1,0 +1,136 @@
+"""How a search is seen: a live table at a terminal, a line for each trial elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from matex_tf.monitor.progress import lasting
+from matex_tf.tune.database import Record
+from matex_tf.tune.objective import Objective
+from matex_tf.tune.space import Config, Space, text_of
+from matex_tf.tune.trial import DONE, Trial
+
+_REDRAW = 0.5  # seconds
+_AROUND = 6  # lines that are no trials
+_HEADS = ("trial", "epochs", "state", "s")
+
+
+class Screen:
+    """Without a terminal what is said goes to standard error, and the table to standard output."""
+
+    def __init__(self, space: Space, objective: Objective, wanted: int, parallel: int, before: Sequence[Record] = ()):
+        self._space, self._objective, self._wanted, self._parallel = space, objective, wanted, parallel
+        self._ended = [record for record in before if record.seconds]
+        self._began: dict[int, Record] = {}
+        self._running: dict[int, Trial] = {}
+        self._best: Record | None = None
+        self._drawn = 0.0
+        self._has_head = False
+        self._console = Console(highlight=False)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stderr=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._running = {}
+            self._live.update(self.picture(len(self._ended) + _AROUND), refresh=True)
+            self._live.stop()
+
+    def started(self, record: Record) -> None:
+        """A trial starts."""
+        self._began[record.number] = record
+
+    def looked(self, trials: dict[int, Trial]) -> None:
+        """The trials that run were looked at."""
+        self._running = trials
+        if self._live is not None and time.monotonic() - self._drawn > _REDRAW:
+            self._drawn = time.monotonic()
+            self._live.update(self.picture(self._console.height), refresh=True)
+
+    def ended(self, record: Record, best: Record | None) -> None:
+        """A trial has ended."""
+        self._ended.append(record)
+        self._best = best
+        if self._live is None:
+            if not self._has_head:
+                self._has_head = True
+                print(self._line([*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names]), flush=True)
+            print(self._line(self._cells(record)), flush=True)
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        line = f"matex tune: {text}"
+        if self._live is not None:
+            self._console.print(line, markup=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def picture(self, height: int) -> RenderableType:
+        """The trials that run, and of those that have ended the best and the last, in so many lines."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in (*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names):
+            table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+        room = max(height - _AROUND - len(self._running), 3)
+        shown = self._ended[-room:]
+        if self._best is not None and self._best not in shown:
+            shown = [self._best, *shown[1:]]
+        for record in shown:
+            style = "bold green" if self._is_best(record) else "" if record.state == DONE else "red"
+            table.add_row(*self._cells(record), style=style)
+        for number, trial in self._running.items():
+            table.add_row(*self._cells_under_way(number, trial), style="dim")
+        return Group(table, Text(self._foot()))
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.name for one in self._space.parameters]
+
+    def _is_best(self, record: Record) -> bool:
+        return self._best is not None and record.number == self._best.number
+
+    def _cells(self, record: Record) -> list[str]:
+        value = "-" if record.value is None else f"{record.value:.4g}"
+        state = "best" if self._is_best(record) else record.state
+        if record.state != DONE:
+            state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
+        epochs = str(record.curve[-1].epoch) if record.curve else "-"
+        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._values(record.config)]
+
+    def _cells_under_way(self, number: int, trial: Trial) -> list[str]:
+        logged = [line for line in trial.lines if line.get("epoch")]
+        figures = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
+        value = f"{figures[-1]:.4g}" if figures else "-"
+        epochs = str(logged[-1]["epoch"]) if logged else "-"
+        return [str(number), value, epochs, "runs", f"{trial.seconds:.0f}", *self._values(self._began[number].config)]
+
+    def _values(self, config: Config) -> list[str]:
+        return [text_of(config[name]) if name in config else "" for name in self._names]
+
+    def _line(self, cells: Sequence[str]) -> str:
+        widths = [5, max(8, len(self._objective.name)), 6, 7, 5, *(max(8, len(name)) for name in self._names)]
+        return "  ".join(
+            f"{cell:<{width}}" if place == 3 else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(cells, widths))
+        )
+
+    def _foot(self) -> str:
+        left = self._wanted - len(self._ended)
+        said = f"{len(self._ended)} of {self._wanted} trials"
+        if self._best is not None and self._best.value is not None:
+            said += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
+        if self._ended and left > 0:
+            mean = sum(record.seconds for record in self._ended) / len(self._ended)
+            said += f", left {lasting(mean * left / self._parallel)}"
+        return said

@@ -1,0 +1,27 @@
+"""What trials that run at once have for themselves: cores and GPUs of this machine, dealt evenly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from matex_tf.tune.trial import Slot
+from matex_tf.world import placement
+
+
+def deal(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
+    """So many slots, each with cores and GPUs of its own; where there are fewer of one than slots, it is shared."""
+    return [
+        Slot(
+            tuple(cpu for core in placement.share_of_cores(cores, place, parallel) for cpu in core),
+            tuple(gpus[place::parallel]) if len(gpus) >= parallel else (),
+        )
+        for place in range(parallel)
+    ]  # fmt: skip
+
+
+def slots_of(parallel: int) -> list[Slot]:
+    """The slots of this machine."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(number) for number in range(placement.gpu_count())]
+    return deal(placement.cores(), gpus if parallel > 1 else [], parallel)

@@ -1,0 +1,183 @@
+"""One trial: a command in a folder of its own, on cores of its own, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matex_tf.tune.objective import Objective, Point, printed
+from matex_tf.world import child_process, task_environment
+
+DONE, FAILED, STOPPED = "done", "failed", "stopped"
+OUTPUT, NOTED, LOCK, PLACE = "output", "noted.jsonl", "lock", "place"
+_GRACE = 20.0
+"""Seconds that a trial has to end once it is told to."""
+_LINES, _TAIL = 10, 8192
+_MOST_READ = 64 << 20
+_OWN = ("MATEX_PROOF", "MATEX_STATE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN", "MATEX_TIMELINE")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a trial has for itself: CPUs of this machine, GPUs by their names; () where they are not dealt out."""
+
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial. `kind` is in short what `why` says: by it failures are found alike."""
+
+    state: str
+    value: float = math.nan
+    curve: tuple[Point, ...] = ()
+    kind: str = ""
+    why: str = ""
+    tail: str = ""
+    seconds: float = 0.0
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+class Trial:
+    """A trial that runs. `folder` is its own: the files `output` and `noted.jsonl`, and `place`, in which it runs.
+
+    To be made in the main thread: a trial ends with the thread that has started it.
+    """
+
+    def __init__(
+        self, folder: Path, words: Sequence[str], variables: Mapping[str, str], objective: Objective,
+        slot: Slot = Slot(), limit: float = 0.0,
+    ):  # fmt: skip
+        self.folder, self.objective = folder, objective
+        self.limit = limit or math.inf
+        self.began = time.monotonic()
+        self.lines: list[dict[str, Any]] = []
+        self._read = 0
+        self._told: float | None = None  # when it was told to end
+        self._why = ""
+        environment = task_environment.without_task(os.environ)
+        for name in _OWN:
+            environment.pop(name, None)
+        environment |= {**variables, "MATEX_TRIAL": str(folder / NOTED)}
+        if slot.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        with hold(folder) as lock, (folder / OUTPUT).open("ab") as output:
+            # Ctrl-C at the terminal is for the search, which then ends its trials.
+            self._child = subprocess.Popen(
+                words, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock],
+                preexec_fn=child_process.prepare(mask, os.getpid(), slot.cpus),
+            )  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has run."""
+        return time.monotonic() - self.began
+
+    def look(self) -> list[dict[str, Any]]:
+        """What it has noted since the last look."""
+        path = self.folder / NOTED
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read)
+            piece = file.read()
+        whole = piece[: piece.rfind(b"\n") + 1]
+        self._read += len(whole)
+        new = [json.loads(line) for line in whole.splitlines()]
+        self.lines += new
+        return new
+
+    def poll(self) -> Outcome | None:
+        """What became of it; None while it runs. One that is over its time is told to end."""
+        code = self._child.poll()
+        if code is not None:
+            self._end_group(signal.SIGKILL)  # what it has left behind
+            return self._judge(code)
+        if self._told is None and self.seconds > self.limit:
+            self.end(f"longer than {self.limit:g} s")
+        elif self._told is not None and time.monotonic() - self._told > _GRACE:
+            self._end_group(signal.SIGKILL)
+        return None
+
+    def end(self, why: str) -> None:
+        """Tell it to end: `why` is empty where the search itself is to end."""
+        if self._told is None:
+            self._told, self._why = time.monotonic(), why
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGTERM)
+
+    def _end_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, number)
+
+    def _judge(self, code: int) -> Outcome:
+        self.look()
+        seconds = self.seconds
+        task: dict[str, Any] = next((line["task"] for line in self.lines if "task" in line), {})
+        output = read_output(self.folder / OUTPUT)
+        tail = "\n".join(deque((line for line in printed(output[-_TAIL:]).splitlines() if line.strip()), _LINES))
+
+        def failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
+            return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds, task)
+
+        try:
+            curve = self.objective.curve(self.lines, output)
+        except ValueError as error:
+            return failed("objective", str(error))
+        if self._told is not None and not self._why:
+            return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds, task)
+        if self._told is not None:
+            return failed("limit", self._why, curve)
+        if code:
+            how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            return failed(how, how, curve)
+        if not curve:
+            return failed("objective", self.objective.why_missing(self.lines))
+        value = self.objective.value(curve)
+        if not math.isfinite(value):
+            return failed("number", f"{self.objective.name} is {value}", curve)
+        return Outcome(DONE, value, tuple(curve), "", "", tail, seconds, task)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[int]:
+    """A lock on the folder of a trial, for it to inherit. Until it is gone, another cannot be had.
+
+    Raises:
+        TimeoutError: the one that was started there before still runs.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        until = time.monotonic() + _GRACE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{folder}: the trial that was started there before still runs") from None
+                time.sleep(0.1)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_output(path: Path) -> str:
+    """What a trial has printed; of very much its end."""
+    with path.open("rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _MOST_READ, 0))
+        return file.read().decode(errors="replace")
