@@ -187,7 +187,11 @@ class Database:
                 "select number, config, origin, state, value, kind, why, tail, seconds from trials where search = ? "
                 "order by number", (search,),
             ).fetchall()  # fmt: skip
-        return [Record(row[0], json.loads(row[1]), *row[2:9], curve=tuple(curves.get(row[0], ()))) for row in rows]
+        found = []
+        for number, config, origin, state, value, kind, why, tail, seconds in rows:
+            curve = tuple(curves.get(number, ()))
+            found.append(Record(number, json.loads(config), origin, state, value, kind, why, tail, seconds, curve))
+        return found
 
     # The file
 

@@ -1,0 +1,137 @@
+"""The database: what is written stays, also beside others, killed processes and full disks."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from matex_tf.tune import database as databases
+from matex_tf.tune import warm
+from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
+from matex_tf.tune.objective import Objective, Point
+from matex_tf.tune.space import Number, Space
+
+TASK = {"rows": 1000, "columns": 8, "classes": 2, "parameters": 500, "loss": "mse"}
+
+
+@pytest.fixture
+def database(tmp_path):
+    return Database(tmp_path / "deep" / "tune.db")
+
+
+def add(database, folder="/runs/a"):
+    return database.add_search(folder, ["train.py"], "search: ...", {"trials": 3}, "minimize val_loss")
+
+
+def test_what_is_written_is_read(database):
+    search = add(database)
+    one, two = (database.begin(search.id, {"--x": x}, "engine") for x in (0.25, "a"))
+    done = Record(1, one.config, "engine", "done", 0.5, seconds=3.0, curve=(Point(1, math.nan), Point(2, 0.5)))
+    database.end(search.id, done)
+    again = Database(database.path)
+    first, second = again.trials(search.id)
+    assert first == done and first.curve[1] == Point(2, 0.5) and math.isnan(first.curve[0].value)
+    assert (second, second.state) == (two, RUNNING)
+    assert again.find_search(search.id) == search and again.find_search(99) is None
+    assert again.begin(search.id, {}, "engine").number == 3
+
+
+def test_a_trial_that_is_made_again_has_one_curve(database):
+    search = add(database)
+    record = database.begin(search.id, {}, "engine")
+    for values in ((3.0, 2.0, 1.0), (5.0,)):
+        curve = tuple(Point(place, value) for place, value in enumerate(values))
+        database.end(search.id, Record(record.number, {}, "engine", "done", values[-1], curve=curve))
+    assert database.trials(search.id)[0].curve == (Point(0, 5.0),)
+
+
+def test_tasks_of_others(database):
+    one, two, other = (database.add_search("", [], "", {}, objective) for objective in ("a", "a", "b"))
+    for search in (one, two, other):
+        database.note_task(search.id, TASK)
+    database.note_task(one.id, {**TASK, "rows": 5})  # the first stays
+    assert database.task(one.id) == TASK and database.other_tasks(one.id, "a") == {two.id: TASK}
+
+
+def test_many_processes_write_at_once(database):
+    program = """
+import sys
+from pathlib import Path
+from matex_tf.tune.database import Database
+database = Database(Path(sys.argv[1]))
+search = database.add_search("", [], "", {}, "a")
+for _ in range(30):
+    database.begin(search.id, {}, "engine")
+"""
+    words = [sys.executable, "-c", program, str(database.path)]
+    children = [subprocess.Popen(words) for _ in range(3)]
+    assert [child.wait(60) for child in children] == [0, 0, 0]
+    assert [[one.number for one in database.trials(search)] for search in (1, 2, 3)] == [list(range(1, 31))] * 3
+
+
+def test_a_full_disk_is_an_error_and_leaves_what_was_written(database):
+    search = add(database)
+    record = database.begin(search.id, {}, "engine")
+    pages = database._file.execute("pragma page_count").fetchone()[0]
+    database._file.execute(f"pragma max_page_count = {pages}")
+    with pytest.raises(DatabaseError, match=r"tune.db: .*full"):
+        database.end(search.id, Record(record.number, {}, "engine", "failed", tail="x" * 100_000))
+    assert database.trials(search.id) == [record]
+    database._file.execute("pragma max_page_count = 100000")
+    database.end(search.id, Record(record.number, {}, "engine", "done", 1.0))
+    assert database.trials(search.id)[0].value == 1.0
+
+
+def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
+    (tmp_path / "text").write_text("no database, and long enough to be told from one" * 100)
+    with pytest.raises(DatabaseError, match="text: .*not a database"):
+        Database(tmp_path / "text")
+    with sqlite3.connect(tmp_path / "new.db") as file:
+        file.execute("pragma user_version = 7")
+    with pytest.raises(DatabaseError, match="its version is 7, and this matex reads 1"):
+        Database(tmp_path / "new.db")
+    with pytest.raises(DatabaseError, match="Not a directory|File exists"):
+        Database(tmp_path / "text" / "below.db")
+
+
+def test_where_it_is(monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert str(databases.default_path()) == "/data/matex/tune.db"
+
+
+# Warm starts
+
+
+def test_how_far_tasks_are_apart():
+    assert warm.distance(TASK, TASK) == 0
+    assert warm.distance(TASK, {**TASK, "rows": 10_000, "columns": 80, "classes": None}) == pytest.approx(
+        (2 / 3) ** 0.5
+    )
+    assert warm.distance(TASK, {**TASK, "loss": "mae"}) == math.inf
+    assert warm.distance({**TASK, "loss": None}, {**TASK, "loss": None}) == math.inf
+    assert (
+        warm.distance(TASK, {"rows": 1000, "columns": None, "classes": None, "parameters": None, "loss": "mse"})
+        == math.inf
+    )
+
+
+def test_what_is_begun_with():
+    space = Space((Number("x", 0, 1),))
+    others = {
+        1: {**TASK, "rows": 2000}, 2: TASK, 3: {**TASK, "rows": 10**9, "parameters": 10**9}, 4: {**TASK, "rows": 1500}
+    }  # fmt: skip
+    best = {1: [{"x": 5.0}, {"x": 0.5}], 2: [{"x": 0.25}, {"x": 0.1}], 3: [{"x": 0.9}], 4: [{"y": 1.0}]}
+    found = warm.starts(TASK, others, best, space)
+    assert [(start.config, start.search) for start in found] == [({"x": 0.25}, 2), ({"x": 0.5}, 1)]
+    many = warm.starts(TASK, dict.fromkeys(range(9), TASK), {place: [{"x": place / 10}] for place in range(9)}, space)
+    assert [start.search for start in many] == [8, 7, 6, 5], "of those as near, the newest"
+
+
+def test_the_best_come_first():
+    trials = [Record(place, {"x": place}, "", "done", value) for place, value in enumerate((3.0, 1.0, None, 2.0))]
+    assert warm.best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
+    assert warm.best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]

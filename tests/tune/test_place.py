@@ -1,0 +1,134 @@
+"""The folder of a trial: it looks like the user's, and what a trial does there stays there. How values are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from matex_tf.tune import place, space_file
+from matex_tf.tune.space_file import SpaceError
+
+
+def asked(text):
+    return space_file.read(text, "space.yaml")
+
+
+@pytest.fixture
+def source(tmp_path):
+    root = tmp_path / "user"
+    for folder in ("data", "logs", "runs/old", ".venv", "far"):
+        (root / folder).mkdir(parents=True)
+    (root / "train.py").write_text("print(1)")
+    (root / "data" / "a.csv").write_text("1,2")
+    (root / "logs" / "old").write_text("before")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.csv").write_text("3")
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "broken").symlink_to(tmp_path / "nowhere")
+    return root
+
+
+def lay_out(source, tmp_path):
+    target = tmp_path / "trial" / "place"
+    return target, place.lay_out(source, target, {source / "runs"})
+
+
+def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
+    target, made = lay_out(source, tmp_path)
+    assert (target / "data" / "a.csv").read_text() == "1,2" and (target / "linked" / "b.csv").read_text() == "3"
+    assert not (target / "runs").exists() and not (target / ".venv").exists() and not (target / "broken").exists()
+    (target / "train.py").write_text("changed")
+    (target / "logs" / "old").write_text("after")
+    (target / "model").write_text("new")
+    assert (source / "train.py").read_text() == "print(1)" and (source / "logs" / "old").read_text() == "before"
+    place.clean(target, made)
+    left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert left == {"train.py", "logs/old", "model"} and not (target / "data").exists()
+    assert (tmp_path / "elsewhere" / "b.csv").exists(), "what a link leads to is not ours"
+
+
+def test_large_files_are_linked_and_a_trial_that_writes_one_is_found_out(source, tmp_path, monkeypatch):
+    (source / "large").write_text("x" * 100)
+    monkeypatch.setattr(place, "COPIED_BYTES", 50)
+    target, made = lay_out(source, tmp_path)
+    assert (target / "large").is_symlink() and not (target / "train.py").is_symlink()
+    assert place.written_through(made) == []
+    (target / "large").write_text("overwritten")
+    assert place.written_through(made) == [source / "large"]
+
+
+def test_all_copies_together_have_a_limit(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "ALL_COPIED_BYTES", 9)
+    target, _ = lay_out(source, tmp_path)
+    assert not (target / "train.py").is_symlink() and (target / "logs" / "old").is_symlink()
+
+
+def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_path, monkeypatch):
+    for number in range(30):
+        (source / "data" / str(number)).write_text("")
+    monkeypatch.setattr(place, "ENTRIES", 20)
+    target, made = lay_out(source, tmp_path)
+    assert made.folders[0] == source / "data" and (target / "data").is_symlink()
+    assert (target / "data" / "29").exists() and not (target / "logs").is_symlink()
+
+
+def test_the_script_is_that_of_the_place(source, tmp_path):
+    target, _ = lay_out(source, tmp_path)
+    assert place.command(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
+    assert place.command([str(source / "train.py")], source, target) == [str(target / "train.py")]
+    assert place.command(["/bin/true"], source, target) == ["/bin/true"]
+    assert place.command(["-m", "package"], source, target) == ["-m", "package"]
+
+
+def test_how_values_are_told():
+    space = asked(
+        "files: f\nsearch: {--lr: {log: [1e-5, 1]}, -u: {int: [1, 9]}, --on: flag, --off: flag, "
+        "$SEED: [1, 02, 3], r: [a, b]}"
+    ).space
+    config = {"--lr": 0.001, "-u": 3, "--on": "on", "--off": "off", "$SEED": "02", "r": "a"}
+    assert place.words(space, config) == ["--lr=0.001", "-u", "3", "--on"]
+    assert place.variables(config) == {"SEED": "02"}
+
+
+def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path):
+    (source / "conf.yaml").write_text("lr: {{lr}}\nmomentum: {{ m }}\njson: {}\n")
+    found = asked(
+        "files: conf.yaml\nsearch:\n  lr: {float: [0, 1]}\n  o: [a, b]\n"
+        "  m: {int: [1, 2], when: {o: a}, otherwise: none}\n"
+    )
+    with pytest.raises(SpaceError, match=r"\{\{o\}\} is searched, and stands in none of conf.yaml"):
+        place.check_files(found, source)
+    (source / "conf.yaml").write_text("lr: {{lr}}\nmomentum: {{ m }}\no: {{o}} {}\n")
+    place.check_files(found, source)
+    target, _ = lay_out(source, tmp_path)
+    place.fill(target, found, {"lr": 0.25, "o": "b"})
+    assert (target / "conf.yaml").read_text() == "lr: 0.25\nmomentum: none\no: b {}\n"
+    assert "{{lr}}" in (source / "conf.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        (
+            "conf.yaml",
+            "a\nlr: {{lrr}}",
+            r"conf.yaml, line 2: \{\{lrr\}\}: there is no placeholder lrr; did you mean lr",
+        ),
+        ("no.yaml", None, "files: no.yaml: No such file"),
+        ("../x.yaml", None, "x.yaml is not within"),
+    ],
+)
+def test_wrong_files(source, file, content, message):
+    if content is not None:
+        (source / file).write_text(content)
+    with pytest.raises(SpaceError, match=message):
+        place.check_files(asked(f"files: {file}\nsearch: {{lr: [a, b]}}"), source)
+
+
+def test_nothing_is_left_open(source, tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    target, made = lay_out(source, tmp_path)
+    place.clean(Path(target), made)
+    assert len(os.listdir("/proc/self/fd")) == before

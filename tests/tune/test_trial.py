@@ -1,0 +1,150 @@
+"""What becomes of a trial: the objective, or why there is none; what it has for itself; that it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+
+import pytest
+
+from matex_tf.tune import slots
+from matex_tf.tune.objective import Objective, Point
+from matex_tf.tune.trial import DONE, FAILED, STOPPED, Slot, Trial, hold
+
+HEAD = """
+import json, os, signal, sys, time
+def note(**line):
+    open(os.environ["MATEX_TRIAL"], "a").write(json.dumps(line) + "\\n")
+"""
+
+
+VAL_LOSS = Objective()
+
+
+def start(folder, program, objective=VAL_LOSS, variables=None, **options):
+    (folder / "place").mkdir(parents=True, exist_ok=True)
+    return Trial(folder, [sys.executable, "-c", HEAD + program], variables or {}, objective, **options)
+
+
+def end_of(trial):
+    until = time.monotonic() + 60
+    while (outcome := trial.poll()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return outcome
+
+
+def outcome(folder, program, *rest, **options):
+    return end_of(start(folder, program, *rest, **options))
+
+
+def test_what_is_logged(tmp_path):
+    found = outcome(
+        tmp_path,
+        "note(task={'rows': 3})\nnote(epoch=1, logs={'val_loss': 2.0})\nnote(epoch=2, logs={'val_loss': 1.0})\n"
+        "print('end')",
+    )
+    assert (found.state, found.value, found.curve) == (DONE, 1.0, (Point(1, 2.0), Point(2, 1.0)))
+    assert found.task == {"rows": 3} and found.tail == "end" and 0 < found.seconds < 60
+
+
+def test_what_is_printed(tmp_path):
+    assert outcome(tmp_path, "print('test loss 0.5')", Objective(regex=r"loss ([\d.]+)")).value == 0.5
+
+
+@pytest.mark.parametrize(
+    "program, objective, kind, why",
+    [
+        ("print('no such flag', file=sys.stderr); sys.exit(2)", Objective(), "exit code 2", "exit code 2"),
+        ("note(epoch=1, logs={'val_loss': 1.0}); sys.exit(1)", Objective(), "exit code 1", "exit code 1"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Objective(), "ended by signal 11", "ended by signal 11"),
+        (
+            "note(epoch=1, logs={'loss': 1.0})",
+            Objective(),
+            "objective",
+            "what was logged is loss: fit has no validation",
+        ),
+        ("", Objective(), "objective", "val_loss never appeared: no epoch"),
+        ("note(epoch=1, logs={'val_loss': float('nan')})", Objective(), "number", "val_loss is nan"),
+        ("note(epoch=1, logs={'val_loss': float('inf')})", Objective(), "number", "val_loss is inf"),
+        ("print('loss x')", Objective(regex="loss (.)"), "objective", "found 'x', which is no number"),
+    ],
+)
+def test_failures(tmp_path, program, objective, kind, why):
+    found = outcome(tmp_path, program, objective)
+    assert (found.state, found.kind) == (FAILED, kind) and why in found.why and math.isnan(found.value)
+    if "flag" in program:
+        assert found.tail == "no such flag"
+
+
+def test_a_limit_of_time(tmp_path):
+    found = outcome(tmp_path, "note(epoch=1, logs={'val_loss': 1.0}); time.sleep(100)", limit=0.3)
+    assert (found.state, found.kind, found.why) == (FAILED, "limit", "longer than 0.3 s") and len(found.curve) == 1
+
+
+def test_a_trial_that_does_not_listen_is_killed_with_all_that_it_has_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("matex_tf.tune.trial._GRACE", 0.2)
+    program = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("child", "w").write(str(child.pid))
+time.sleep(100)
+"""
+    trial = start(tmp_path, program)
+    while not (path := tmp_path / "place" / "child").exists() or not path.read_text():
+        time.sleep(0.01)
+    trial.end("")
+    assert end_of(trial).state == STOPPED
+    until = time.monotonic() + 10
+    while os.path.exists(f"/proc/{path.read_text()}/exe") and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{path.read_text()}/exe")
+
+
+def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
+    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE", "MATEX_TRIAL"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OMPI_MCA_btl", "self")
+    cpu = max(os.sched_getaffinity(0))
+    program = "print(json.dumps([sorted(os.sched_getaffinity(0)), dict(os.environ), os.getcwd()]))"
+    trial = start(tmp_path, program, variables={"SEED": "3"}, slot=Slot((cpu,), ("1", "3")))
+    end_of(trial)
+    cpus, environment, folder = json.loads((tmp_path / "output").read_text())
+    assert cpus == [cpu] and folder == str(tmp_path / "place")
+    assert environment["SEED"] == "3" and environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert environment["OMPI_MCA_btl"] == "self" and environment["MATEX_TRIAL"] == str(tmp_path / "noted.jsonl")
+    assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "MATEX_RECORD", "MATEX_STATE"} & environment.keys()
+
+
+def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("matex_tf.tune.trial._GRACE", 0.2)
+    trial = start(tmp_path, "time.sleep(100)")
+    with pytest.raises(TimeoutError, match="still runs"), hold(tmp_path):
+        pass
+    trial.end("")
+    end_of(trial)
+    with hold(tmp_path):
+        pass
+
+
+def test_half_a_line_is_read_once_it_is_whole(tmp_path):
+    trial = start(tmp_path, "time.sleep(100)")
+    (tmp_path / "noted.jsonl").write_text('{"epoch": 1}\n{"epo')
+    assert trial.look() == [{"epoch": 1}]
+    with (tmp_path / "noted.jsonl").open("a") as file:
+        file.write('ch": 2}\n')
+    assert trial.look() == [{"epoch": 2}] and trial.look() == []
+    trial.end("")
+    assert end_of(trial).state == STOPPED
+
+
+def test_cores_and_gpus_are_dealt():
+    cores = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    dealt = slots.deal(cores, ["0", "1", "2"], 2)
+    assert [slot.cpus for slot in dealt] == [(0, 4, 1, 5), (2, 6, 3, 7)]
+    assert [slot.gpus for slot in dealt] == [("0", "2"), ("1",)]
+    assert slots.deal(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
