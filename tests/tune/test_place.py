@@ -92,7 +92,7 @@ def test_how_values_are_told():
     assert place.variables(config) == {"SEED": "02"}
 
 
-def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path):
+def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkeypatch):
     (source / "conf.yaml").write_text("lr: {{lr}}\nmomentum: {{ m }}\njson: {}\n")
     found = asked(
         "files: conf.yaml\nsearch:\n  lr: {float: [0, 1]}\n  o: [a, b]\n"
@@ -106,6 +106,11 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path):
     place.fill(target, found, {"lr": 0.25, "o": "b"})
     assert (target / "conf.yaml").read_text() == "lr: 0.25\nmomentum: none\no: b {}\n"
     assert "{{lr}}" in (source / "conf.yaml").read_text()
+    monkeypatch.setattr(place, "COPIED_BYTES", 0)
+    linked = tmp_path / "other" / "place"
+    place.lay_out(source, linked, set())
+    place.fill(linked, found, {"lr": 0.5, "o": "b"})
+    assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
 
 
 @pytest.mark.parametrize(

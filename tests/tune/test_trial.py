@@ -99,10 +99,24 @@ time.sleep(100)
         time.sleep(0.01)
     trial.end("")
     assert end_of(trial).state == STOPPED
+    assert is_gone(path.read_text())
+
+
+def test_what_a_trial_leaves_behind_is_ended(tmp_path):
+    program = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+print(child.pid)
+"""
+    assert is_gone(outcome(tmp_path, program).tail)
+
+
+def is_gone(process):
+    """Whether a process is none any more; nobody may have waited for it."""
     until = time.monotonic() + 10
-    while os.path.exists(f"/proc/{path.read_text()}/exe") and time.monotonic() < until:
+    while os.path.exists(f"/proc/{process}/exe") and time.monotonic() < until:
         time.sleep(0.01)
-    assert not os.path.exists(f"/proc/{path.read_text()}/exe")
+    return not os.path.exists(f"/proc/{process}/exe")
 
 
 def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
