@@ -49,8 +49,8 @@ def __getattr__(name: str) -> Any:
     """What starts other runs is not loaded in those that train."""
     import importlib
 
-    if name == "launch":
-        return importlib.import_module("matex_tf.launch")
+    if name in ("launch", "tune"):  # packages, which are functions, too
+        return importlib.import_module(f"matex_tf.{name}")
     if name in _DEPLOYING:
         return getattr(importlib.import_module("matex_tf.deploy.python"), _DEPLOYING[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +16,17 @@ from typing import Any
 
 from matex_tf.deploy import run_folder
 from matex_tf.deploy.command import own_command
-from matex_tf.tune import place, space_file
+from matex_tf.tune import space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, default_path
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.search import Searching, trial_folder
-from matex_tf.tune.slots import slots_of
 from matex_tf.tune.space_file import Asked
-from matex_tf.tune.trial import PLACE
+from matex_tf.tune.trials import place
+from matex_tf.tune.trials.slots import slots_of
+from matex_tf.tune.trials.trial import PLACE
 
 NOTE = "search.json"
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -134,6 +136,8 @@ def go_on(folder: Path, **changed: Any) -> Found:
     Raises:
         NoSearchError, DatabaseError, SearchError, ImportError, OSError: what there is stays.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
     began = time.monotonic()
     database, search = open_search(folder)
     settings = settings_of(search, **changed)

@@ -15,7 +15,7 @@ from matex_tf.monitor.progress import lasting
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Config, Space, text_of
-from matex_tf.tune.trial import DONE, Trial
+from matex_tf.tune.trials.trial import DONE, Trial
 
 _REDRAW = 0.5  # seconds
 _AROUND = 6  # lines that are no trials

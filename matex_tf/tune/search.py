@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.tune import place, warm
+from matex_tf.tune import warm
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
-from matex_tf.tune.trial import DONE, NOTED, OUTPUT, PLACE, STOPPED, Outcome, Slot, Trial, hold
+from matex_tf.tune.trials import place
+from matex_tf.tune.trials.trial import DONE, NOTED, OUTPUT, PLACE, STOPPED, Outcome, Slot, Trial, hold
 
 LOOK_EACH = 0.05
 """Seconds between looks at the trials."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.tune import place, space_file
+from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
+from matex_tf.tune.trials import place
 
 
 def asked(text):

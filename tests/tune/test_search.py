@@ -20,6 +20,7 @@ import fake_trials as fakes
 import pytest
 
 import launch
+import matex_tf
 from matex_tf.tune import begin
 from matex_tf.tune.begin import Settings
 from matex_tf.tune.database import Database, DatabaseError
@@ -311,3 +312,25 @@ def test_in_a_terminal_the_table_is_drawn_in_place():
     assert (
         re.search(r"3 of 3 trials, best val_loss [\d.e-]+ \(trial \d\)", shown) and "matex run -n 1 train.py" in shown
     )
+
+
+def test_from_python():
+    found = matex_tf.tune(
+        "train.py", ["--fixed=1"], search={"--x": {"float": [0.0, 1.0]}, "--flag": [True, False, None]},
+        objective={"minimize": "val_loss"}, trials=3, folder="mine",
+    )  # fmt: skip
+    assert found.folder == "mine" and found.best.config["--flag"] in ("True", "False", "None")
+    assert re.fullmatch(r"matex run -n 1 train.py --fixed=1 --x=[\d.e-]+ --flag=(True|False|None)", found.command)
+    assert matex_tf.tune("train.py", search="space.yaml", trials=1).trials == 1
+    for wrong, error, message in (
+        ({"search": {"--x": {"flaot": [0, 1]}}}, ValueError, "search, line 4: --x: there is no word flaot"),
+        ({"search": {}, "trials": 0}, ValueError, "expected trials to be a whole number, 1 or more"),
+        ({"search": {}, "engine": "forest"}, ValueError, "engine has to be one of random, smac, tpe"),
+        ({"search": {}, "limit": "1:00"}, TypeError, "expected limit to be a number"),
+        ({"search": "space.yaml", "objective": {"minimize": "x"}}, TypeError, "the objective stands in space.yaml"),
+    ):
+        with pytest.raises(error, match=message):
+            matex_tf.tune("train.py", **wrong)
+    with pytest.raises(FileNotFoundError, match="there is no file no.py"):
+        matex_tf.tune("no.py", search={})
+    assert callable(matex_tf.launch) and matex_tf.tune.space

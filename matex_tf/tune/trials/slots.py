@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from matex_tf.tune.trial import Slot
+from matex_tf.tune.trials.trial import Slot
 from matex_tf.world import placement
 
 

@@ -1,0 +1,75 @@
+"""`matex_tf.tune`: a search from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matex_tf import arguments
+from matex_tf.tune import begin
+from matex_tf.tune.begin import Found, Settings
+from matex_tf.tune.engines.engine import NAMES
+
+
+def tune(
+    script: str | os.PathLike[str],
+    args: Sequence[Any] = (),
+    *,
+    search: Mapping[str, Any] | str | os.PathLike[str],
+    objective: Mapping[str, str] | None = None,
+    trials: int = 50,
+    parallel: int = 1,
+    ranks: int = 1,
+    engine: str = "random",
+    seed: int = 0,
+    limit: float = 0.0,
+    warm_start: bool = True,
+    folder: str | os.PathLike[str] = "",
+    database: str | os.PathLike[str] = "",
+) -> Found:
+    """Search good hyperparameters of `script` with `args`, as `matex tune` does; returns once the trials are made.
+
+    Args:
+        search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of the file itself.
+        objective: as in the file, `{"maximize": "val_accuracy"}`; there, where `search` is a file.
+        limit: seconds that a trial may take; 0: as long as it wants.
+
+    Raises:
+        SpaceError, ValueError, TypeError: something is asked for that there is not.
+        SearchError: the first trials fail alike; the text shows why.
+        DatabaseError, EngineMissingError: the text says what to do.
+    """
+    for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
+        arguments.whole_number("tune", name, value)
+    arguments.whole_number("tune", "seed", seed, None)
+    arguments.choice("tune", "engine", engine, tuple(NAMES))
+    if arguments.number("tune", "limit", limit) < 0:
+        raise ValueError(f"tune: expected limit to be seconds, 0 or more; given {limit!r}")
+    if not os.path.isfile(script):
+        raise FileNotFoundError(f"there is no file {os.fspath(script)} in {os.getcwd()}")
+    if isinstance(search, Mapping):
+        name, text = "search", _as_text({"search": search, **({"objective": objective} if objective else {})})
+    elif objective is not None:
+        raise TypeError(f"tune: the objective stands in {os.fspath(search)}, too: give it there")
+    else:
+        name, text = os.fspath(search), Path(search).read_text(encoding="utf-8")
+    settings = Settings(
+        trials=trials, parallel=parallel, ranks=ranks, engine=engine, seed=seed, limit=float(limit),
+        warm_start=arguments.flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
+    )  # fmt: skip
+    target = [os.fspath(script), *map(str, args)]
+    return begin.go_on(begin.new(target, text, settings, os.fspath(database), os.fspath(folder)))
+
+
+def _as_text(value: Any) -> str:
+    """Python's data as YAML. Scalars are texts, as a script is told them: True is `True`."""
+    return json.dumps(_texts(value), indent=1)
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _texts(one) for name, one in value.items()}
+    return [_texts(one) for one in value] if isinstance(value, (list, tuple)) else str(value)
