@@ -32,7 +32,28 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
         raise click.UsageError(f"--limit: {error}") from None
 
 
+class _Command(click.Command):
+    """Its options stand before the script, as those of `matex run`; or after it, then the script's stand after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before, _, _ = self.make_parser(ctx).parse_args(list(args))
+        script: Any = before.get("script")
+        words = script if isinstance(script, (list, tuple)) else ()  # click has a mark of its own for none
+        ctx.allow_interspersed_args = len(words) > 1 and not {"space", "resume"} & before.keys()
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not ctx.allow_interspersed_args:
+                raise
+            name, option = words[0], error.option_name
+            raise click.UsageError(
+                f"there is no option {option}. If it is the script's: matex tune --search space.yaml {name} {option} "
+                f"..., or matex tune {name} --search space.yaml -- {option} ..."
+            ) from None
+
+
 @click.command(
+    cls=_Command,
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
     short_help="Search good hyperparameters of SCRIPT.py.",
 )
@@ -74,6 +95,8 @@ def tune(
       --lr: {log: [1e-5, 1e-1]}
       --units: {log_int: [16, 512]}
       --optimizer: [adam, sgd, rmsprop]
+
+    Options may also follow SCRIPT.py; its own arguments then follow `--`.
 
     Each trial is `matex run` in a folder of its own. Ctrl-C ends the trials; `matex tune --resume FOLDER` goes on.
     """

@@ -73,6 +73,8 @@ def test_from_the_command_line():
     words = r"  matex run -n 1 train.py --fixed=1 'two words' --x=[\d.e-]+\n"
     assert re.search(f"{best}{words}kept in .*tune.db", ended.stdout)
     assert "told ['--fixed=1', 'two words', '--x=" in Path("runs/tune-train-1/trial-1/output").read_text()
+    after = tune("train.py", "--search", "space.yaml", "--trials", "1", "--", "--seed=3", "-n").check()
+    assert re.search(r"matex run -n 1 train.py --seed=3 -n --x=", after.stdout)
     more = tune("--resume", "runs/tune-train-1", "--trials", "5").check()
     assert "best of 5 trials" in more.stdout and len(records(Path("runs/tune-train-1"))) == 5
 
@@ -82,6 +84,7 @@ def test_from_the_command_line():
     [
         (["--trials", "3"], "no script is named. For example: matex tune --search space.yaml train.py"),
         (["train.py"], "what is to be searched?"),
+        (["train.py", "--search", "space.yaml", "--epochs", "3"], "train.py --search space.yaml -- --epochs ..."),
         (["--search", "no.yaml", "train.py"], "there is no file no.yaml"),
         (["--search", "space.yaml", "no.py"], "there is no file no.py"),
         (["--search", "wrong.yaml", "train.py"], "wrong.yaml, line 2: --x: there is no word flaot; did you mean float"),
