@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MOST_LETTERS = 80
@@ -66,3 +67,11 @@ def flag(where: str, name: str, value: Any) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{where}: {name} has to be True or False; given {given(value)}")
     return bool(value)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """What is said of a word that is not among the `known`."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no {what} {name}; {hint}They are {', '.join(known)}"

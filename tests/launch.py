@@ -6,14 +6,18 @@ An import of TensorFlow takes every rank seconds. So a program runs in a fresh c
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
+import pty
 import resource
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import warnings
 from collections.abc import Mapping
@@ -101,6 +105,26 @@ def execute(command: list[str], env: Mapping[str, str], timeout: float, cwd: str
         _end(child)  # the tests were interrupted
         raise
     return Result(child.returncode, stdout, stderr)
+
+
+def in_terminal(
+    command: list[str], env: Mapping[str, str], size: tuple[int, int], timeout: float = 100,
+    cwd: str | os.PathLike | None = None,
+) -> Result:  # fmt: skip
+    """Runs `command` at a terminal of so many (lines, columns): all that it shows there is its `stdout`."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
+    child = subprocess.Popen(command, env=dict(env), cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text, until = b"", time.monotonic() + timeout
+    try:
+        while time.monotonic() < until and (piece := os.read(ours, 1 << 16)):
+            text += piece
+    except OSError:
+        pass  # nobody has the other side any more: all have ended
+    code = child.wait(60)
+    os.close(ours)
+    return Result(code, text.decode(), "")
 
 
 def _end(child: subprocess.Popen[str]) -> tuple[str, str]:

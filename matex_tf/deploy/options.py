@@ -123,9 +123,7 @@ def settle(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
     def add(more: Mapping[str, Any], where: str) -> None:
         for name in more:
             if name not in known:
-                meant = difflib.get_close_matches(name, known, n=1)
-                near = f"did you mean {meant[0]}? " if meant else ""
-                raise ValueError(f"{where}there is no option {name}; {near}They are {', '.join(known)}")
+                raise ValueError(where + arguments.unknown("option", name, known))
         try:
             checked = asked(**more)
         except (TypeError, ValueError) as error:

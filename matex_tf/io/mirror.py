@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 COPIED_BYTES, ENTRIES = 16 << 20, 5000
@@ -43,3 +44,16 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
         for file in files
         if "__pycache__" not in file.parts
     }
+
+
+def mirrored(target: Sequence[str], source: Path, place: Path) -> list[str]:
+    """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
+
+    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there.
+    """
+    if target[0] == "-m":
+        return list(target)
+    path = (source / target[0]).resolve()  # beside which Python looks for modules
+    if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
+        return [str(place / path.relative_to(source)), *target[1:]]
+    return [os.path.abspath(source / target[0]), *target[1:]]

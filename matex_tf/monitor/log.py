@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 HALVED = 20_000
@@ -40,3 +41,11 @@ class Log:
                 self.error = self.error or error
                 self.lost += 1
                 return False
+
+
+def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Of what Keras logs, that which is a number."""
+    return {
+        str(name): float(value) for name, value in (logs or {}).items()
+        if hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+    }  # fmt: skip

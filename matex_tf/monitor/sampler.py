@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.monitor import trial_log
 from matex_tf.monitor.gpu import Gpus
-from matex_tf.monitor.log import HALVED, Log
+from matex_tf.monitor.log import HALVED, Log, figures
 from matex_tf.monitor.machine import Machine
 from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
 from matex_tf.observe import profile
@@ -71,8 +70,7 @@ def start() -> None:
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
     if _recorder is not None and _speaks(_recorder):
-        figures = trial_log.figures(logs)
-        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures)
+        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures(logs))
 
 
 def after_loss(became_first: bool) -> None:

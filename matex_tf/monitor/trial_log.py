@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.monitor.log import Log
+from matex_tf.monitor.log import Log, figures
 from matex_tf.runtime import real_files
 
 _VARIABLE = settings.PREFIX + "TRIAL"
@@ -51,14 +51,6 @@ def note_task(**features: Any) -> None:
 def report(told: Mapping[str, float], epoch: int | None) -> None:
     """What the script says itself of how well it does."""
     _write(epoch=epoch, logs=dict(told))
-
-
-def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Of what Keras logs, that which is a number."""
-    return {
-        str(name): float(value) for name, value in (logs or {}).items()
-        if hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
-    }  # fmt: skip
 
 
 def _write(**line: Any) -> None:

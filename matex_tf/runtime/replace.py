@@ -22,3 +22,13 @@ def when_imported(module: str, patch: Callable[[Any], object]) -> None:
     import wrapt
 
     wrapt.register_post_import_hook(patch, module)
+
+
+def when_defined(module: str, name: str, patch: Callable[[Any], object]) -> None:
+    """`when_imported`, if the module itself defines the class `name`: others have it from elsewhere, or not at all."""
+
+    def look(found: Any) -> None:
+        if getattr(getattr(found, name, None), "__module__", None) == found.__name__:
+            patch(found)
+
+    when_imported(module, look)

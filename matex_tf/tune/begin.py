@@ -86,7 +86,9 @@ def new(target: Sequence[str], space: str, settings: Settings, database: str = "
     where = _make_folder(target, folder)
     try:
         kept = Database(path)
-        found = kept.add_search(str(where.absolute()), target, space, asdict(settings), of(asked.objective))
+        found = kept.add_search(
+            str(where.absolute()), target, space, asdict(settings), text_of_objective(asked.objective)
+        )
         kept.close()
     except DatabaseError:
         where.rmdir()
@@ -105,7 +107,7 @@ def _make_folder(target: Sequence[str], folder: str) -> Path:
     return where
 
 
-def of(objective: Objective) -> str:
+def text_of_objective(objective: Objective) -> str:
     """The objective as it is written down: those of two searches are compared if they are the same."""
     way = "maximize" if objective.maximize else "minimize"
     return f"{way} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
@@ -155,7 +157,7 @@ def go_on(folder: Path, **changed: Any) -> Found:
             best = searching.run()
     records = database.trials(search.id)
     database.close()
-    command, files = told(folder, search, settings, asked, best) if best else ("", ())
+    command, files = command_of_trial(folder, search, settings, asked, best) if best else ("", ())
     code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop) if searching.stop else 0
     return Found(
         best, asked.objective.name, sum(one.state != RUNNING for one in records), time.monotonic() - began,
@@ -163,7 +165,9 @@ def go_on(folder: Path, **changed: Any) -> Found:
     )  # fmt: skip
 
 
-def told(folder: Path, search: Search, settings: Settings, asked: Asked, record: Record) -> tuple[str, tuple[str, ...]]:
+def command_of_trial(
+    folder: Path, search: Search, settings: Settings, asked: Asked, record: Record
+) -> tuple[str, tuple[str, ...]]:
     """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.variables(record.config).items()]
     words = ["matex", "run", *settings.options, *search.target, *place.words(asked.space, record.config)]

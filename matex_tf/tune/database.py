@@ -112,7 +112,7 @@ class Database:
         self, folder: str, target: Sequence[str], space: str, settings: dict[str, Any], objective: str
     ) -> Search:
         """Write down a new search."""
-        with self._told(), self._writing():
+        with self._writing():
             row = self._file.execute(
                 "insert into searches (folder, target, space, settings, objective, began) values (?, ?, ?, ?, ?, ?)",
                 (folder, json.dumps(list(target)), space, json.dumps(settings), objective, time.time()),
@@ -128,7 +128,7 @@ class Database:
 
     def note_task(self, search: int, features: dict[str, Any]) -> None:
         """Write down what a search learns, once."""
-        with self._told(), self._writing():
+        with self._writing():
             self._file.execute(
                 "insert or ignore into tasks (search, rows, columns, classes, parameters, loss) "
                 "values (?, ?, ?, ?, ?, ?)",
@@ -153,7 +153,7 @@ class Database:
 
     def begin(self, search: int, config: Config, origin: str) -> Record:
         """Write down a trial that is to start; it has the next number."""
-        with self._told(), self._writing():
+        with self._writing():
             number = self._one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
             self._file.execute(
                 "insert into trials (search, number, config, origin, state, began) values (?, ?, ?, ?, ?, ?)",
@@ -164,7 +164,7 @@ class Database:
     def end(self, search: int, record: Record) -> None:
         """Write down what became of a trial."""
         figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
-        with self._told(), self._writing():
+        with self._writing():
             self._file.execute(
                 "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
                 "where search = ? and number = ?", (record.state, *figures, search, record.number),
@@ -200,14 +200,15 @@ class Database:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        self._file.execute("begin immediate")
-        try:
-            yield
-            self._file.execute("commit")
-        except BaseException:
-            if self._file.in_transaction:
-                self._file.execute("rollback")
-            raise
+        with self._told():
+            self._file.execute("begin immediate")
+            try:
+                yield
+                self._file.execute("commit")
+            except BaseException:
+                if self._file.in_transaction:
+                    self._file.execute("rollback")
+                raise
 
     @contextmanager
     def _told(self) -> Iterator[None]:

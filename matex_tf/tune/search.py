@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from matex_tf.io.mirror import mirrored
 from matex_tf.tune import warm
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
@@ -119,11 +118,6 @@ class Searching:
         done = [record for record in self._known.values() if record.state == DONE and record.value is not None]
         return min(done, key=lambda one: self.asked.objective.cost(one.value or 0.0), default=None)
 
-    @property
-    def count(self) -> int:
-        """How many trials have an end."""
-        return sum(record.state != RUNNING for record in self._known.values())
-
     def _is_unfinished(self) -> bool:
         return bool(self._under or self._waiting) or len(self._known) < self.wanted
 
@@ -169,7 +163,7 @@ class Searching:
                 (folder / name).unlink(missing_ok=True)
             layout = place.lay_out(self.source, folder / PLACE, self._left_out())
             place.fill(folder / PLACE, self.asked, record.config)
-        target = place.command(self.search.target, self.source, folder / PLACE)
+        target = mirrored(self.search.target, self.source, folder / PLACE)
         words = [*self.start, *target, *place.words(self.asked.space, record.config)]
         trial = Trial(folder, words, place.variables(record.config), self.asked.objective, slot, self.limit)
         self._under[record.number] = _Under(record, trial, slot, layout)
@@ -267,11 +261,8 @@ class Searching:
 
 def record_of(record: Record, outcome: Outcome) -> Record:
     """The trial with what became of it."""
-    value = outcome.value if outcome.state == DONE else None
-    return Record(
-        record.number, record.config, record.origin, outcome.state, value, outcome.kind, outcome.why, outcome.tail,
-        outcome.seconds, outcome.curve,
-    )  # fmt: skip
+    became = {name: value for name, value in vars(outcome).items() if name != "value"}
+    return replace(record, value=outcome.value if outcome.state == DONE else None, **became)
 
 
 def trial_folder(search: Path, number: int) -> Path:
@@ -286,12 +277,9 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         SearchError: another process has it.
     """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(hold(folder, patience=0.0))
+        except TimeoutError:
             raise SearchError(f"{folder}: another `matex tune` goes on with this search") from None
         yield
-    finally:
-        os.close(descriptor)

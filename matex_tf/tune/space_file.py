@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from matex_tf.arguments import unknown
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
@@ -264,11 +264,3 @@ def _parses(read: Callable[[str], Any], text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """What is said of a word that is not among the `known`."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no {what} {name}; {hint}They are {', '.join(known)}"

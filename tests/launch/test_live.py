@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
-import time
 
 import pytest
 
@@ -61,20 +54,11 @@ def test_in_a_pipe_the_bytes_are_those_of_the_script_alone(tmp_path, script):
 
 
 def test_in_a_terminal_the_picture_is_below_what_is_printed(tmp_path, script):
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 100, 0, 0))
     env = launch.environment({**PLAIN, "TERM": "xterm"})
     words = command("--live", "--record", "rec", script, "rank")
-    child = subprocess.Popen(words, env=env, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text, until = b"", time.monotonic() + 100
-    try:
-        while time.monotonic() < until and (piece := os.read(ours, 1 << 16)):
-            text += piece
-    except OSError:
-        pass  # nobody has the other side any more: all have ended
-    assert child.wait(30) == 3
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
+    found = launch.in_terminal(words, env, (40, 100), cwd=tmp_path)
+    assert found.returncode == 3
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.stdout)
     lines = [line.strip() for line in shown.replace("\r", "\n").split("\n")]
     assert "begins" in lines and "ends ä" in lines and "an error" in lines
     assert "the others wait for rank 1 (n000): 10.0 ms in each step, 20% of it" in lines

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
 import sys
 
 import pytest
@@ -103,17 +100,9 @@ def test_in_a_pipe_no_escape_code_and_in_a_terminal_the_picture(tmp_path):
     simulated.start(tmp_path, 4, 20, slow=1)
     found = launch.execute([*TOP, str(tmp_path)], launch.environment(), 60).check()
     assert "rank 1" in found.stdout and "\x1b" not in found.stdout and not found.stderr
-    ours, theirs = pty.openpty()
     env = launch.environment({"TERM": "xterm", "COLUMNS": "100", "LINES": "30"})
-    child = subprocess.Popen([*TOP, str(tmp_path)], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            text += piece
-    except OSError:
-        pass  # the other side is closed: it has ended, as the run has
-    assert child.wait(60) == 0 and b"\x1b[" in text and b"wait for rank 1 (n000)" in text
+    found = launch.in_terminal([*TOP, str(tmp_path)], env, (30, 100))
+    assert found.returncode == 0 and "\x1b[" in found.stdout and "wait for rank 1 (n000)" in found.stdout
 
 
 @pytest.mark.parametrize("name, why", [("nothing", "there is no such folder"), (".", "no rank has written anything")])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from matex_tf.io.mirror import mirrored
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials import place
@@ -77,10 +78,12 @@ def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_pat
 
 def test_the_script_is_that_of_the_place(source, tmp_path):
     target, _ = lay_out(source, tmp_path)
-    assert place.command(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
-    assert place.command([str(source / "train.py")], source, target) == [str(target / "train.py")]
-    assert place.command(["/bin/true"], source, target) == ["/bin/true"]
-    assert place.command(["-m", "package"], source, target) == ["-m", "package"]
+    assert mirrored(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
+    assert mirrored([str(source / "train.py")], source, target) == [str(target / "train.py")]
+    assert mirrored(["/bin/true"], source, target) == ["/bin/true"]
+    (source / "linked.py").symlink_to("/bin/true")
+    assert mirrored(["linked.py"], source, target) == [str(source / "linked.py")]
+    assert mirrored(["-m", "package"], source, target) == ["-m", "package"]
 
 
 def test_how_values_are_told():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-import pty
 import random
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -297,20 +294,11 @@ def test_variables_and_files():
 
 
 def test_in_a_terminal_the_table_is_drawn_in_place():
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 120, 0, 0))
     full = {**launch.environment({"TERM": "xterm", "SLEEP": "0.7"}), "XDG_DATA_HOME": os.environ["XDG_DATA_HOME"]}
     words = [sys.executable, FAKES, "--search", "space.yaml", "--trials", "3", "train.py"]
-    child = subprocess.Popen(words, env=full, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            text += piece
-    except OSError:
-        pass  # nobody has the other side any more
-    assert child.wait(60) == 0
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode()).replace("\r", "")
+    found = launch.in_terminal(words, full, (30, 120))
+    assert found.returncode == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.stdout).replace("\r", "")
     assert re.search(r"1 +- +- +runs", shown) and re.search(r"\d +[\d.e-]+ +2 +best", shown)
     assert (
         re.search(r"3 of 3 trials, best val_loss [\d.e-]+ \(trial \d\)", shown) and "matex run -n 1 train.py" in shown

@@ -42,13 +42,14 @@ def outcome(folder, program, *rest, **options):
 
 
 def test_what_is_logged(tmp_path):
-    found = outcome(
+    trial = start(
         tmp_path,
         "note(task={'rows': 3})\nnote(epoch=1, logs={'val_loss': 2.0})\nnote(epoch=2, logs={'val_loss': 1.0})\n"
         "print('end')",
     )
+    found = end_of(trial)
     assert (found.state, found.value, found.curve) == (DONE, 1.0, (Point(1, 2.0), Point(2, 1.0)))
-    assert found.task == {"rows": 3} and found.tail == "end" and 0 < found.seconds < 60
+    assert trial.lines[0] == {"task": {"rows": 3}} and found.tail == "end" and 0 < found.seconds < 60
 
 
 def test_what_is_printed(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.keras import fit_call
 from matex_tf.monitor import sampler
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import replace, when_defined, when_imported
 from matex_tf.world import world
 
 _WITHIN_AN_EPOCH = (
@@ -27,13 +27,12 @@ def install() -> None:
     when_imported("keras.src.callbacks.callback_list", _lists)
     when_imported("keras.src.callbacks.remote_monitor", _monitor)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.callbacks", _keras2)
+        when_defined(f"{package}.src.callbacks", "CallbackList", _keras2)
 
 
 def _keras2(module: Any) -> None:
-    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
-        _lists(module)
-        _monitor(module)
+    _lists(module)
+    _monitor(module)
 
 
 def _lists(module: Any) -> None:

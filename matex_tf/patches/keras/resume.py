@@ -15,7 +15,7 @@ from typing import Any
 from matex_tf.io import atomic
 from matex_tf.patches.keras import fast_forward
 from matex_tf.resilience import fit_state
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import replace, when_defined, when_imported
 from matex_tf.sharding import iteration
 
 
@@ -24,7 +24,7 @@ def install() -> None:
     when_imported("keras.src.callbacks.callback_list", _lists)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.engine.data_adapter", _keras2)
-        when_imported(f"{package}.src.callbacks", _keras2_lists)
+        when_defined(f"{package}.src.callbacks", "CallbackList", _lists)
 
 
 def _keras3(module: Any) -> None:
@@ -36,11 +36,6 @@ def _keras2(module: Any) -> None:
     replace(module.DataHandler, "__init__", fast_forward.source)
     replace(module.DataHandler, "enumerate_epochs", fast_forward.epochs_of_handler)
     replace(module.DataHandler, "steps", fast_forward.steps_of_handler)
-
-
-def _keras2_lists(module: Any) -> None:
-    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
-        _lists(module)
 
 
 def _lists(module: Any) -> None:

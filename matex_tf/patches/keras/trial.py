@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from matex_tf.monitor import trial_log
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import replace, when_defined, when_imported
 
 _data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """What is known of the data that a model was given last."""
@@ -18,13 +18,8 @@ def install() -> None:
     when_imported("keras.src.callbacks.callback_list", _lists)
     when_imported("keras.src.backend.tensorflow.trainer", lambda module: replace(module.TensorFlowTrainer, "fit", _fit))
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.callbacks", _keras2_lists)
+        when_defined(f"{package}.src.callbacks", "CallbackList", _lists)
         when_imported(f"{package}.src.engine.training", _keras2)
-
-
-def _keras2_lists(module: Any) -> None:
-    if hasattr(module, "CallbackList") and module.CallbackList.__module__ == module.__name__:
-        _lists(module)
 
 
 def _keras2(module: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.io.mirror import mirror
+from matex_tf.io.mirror import mirror, mirrored
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
@@ -104,15 +104,8 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
 
 
 def command(script: Sequence[str], source: Path, place: Path) -> list[str]:
-    """The command that runs `script` in `place`, the mirror of `source`: also the script is the mirror's, if it is
-    there, so that what it writes beside itself is in the mirror, too.
-    """
-    words = list(script)
-    if words[0] != "-m":
-        path = Path(words[0]).resolve()
-        inside = path.is_relative_to(source) and (place / path.relative_to(source)).exists()
-        words[0] = str(place / path.relative_to(source) if inside else path)
-    return [sys.executable, "-m", "matex_tf", *words]
+    """The command that runs `script` in `place`, the mirror of `source`."""
+    return [sys.executable, "-m", "matex_tf", *mirrored(script, source, place)]
 
 
 def environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matex_tf.arguments import unknown
 from matex_tf.io.mirror import COPIED_BYTES, ENTRIES, NOT_MIRRORED
 from matex_tf.tune.space import ON, Choice, Config, Space, text_of
-from matex_tf.tune.space_file import Asked, SpaceError, unknown
+from matex_tf.tune.space_file import Asked, SpaceError
 
 ALL_COPIED_BYTES = 256 << 20
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
@@ -89,17 +90,6 @@ def clean(place: Path, made: Layout) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             elif name in inside and not any(path.iterdir()):
                 path.rmdir()
-
-
-def command(target: Sequence[str], source: Path, place: Path) -> list[str]:
-    """`target`, a script with its arguments or `-m` and a module, as it is started in `place`: the script is the one
-    that lies there, if it does, so that it also finds and leaves files beside itself there.
-    """
-    if target[0] == "-m":
-        return list(target)
-    path = Path(os.path.abspath(source / target[0]))
-    inside = path.is_relative_to(source) and (place / path.relative_to(source)).exists()
-    return [str(place / path.relative_to(source) if inside else path), *target[1:]]
 
 
 # What the script is told

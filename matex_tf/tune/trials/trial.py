@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class Outcome:
     why: str = ""
     tail: str = ""
     seconds: float = 0.0
-    task: dict[str, Any] = field(default_factory=dict)
 
 
 class Trial:
@@ -127,19 +126,18 @@ class Trial:
     def _judge(self, code: int) -> Outcome:
         self.look()
         seconds = self.seconds
-        task: dict[str, Any] = next((line["task"] for line in self.lines if "task" in line), {})
         output = read_output(self.folder / OUTPUT)
         tail = "\n".join(deque((line for line in printed(output[-_TAIL:]).splitlines() if line.strip()), _LINES))
 
         def failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
-            return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds, task)
+            return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds)
 
         try:
             curve = self.objective.curve(self.lines, output)
         except ValueError as error:
             return failed("objective", str(error))
         if self._told is not None and not self._why:
-            return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds, task)
+            return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
         if self._told is not None:
             return failed("limit", self._why, curve)
         if code:
@@ -150,25 +148,26 @@ class Trial:
         value = self.objective.value(curve)
         if not math.isfinite(value):
             return failed("number", f"{self.objective.name} is {value}", curve)
-        return Outcome(DONE, value, tuple(curve), "", "", tail, seconds, task)
+        return Outcome(DONE, value, tuple(curve), "", "", tail, seconds)
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[int]:
-    """A lock on the folder of a trial, for it to inherit. Until it is gone, another cannot be had.
+def hold(folder: Path, patience: float | None = None) -> Iterator[int]:
+    """A lock on the folder of a trial, for it to inherit, or of a search. Until it is gone, another cannot be had.
 
     Raises:
-        TimeoutError: the one that was started there before still runs.
+        TimeoutError: after `patience` seconds, or those that a trial has to end, the one that was started there before
+            still runs.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + (_GRACE if patience is None else patience)
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > until:
+                if time.monotonic() >= until:
                     raise TimeoutError(f"{folder}: the trial that was started there before still runs") from None
                 time.sleep(0.1)
         yield descriptor
