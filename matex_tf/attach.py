@@ -49,9 +49,11 @@ def attach() -> None:
         # Each task of the launcher comes here alone; one message is enough.
         who = f"rank {task.rank}: " if isinstance(error, settings.SettingError) else ""
         text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
-        error_records.show(
-            error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
-        )
+        record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
+        joins = isinstance(error, settings.SettingError)
+        error_records.show(record, waits=not joins)
+        if joins:
+            world.abort_unjoined(task, 1)
         raise SystemExit(1) from None
     me = world.current()
     if not me.is_phantom:

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import termios
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +154,6 @@ def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, 
     return launcher.command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
 
 
-MPIRUN_FELL = "__pthread_tpp_change_priority"
-"""Where glibc ends Open MPI's mpirun itself, whose ranks have ended as they should: seen once in thousands of runs."""
 SERVERS = 2
 """How many there are: neighbours are children of different ones, and have other addresses of objects."""
 HASHES = {"PYTHONHASHSEED": "0"}
@@ -233,12 +230,7 @@ def run(
     """
     full = environment(env)
     words = command(n, script, *args, env=full, module=module)
-    words = words if cold else warmed(words, full)
-    result = execute(words, full, timeout, cwd)
-    if result.returncode == -signal.SIGABRT and MPIRUN_FELL in result.stderr:
-        warnings.warn(f"mpirun itself fell, and was started again: {shlex.join(words)}", stacklevel=2)
-        result = execute(words, full, timeout, cwd)
-    return result
+    return execute(words if cold else warmed(words, full), full, timeout, cwd)
 
 
 def run_alone(

@@ -71,25 +71,26 @@ def write_record(record: ErrorRecord, folder: str | os.PathLike[str]) -> None:
     part.replace(path)
 
 
-def show(record: ErrorRecord, shared: str | os.PathLike[str] | None = None) -> None:
+def show(record: ErrorRecord, shared: str | os.PathLike[str] | None = None, waits: bool = True) -> None:
     """Have `record` shown by `matex run`, or show it, unless another rank has shown its own.
 
     The other ranks wait in here until that one has ended: who ended first would end it before it has spoken.
 
     Args:
         shared: a folder that all ranks see; None where they are on one host.
+        waits: whether they do; not where they meet that rank before they end.
     """
     if _FOLDER:
         with contextlib.suppress(OSError):  # the folder is not on this host, or the disk is full
             write_record(record, _FOLDER)
             return
-    with _claim_terminal(shared or tempfile.gettempdir(), record.rank) as is_first:
+    with _claim_terminal(shared or tempfile.gettempdir(), record.rank, waits) as is_first:
         if is_first:
             terminal.tell(record.text)
 
 
 @contextlib.contextmanager
-def _claim_terminal(folder: str | os.PathLike[str], rank: int) -> Iterator[bool]:
+def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> Iterator[bool]:
     """Within it this rank alone may speak; gives whether none has. The claim is held until the process ends.
 
     The same rank twice is two runs, also where no launcher tells them apart.
@@ -98,7 +99,10 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int) -> Iterator[bool]
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_JOB}"), flags, 0o600)
         _held.append(claim)
-        fcntl.flock(claim, fcntl.LOCK_EX)
+        fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        yield False
+        return
     except OSError:
         yield True  # better twice than not at all
         return

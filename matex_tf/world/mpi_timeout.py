@@ -20,7 +20,7 @@ _PATIENCE = 5.0  # seconds for a process that has no more to do but to end
 
 
 @contextlib.contextmanager
-def watched(rank: int, size: int, what: str, hint: str = "") -> Iterator[None]:
+def watched(rank: int, size: int, what: str, hint: str = "", chosen: settings.Settings | None = None) -> Iterator[None]:
     """Around what waits for other ranks: says so after MATEX_STALL_SECONDS, ends it after MATEX_ABORT_SECONDS.
 
     The end is SIGKILL, since no code of this process might run; `matex run` makes `exit_marks.EXIT_STALLED` of it.
@@ -29,9 +29,9 @@ def watched(rank: int, size: int, what: str, hint: str = "") -> Iterator[None]:
         rank, size: of this process among those that wait; a size of 0 is one that is not known.
         what: what the rank does, after its name.
         hint: sentences on what that may come from.
+        chosen: has the limits; this process's settings unless told.
     """
-
-    chosen = settings.current()
+    chosen = chosen or settings.current()
     if not chosen.stall_seconds and not chosen.abort_seconds:
         yield
         return

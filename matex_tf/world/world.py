@@ -126,6 +126,21 @@ _UNREACHABLE = (
 )
 
 
+def abort_unjoined(task: task_environment.Task, code: int) -> None:
+    """End all ranks for a wrong setting of this one, which has not joined them. Where MPI cannot be loaded it returns.
+
+    MPI is started first, with the limits of the defaults: Open MPI's mpirun may crash, or never end, if a rank ends
+    while another one connects to it.
+    """
+    what = "has waited for the others to start MPI, to end them for its error"
+    with mpi_timeout.watched(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError):
+            return
+    MPI.COMM_WORLD.Abort(code)
+
+
 def _join_as(task: task_environment.Task) -> World:
     try:
         import mpi4py

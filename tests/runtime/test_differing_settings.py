@@ -19,7 +19,11 @@ def test_settings_that_differ_are_both_named():
 
 
 def test_a_setting_that_is_wrong_on_one_rank_is_said():
-    result = launch.run(2, SCRIPT, "tree", module=False, cold=True)
+    later = SCRIPT.replace(
+        "import matex_tf", "else:\n    time.sleep(1)\n    print('joins', flush=True)\nimport matex_tf"
+    )
+    result = launch.run(2, "import time" + later, "tree", module=False, cold=True)
     assert result.returncode == 1 and "went on" not in result.stdout
+    assert "joins" in result.stdout, "mpirun may hang if a rank ends while another connects to it"
     wanted = "matex_tf: rank 1: MATEX_ALGORITHM='tree': expected one of auto, mpi, ring, two_level."
     assert wanted in result.stderr, result.stderr
