@@ -25,10 +25,18 @@ y = np.sin(x @ rng.random((8, 1)))
 
 
 class Slow(keras.callbacks.Callback):
-    """Steps take a while, so that they can be interrupted."""
+    """Steps take a while, so that they can be interrupted. Each tells which batch the update had."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.02)
+        print("BATCH", self.call, int(self.model.optimizer.iterations), self.epoch, batch, flush=True)
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0.02")))
 
 
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()])
@@ -37,8 +45,8 @@ model.add(keras.layers.Dense(1))
 model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(8)
 plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.01)
-first = model.fit(data, epochs=20, validation_data=(x, y), verbose=0, callbacks=[Slow(), plateau])
+first = model.fit(data, epochs=20, validation_data=(x, y), verbose=0, callbacks=[Slow(1), plateau])
 model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")
-second = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Slow()])
+second = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Slow(2)])
 weights = [weight.ravel().tolist() for weight in model.get_weights()]
 print("CURVE" + json.dumps([first.history, second.history, weights]), flush=True)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matex_tf import attach
 from matex_tf.version import __version__
@@ -42,7 +42,17 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
     size,
 )
 
+if TYPE_CHECKING:  # what editors and type checkers see; these come by __getattr__
+    from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
+    from matex_tf.deploy.python import launch as launch
+    from matex_tf.deploy.slurm import Slurm as Slurm
+    from matex_tf.tune.python import tune as tune
+
 _DEPLOYING = {"Kubernetes": "make_kubernetes", "Slurm": "make_slurm"}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_DEPLOYING, "launch", "tune"})
 
 
 def __getattr__(name: str) -> Any:

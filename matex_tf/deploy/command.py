@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from matex_tf.deploy import following, kubernetes, run_folder, slurm
+from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.options import Asked, Options, settle
 
@@ -152,7 +153,7 @@ def cancel(job: str, namespace: str) -> int:
     does, found = _find(job, namespace)
 
     def end() -> int:
-        does.cancel(found)
+        jobs.cancel(does, found)
         following.say(f"{found.id} is cancelled")
         return 0
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PATIENCE = 60.0  # seconds for one answer of a scheduler
 WAITING, RUNNING, ENDED, FORGOTTEN = "waiting", "running", "ended", "forgotten"
@@ -46,6 +47,22 @@ class State:
         again = f", requeued ({self.starts_again})" if self.starts_again else ""
         code = f", exit code {self.code}" if self.code is not None else ""
         return f"{self.words}{again}{code}" + (f": {self.means}" if self.means else "")
+
+
+def many(count: int, of: str) -> str:
+    """So many of them, in words."""
+    return f"{count} {of}" if count == 1 else f"{count} {of}s"
+
+
+def cancel(does: Any, job: Job) -> None:
+    """End the job, or take it out of the queue of the cluster that `does` it.
+
+    Raises:
+        JobError: it has ended already, or the cluster refuses.
+    """
+    if (now := does.state(job)).phase in (ENDED, FORGOTTEN):
+        raise JobError(f"{job.id} {now}: there is nothing to cancel")
+    does.cancel(job)
 
 
 def ask(words: Sequence[str], get: str, given: str | None = None) -> subprocess.CompletedProcess[str]:

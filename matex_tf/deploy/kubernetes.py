@@ -6,23 +6,28 @@ import json
 import os
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf.deploy import following, kubernetes_words, yaml_text
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask
-from matex_tf.deploy.kubernetes_logs import Logs
+from matex_tf.deploy import following
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask, many
+from matex_tf.deploy.kubectl import words as kubectl_words
+from matex_tf.deploy.kubectl import yaml_text
+from matex_tf.deploy.kubectl.logs import Logs
 from matex_tf.deploy.options import Options, seconds
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
+_AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 _LONGEST = 40  # of a job's name: pods have longer ones made of it, of 63 letters at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kubernetes(Options):
     """What a job takes of Kubernetes. `claim` is the PersistentVolumeClaim that all pods see as `folder`."""
 
@@ -32,14 +37,22 @@ class Kubernetes(Options):
     namespace: str = ""
     claim: str = ""
     folder: str = "/runs"
-    env: tuple[str, ...] = ()
+    env: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.folder.startswith("/"):
             raise ValueError(f"expected folder to begin with /; given {self.folder!r}")
+        if ":" in self.folder:
+            raise ValueError(f"expected folder to have no colon, as Kubernetes wants it; given {self.folder!r}")
+        for name in ("namespace", "claim"):
+            if (value := getattr(self, name)) and not _NAME.fullmatch(value):
+                raise ValueError(f"expected {name} to be small letters, digits, - and .; given {value!r}")
+        for name, example in (("cpus", "8 or 500m"), ("memory", "32Gi or 32G")):
+            if (value := getattr(self, name)) and not _AMOUNT.fullmatch(value):
+                raise ValueError(f"expected {name} to be as {example}; given {value!r}")
         for text in self.env:
-            if not re.match(r"[A-Za-z_]\w*=", text):
+            if not re.match(r"[A-Za-z_]\w*=", text, re.ASCII):
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
 
 
@@ -48,15 +61,18 @@ def text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     script = _SCRIPT.format(
         setup="".join(f"{line}\n" for line in asked.setup),
         ended=f"{asked.folder}/{name}.ended" if asked.claim else "",
+        command=shlex.join(asked.command(target, ["--hostfile", HOSTFILE])),
         again=os.EX_TEMPFAIL,
     )
-    command = asked.command(target, ["--hostfile", HOSTFILE])
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim and asked.ranks > 1:
         variables["MATEX_STATE"] = f"{asked.folder}/{name}.state"
-    launcher: dict[str, Any] = {"command": [_typed(word) for word in ["bash", "-c", script, "matex", *command]]}
+    # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
+    launcher: dict[str, Any] = {"command": ["bash", "-c", _typed(script)]}
     if variables:
-        launcher["env"] = [{"name": each, "value": _typed(value)} for each, value in variables.items()]
+        launcher["env"] = [
+            {"name": each, **({"value": _typed(value)} if value else {})} for each, value in variables.items()
+        ]
     amounts = {"cpu": asked.cpus, "memory": asked.memory, "nvidia.com/gpu": str(asked.gpus_per_node or "")}
     limits = {each: amount for each, amount in amounts.items() if amount}
     policy: dict[str, Any] = {
@@ -111,7 +127,7 @@ _SCRIPT = """\
 child= ended={ended}
 trap 'kill -TERM $child' TERM
 [ ! -e "$ended" ] || exit $(cat "$ended")
-{setup}"$@" & child=$!
+{setup}{command} & child=$!
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ $code -eq {again} ] || [ -z "$ended" ] || echo $code > "$ended"
@@ -141,7 +157,7 @@ def submit(asked: Kubernetes, target: Sequence[str]) -> Job:
     try:
         answer = _kubectl(job, "create", "-f", "-", given=text(asked, target, job.id))
         if answer.returncode:
-            raise JobError(kubernetes_words.refusal(answer.stderr))
+            raise JobError(kubectl_words.refusal(answer.stderr))
     except BaseException:
         # What was interrupted, or had no answer in time, may have been created all the same.
         _withdraw(job)
@@ -164,10 +180,11 @@ def _kubectl(job: Job, *words: str, given: str | None = None) -> Any:
 
 
 def _get(job: Job, *words: str) -> dict[str, Any] | None:
-    """What Kubernetes has; None if nothing. Raises UnreachableError."""
+    """What Kubernetes has; None if nothing. Raises JobError; of what may be otherwise later, UnreachableError."""
     answer = _kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
-        raise UnreachableError(f"kubectl: {kubernetes_words.words(answer.stderr)}")
+        kind = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
+        raise kind(kubectl_words.refusal(answer.stderr))
     found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
     return found
 
@@ -187,12 +204,19 @@ def state(job: Job) -> State:
     """Where the job is.
 
     Raises:
-        UnreachableError: Kubernetes does not answer now.
+        JobError: Kubernetes does not let this user look; UnreachableError: it does not answer now.
     """
+    return _look(job)[0]
+
+
+def _look(job: Job) -> tuple[State, list[dict[str, Any]]]:
+    """Where the job is, and its pods."""
     found = _get(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        return State(FORGOTTEN, "is not known to Kubernetes any more; how it ended is not known")
-    return read_state(found, _pods(job))
+        where = f" in namespace {job.namespace}" if job.namespace else ""
+        return State(FORGOTTEN, f"is not known to Kubernetes{where}, or no longer; how it ended is not known"), []
+    pods = _pods(job)
+    return read_state(found, pods), pods
 
 
 def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
@@ -208,8 +232,8 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     if failed := conditions.get("Failed"):
         code = next((code for each in reversed(containers) if (code := _exit_code(each))), None)
         why = ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
-        return State(ENDED, f"Failed ({why})", again, code, kubernetes_words.exit_meaning(code))
-    if stuck := kubernetes_words.waiting(pods):
+        return State(ENDED, f"Failed ({why})", again, code, kubectl_words.exit_meaning(code))
+    if stuck := kubectl_words.waiting(pods):
         return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1])
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
@@ -230,13 +254,9 @@ def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     with Logs(job.namespace) as logs:
 
         def look() -> State:
-            found = _get(job, "mpijobs.kubeflow.org", job.id)
-            if found is None:
-                return state(job)
-            pods = _pods(job)
+            now, pods = _look(job)
             for pod in _launchers(pods)[-1:]:
                 logs.see(pod)
-            now = read_state(found, pods)
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 
@@ -244,16 +264,14 @@ def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
 
 def cancel(job: Job) -> None:
-    """End the job and remove it. Raises JobError, also where it has ended already."""
-    if (now := state(job)).phase in (ENDED, FORGOTTEN):
-        raise JobError(f"{job.id} {now}: there is nothing to cancel")
+    """End the job, which has not ended, and remove it. Raises JobError."""
     answer = _kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
     if answer.returncode:
-        raise JobError(f"kubectl: {kubernetes_words.words(answer.stderr)}")
+        raise JobError(kubectl_words.refusal(answer.stderr))
 
 
 def sent(job: Job, asked: Kubernetes) -> str:
     """What was submitted, in a line."""
     where = f" in namespace {job.namespace}" if job.namespace else ""
     kept = "" if asked.claim else "; without --claim nothing is kept for another start"
-    return f"MPIJob {job.id}{where}: a launcher and {asked.nodes} workers, {asked.ranks} ranks{kept}"
+    return f"MPIJob {job.id}{where}: a launcher and {many(asked.nodes, 'worker')}, {many(asked.ranks, 'rank')}{kept}"

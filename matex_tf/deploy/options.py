@@ -22,7 +22,7 @@ else:
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What every cluster is asked for. A wrong value raises ValueError or TypeError.
 
@@ -35,8 +35,8 @@ class Options:
     name: str = ""
     restarts: int = 3
     gpus_per_node: int = 0
-    setup: tuple[str, ...] = ()
-    run: tuple[str, ...] = ()
+    setup: Sequence[str] = ()
+    run: Sequence[str] = ()
     matex: str = ""
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy import command, following, kubernetes, run_folder, slurm
+from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
 from matex_tf.deploy.options import Options, settle
 from matex_tf.monitor import progress, recording
@@ -26,6 +27,12 @@ def make_slurm(**options: Any) -> slurm.Slurm:
 def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
     """A cluster for `launch`: the options of `matex submit --kubernetes`, over those of the user's files."""
     return settle(kubernetes.Kubernetes, options)
+
+
+# Editors and `help` show the names of the options, and their defaults where no file has others.
+for _make, _made in ((make_slurm, slurm.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
+    _make.__name__ = _make.__qualname__ = _made.__name__
+    _make.__signature__ = inspect.signature(_made).replace(return_annotation=_made)  # type: ignore[union-attr]
 
 
 class Here:
@@ -71,9 +78,24 @@ class LaunchedRun:
         """The scheduler's name of the job, or the number of the process here."""
         return self._job.id
 
+    def _repr_html_(self) -> str:
+        """The picture of now, for what shows HTML."""
+        return notebook.page(self, self.now())
+
+    def _ipython_display_(self) -> None:
+        """The picture in a notebook's cell, which follows the run."""
+        from IPython.display import display
+
+        notebook.show(self, display)
+
+    def now(self) -> State:
+        """Where the run is, with its exit code. Raises what a scheduler does not answer."""
+        now: State = self._does.state(self._job)
+        return now
+
     def state(self) -> str:
         """Where the run is, in the scheduler's words. Raises what a scheduler does not answer."""
-        return str(self._does.state(self._job))
+        return str(self.now())
 
     def follow(self) -> int:
         """Print what the run prints, and each change of its state, until it ends; its exit code."""
@@ -86,8 +108,8 @@ class LaunchedRun:
         return code
 
     def cancel(self) -> None:
-        """End the run, or take it out of the queue."""
-        self._does.cancel(self._job)
+        """End the run, or take it out of the queue. Raises JobError, also where it has ended already."""
+        job.cancel(self._does, self._job)
 
     def metrics(self) -> list[dict[str, float]]:
         """What `fit` logged of each epoch that has ended, with its number as "epoch"."""

@@ -52,6 +52,16 @@ def reader(folder: str) -> Callable[[], bytes]:
     return more
 
 
+def tail(folder: str, size: int) -> bytes:
+    """The last `size` bytes of the run's output."""
+    try:
+        with Path(folder, "output").open("rb") as file:
+            file.seek(max(file.seek(0, 2) - size, 0))
+            return file.read()
+    except FileNotFoundError:
+        return b""  # the job has not begun
+
+
 def remove(folder: Path) -> None:
     """Remove the folder of a run that never was."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matex_tf.deploy import following, run_folder, slurm_words
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask, many
 from matex_tf.deploy.options import Options, seconds
 
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
@@ -23,13 +23,13 @@ _ENDS = {
 _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
     """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--exclusive`."""
 
     account: str = ""
     partition: str = ""
-    sbatch: tuple[str, ...] = ()
+    sbatch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +92,8 @@ wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 if [ $code -eq {again} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back. Its state is kept: sbatch $run_folder/job.sh goes on" >&2
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
+        "goes on" >&2
 fi
 echo $code > "$run_folder/exit-code"
 exit $code
@@ -179,7 +180,7 @@ def _remembered(job: Job) -> State:
             return State(ENDED, name, code=exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, "exit-code")).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))
-    return State(FORGOTTEN, "is not known to Slurm any more; how it ended is not known")
+    return State(FORGOTTEN, "is not known to Slurm, or no longer; how it ended is not known")
 
 
 def exit_code(name: str, codes: str) -> int | None:
@@ -206,9 +207,7 @@ def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
 
 def cancel(job: Job) -> None:
-    """End the job, or take it out of the queue. Raises JobError, also where it has ended already."""
-    if (now := state(job)).phase in (ENDED, FORGOTTEN):
-        raise JobError(f"{job.id} {now}: there is nothing to cancel")
+    """End the job, which has not ended, or take it out of the queue. Raises JobError."""
     answer = ask(["scancel", job.id], GET)
     if answer.returncode or answer.stderr.strip():
         raise JobError(f"scancel: {slurm_words.words(answer.stderr)}")
@@ -229,4 +228,4 @@ def sent(job: Job, asked: Slurm) -> str:
     """What was submitted, in a line."""
     where = f" on partition {asked.partition}" if asked.partition else ""
     limit = f", {asked.time}" if asked.time else ""
-    return f"job {job.id}{where}: {asked.nodes} nodes, {asked.ranks} ranks{limit}; {job.folder}"
+    return f"job {job.id}{where}: {many(asked.nodes, 'node')}, {many(asked.ranks, 'rank')}{limit}; {job.folder}"

@@ -51,7 +51,9 @@ class Attempt:
 
 def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
-    if code == 0 and exit_marks.is_given(folder):
+    # Ranks that were asked to end have ended together, too, and mpirun may call that 0: where Slurm preempts a job it
+    # asks ranks and mpirun's daemons alike.
+    if code == 0 and exit_marks.is_given(folder) and not exit_marks.asks_again(folder):
         return WELL
     if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED

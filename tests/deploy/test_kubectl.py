@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import threading
@@ -95,7 +96,7 @@ def test_kubectl_reads_the_words_that_were_typed(tmp_path):
     assert result.returncode == 0, result.stderr
     (sent,) = Server.sent
     launcher = sent["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    assert [word.replace("$$", "$") for word in launcher["command"][-len(words) :]] == words
+    assert f" {shlex.join(words)} & child=$!\n" in launcher["command"][-1].replace("$$", "$")
     assert launcher["env"][0] == {"name": "A", "value": "1: $$x"}
     assert sent["metadata"]["annotations"] == {"matex-tf/name": "my: job"}
     assert sent["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from matex_tf.deploy import following, job, kubernetes, yaml_text
+from matex_tf.deploy import following, job, kubernetes
+from matex_tf.deploy.kubectl import yaml_text
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -48,18 +49,6 @@ spec:
                 - "bash"
                 - "-c"
                 - SCRIPT
-                - "matex"
-                - "matex"
-                - "run"
-                - "--restarts"
-                - "3"
-                - "-n"
-                - "8"
-                - "--hostfile"
-                - "/etc/mpi/hostfile"
-                - "train.py"
-                - "--epochs"
-                - "90"
               env:
                 - name: "MATEX_STATE"
                   value: "/runs/train-x7k2q.state"
@@ -122,6 +111,7 @@ def test_the_job_as_text():
     text = kubernetes.text(ASKED, ["train.py", "--epochs", "90"], "train-x7k2q")
     script = command_of(text)[2]
     assert text.replace(json.dumps(script), "SCRIPT") == MPIJOB
+    assert "\nmatex run --restarts 3 -n 8 --hostfile /etc/mpi/hostfile train.py --epochs 90 & child=$$!\n" in script
     assert subprocess.run(["bash", "-n"], input=as_kubernetes_expands(script), text=True).returncode == 0
 
 
@@ -142,7 +132,7 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
     subprocess.run([as_kubernetes_expands(word) for word in command_of(text)], cwd=where)
     given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert given == ["run", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
-    line = next(line for line in text.split("\n") if line.strip().startswith("value:"))
+    line = next((line for line in text.split("\n") if line.strip().startswith("value:")), 'value: ""')
     assert as_kubernetes_expands(json.loads(line.strip()[len("value: ") :])) == value
 
 
@@ -300,7 +290,7 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         f"matex: {name} Failed (JobFailed), requeued (1), exit code 3",
     ]
     assert fakes.calls[0] == "kubectl --namespace=science create -f -"
-    assert command_of(Path("given").read_text())[-2:] == ["train.py", "two words"]
+    assert " train.py 'two words' & child" in command_of(Path("given").read_text())[-1]
     assert not Path("runs").exists()
 
 
@@ -309,9 +299,9 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     [
         (
             'error: no matches for kind "MPIJob" in version "x"',
-            "whoever runs it installs the operator",
+            "whoever runs it installs https://github.com/kubeflow/mpi-operator",
         ),
-        ('Error from server (Forbidden): mpijobs is forbidden: User "ann"', "you may not create MPIJobs there"),
+        ('Error from server (Forbidden): mpijobs is forbidden: User "ann"', "you may not do that with MPIJobs there"),
         ("Error from server (NotFound): namespaces", "there is no such namespace"),
         ("something new", "kubectl: something new"),
     ],
@@ -341,7 +331,7 @@ def test_a_job_that_is_gone_and_one_that_is_cancelled(fakes, capfd):
     assert cli.main(["cancel", "train-x7k2q"]) == 0
     assert fakes.calls[-1] == "kubectl delete mpijobs.kubeflow.org train-x7k2q --wait=false"
     assert cli.main(["follow", "--namespace", "science", "train-x7k2q"]) == 1
-    assert "train-x7k2q is not known to Kubernetes any more" in capfd.readouterr().err
+    assert "train-x7k2q is not known to Kubernetes in namespace science, or no longer" in capfd.readouterr().err
     assert cli.main(["cancel", "train-x7k2q"]) == 1
 
 
@@ -353,6 +343,12 @@ def test_a_job_that_is_gone_and_one_that_is_cancelled(fakes, capfd):
         (["--slurm", "--image", "i", "x.py"], "--image goes with --kubernetes"),
         (["--kubernetes", "--image", "i", "--env", "A", "x.py"], "expected env to be NAME=VALUE; given 'A'"),
         (["--kubernetes", "--image", "i", "--folder", "runs", "x.py"], "expected folder to begin with /"),
+        (["--kubernetes", "--image", "i", "--folder", "/a:b", "x.py"], "expected folder to have no colon"),
+        (["--kubernetes", "--image", "i", "--namespace", "No Such", "x.py"], "expected namespace to be small letters"),
+        (["--kubernetes", "--image", "i", "--claim", "a_b", "x.py"], "expected claim to be small letters"),
+        (["--kubernetes", "--image", "i", "--cpus", "two", "x.py"], "expected cpus to be as 8 or 500m; given 'two'"),
+        (["--kubernetes", "--image", "i", "--memory", "4GB", "x.py"], "expected memory to be as 32Gi or 32G"),
+        (["--kubernetes", "--image", "i", "--memory", "0", "x.py"], "expected memory to be as 32Gi or 32G"),
     ],
 )
 def test_what_submit_cannot_do(fakes, capfd, words, message):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
+import simulated_run
 from fake_commands import Fakes
 
 import matex_tf
-from matex_tf.deploy import following, job
+from matex_tf.deploy import following, job, notebook
 
 SCRIPT = """\
 import sys, time
@@ -75,6 +79,35 @@ def test_what_fit_logged_of_each_epoch(monkeypatch):
     lines = [{"t": at, "epoch": at, "logs": {"loss": 1 / at}} for at in (1, 2)]
     (start / "events-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert run.metrics() == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
+
+
+def test_in_a_notebook_a_cell_shows_the_run_until_it_ends(monkeypatch):
+    pages = []
+    display = types.ModuleType("IPython.display")
+    display.HTML = str
+    display.display = lambda page, display_id: pages.append(page) or types.SimpleNamespace(update=pages.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(notebook, "EACH", 0.01)
+    monkeypatch.setenv("MATEX_DISABLE", "1")
+    run = matex_tf.launch("train.py", [1, "<b>a & b"], ranks=1)
+    run._ipython_display_()
+    assert f"<b>{run.id}</b> RUNNING here" in pages[0]
+    assert run.wait() == 3
+    for thread in threading.enumerate():
+        if thread.name == notebook.THREAD:
+            thread.join(60)
+    assert "ENDED, exit code 3" in pages[-1] and "&lt;b&gt;a &amp; b" in pages[-1] and pages[-1] == run._repr_html_()
+    simulated_run.start(Path(run.folder), 2, 30)
+    assert "rank" in run._repr_html_() and "compute" in run._repr_html_()
+
+
+def test_editors_see_what_can_be_given():
+    assert list(inspect.signature(matex_tf.launch).parameters) == ["script", "args", "ranks", "cluster"]
+    assert "Start `script` with `args`" in inspect.getdoc(matex_tf.launch)
+    assert "trials" in inspect.signature(matex_tf.tune).parameters
+    assert {"launch", "tune", "Slurm", "Kubernetes"} <= set(dir(matex_tf))
+    slurm = inspect.signature(matex_tf.Slurm)
+    assert {"nodes", "time", "partition"} <= set(slurm.parameters) and slurm.return_annotation.__name__ == "Slurm"
 
 
 @pytest.mark.parametrize(

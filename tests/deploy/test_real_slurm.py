@@ -15,7 +15,7 @@ sys.path.append(str(BENCHMARKS))
 import network  # noqa: E402  (they lie beside the tests)
 import slurm as daemons  # noqa: E402
 
-MISSING = [tool for tool in (*daemons._TOOLS, *network._TOOLS) if shutil.which(tool) is None]
+MISSING = [tool for tool in (*daemons.TOOLS, *network._TOOLS) if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.skipif(
         bool(MISSING) or os.geteuid() != 0, reason=f"a real Slurm needs root and {', '.join(MISSING) or 'nothing else'}"

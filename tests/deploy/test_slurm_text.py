@@ -40,7 +40,8 @@ wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 if [ $code -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back. Its state is kept: sbatch $run_folder/job.sh goes on" >&2
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch runs/train-1/job.sh" \\
+        "goes on" >&2
 fi
 echo $code > "$run_folder/exit-code"
 exit $code

@@ -40,6 +40,7 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (70, ["begun"], [], restarts.LOST),
         (75, ["begun"], [], restarts.ASKED),
         (1, ["begun", "ask-again"], [], restarts.ASKED),
+        (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
         (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
         (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
         (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough

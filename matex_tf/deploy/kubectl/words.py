@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_REFUSALS = (
-    (
-        'no matches for kind "MPIJob"',
-        "the cluster has no MPIJobs; whoever runs it installs the operator, https://github.com/kubeflow/mpi-operator",
-    ),
-    ("exceeded quota", "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait"),
-    ("forbidden", "you may not create MPIJobs there: ask whoever runs the cluster, or choose another --namespace"),
-    ("namespaces", "there is no such namespace: `kubectl get namespaces` lists them"),
-    ("Unauthorized", "your login has run out: log in to the cluster again"),
-    ("refused", "the cluster does not answer at this address: `kubectl config view --minify` shows it"),
-    ("Unable to connect", "the cluster does not answer at this address: `kubectl config view --minify` shows it"),
-    ("quantities must match", "--cpus is as 8 or 500m, and --memory as 32Gi"),
-)
+_NO_MPIJOBS = "the cluster has no MPIJobs; whoever runs it installs https://github.com/kubeflow/mpi-operator"
+_LOGIN = "your login has run out: log in to the cluster again"
+_ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
+# What kubectl says of a cluster that answers, and what that means. Asked again, it would say the same.
+_REFUSALS = {
+    'no matches for kind "MPIJob"': _NO_MPIJOBS,
+    "could not find the requested resource": _NO_MPIJOBS,
+    "doesn't have a resource type": _NO_MPIJOBS,
+    "exceeded quota": "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait",
+    "forbidden": "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace",
+    "namespaces": "there is no such namespace: `kubectl get namespaces` lists them",
+    "Unauthorized": _LOGIN,
+    "provide credentials": _LOGIN,
+    "is invalid": "the cluster's MPIJobs take no such value at the place that is named",
+}
+# What it says where nothing answers. It may be otherwise in a moment.
+_ABSENCES = {
+    "refused": _ADDRESS,
+    "Unable to connect": _ADDRESS,
+    "no such host": _ADDRESS,
+    "i/o timeout": _ADDRESS,
+}
 # Why a pod waits, where it would wait for ever.
 _REASONS = {
     "ErrImagePull": "the image is not there, or may not be pulled: is --image right?",
@@ -39,7 +48,14 @@ def words(text: str) -> str:
 def refusal(text: str) -> str:
     """Why kubectl refused: its own words, and what they mean."""
     said = f"kubectl: {words(text) or 'no reason'}"
-    return next((f"{said}\nThat is: {means}." for sign, means in _REFUSALS if sign in text), said)
+    return next(
+        (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
+    )
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a cluster has answered that it will not: asked again, it would say the same."""
+    return any(sign in text for sign in _REFUSALS)
 
 
 def waiting(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:

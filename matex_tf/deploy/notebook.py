@@ -1,0 +1,92 @@
+"""The picture of a run that Python started, for a cell of a notebook: its state, its ranks, its last lines."""
+
+from __future__ import annotations
+
+import html
+import io
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from matex_tf.deploy import run_folder
+from matex_tf.deploy.following import Lines
+from matex_tf.deploy.job import ENDED, FORGOTTEN, JobError, State, UnreachableError
+from matex_tf.monitor import picture, recording
+
+THREAD = "matex_tf: picture of a run"
+EACH = 2.0  # seconds between two pictures
+_WIDTH = 120
+_LAST = 10  # lines of the output
+_KEPT = 1 << 16  # bytes at the end of the output, in which they are
+_PRE = '<pre style="margin: 0; line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
+
+
+class Shown(Protocol):
+    """A run, as far as it is shown."""
+
+    folder: str
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    def now(self) -> State:
+        """Where it is."""
+
+
+def page(run: Shown, now: State) -> str:
+    """The picture as HTML, in the colours of the page that it is in."""
+    where = f", {run.folder}" if run.folder else ""
+    parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(now))}{html.escape(where)}</div>"]
+    if run.folder:
+        parts += [_ranks(run.folder), _lines(run.folder)]
+    return "\n".join(part for part in parts if part)
+
+
+def _ranks(folder: str) -> str:
+    try:
+        drawn = picture.draw(recording.open_run(folder))
+    except recording.RecordingError:
+        return ""  # no rank has begun to write
+    console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_terminal=True, color_system="truecolor")
+    console.print(drawn)
+    return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
+
+
+def _lines(folder: str) -> str:
+    """The last lines that the run printed."""
+    shown = io.BytesIO()
+    lines = Lines(shown)
+    lines.write(run_folder.tail(folder, _KEPT))
+    lines.close()
+    last = shown.getvalue().decode(errors="replace").splitlines()[-_LAST:]
+    return _PRE.format(code=html.escape("\n".join(last))) if last else ""
+
+
+def show(run: Shown, display: Callable[..., Any]) -> None:
+    """Show the picture by `display` of IPython, and keep it up to date until the run has ended.
+
+    The cell ends at once: a thread replaces what it shows.
+    """
+    from IPython.display import HTML
+
+    now = run.now()
+    handle = display(HTML(page(run, now)), display_id=True)
+
+    def update() -> None:
+        state = now
+        while state.phase not in (ENDED, FORGOTTEN):
+            time.sleep(EACH)
+            try:
+                state = run.now()
+            except UnreachableError:
+                continue  # it is asked again, as `follow` does
+            except JobError as error:  # it would say the same again
+                handle.update(HTML(_PRE.format(code=html.escape(str(error)))))
+                return
+            handle.update(HTML(page(run, state)))
+
+    threading.Thread(target=update, name=THREAD, daemon=True).start()
