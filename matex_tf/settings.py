@@ -181,6 +181,14 @@ TABLE = (
         "itself. whole: every rank computes whole batches there.",
     ),
     Setting(
+        "adapt",
+        _choice("off", "on"),
+        "off",
+        "off, on",
+        "on: a rank that is slower than others gets fewer rows of each batch. The result stays that of the script "
+        "alone, whose batches are not changed. docs/adapt.md has more. `matex run --adapt` sets it.",
+    ),
+    Setting(
         "microbatch",
         _count,
         0,
@@ -466,6 +474,7 @@ class Settings:
     scaling: str
     strategy: str
     eager: str
+    adapt: str
     microbatch: int
     sync_batchnorm: str
     chunk_bytes: int

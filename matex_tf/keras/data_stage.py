@@ -20,6 +20,7 @@ from matex_tf.sharding import (
     sliced_dataset,
     weak_batches,
 )
+from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
 
@@ -51,6 +52,7 @@ class Stage:
         self.rows_of_batch: int | None = None  # of arrays
         self.pending: tuple[Any, Any] | None = None  # the whole batches, and what is iterated, until it is decided
         self.element_spec: Any = None  # of what the step is given, where that is not what is iterated
+        self.shares: leases.Leases | None = None  # by which batches are cut, where those of ranks may differ
         self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
 
     @property
@@ -145,7 +147,7 @@ class Stage:
             self.gives_whole_batches = True
             mine = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
         else:
-            mine, self.whole_pipeline = pushdown.slices(dataset, are_arrays, self._keep_first)
+            mine, self.whole_pipeline = pushdown.slices(dataset, are_arrays, self._keep_first, self.shares)
         self.pending = dataset, mine
         return mine
 

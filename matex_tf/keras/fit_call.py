@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.adapt import executor
 from matex_tf.gradients import reduction, variables
 from matex_tf.keras import data_stage, predict_call
 from matex_tf.loops import explain
@@ -20,6 +21,7 @@ from matex_tf.sharding import (
     iteration,
     step_weight,
 )
+from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
 _state = threading.local()
@@ -87,6 +89,7 @@ class Run:
         self.agreed = False
         self.kept: fit_state.Fit | None = None
         self.elastic: elastic_step.Training | None = None
+        self.adapting: executor.Adapting | None = None
         self.slices = kind != "predict"
         ops.records.between_steps()
         fixed = _has_fixed_batch(model)
@@ -119,6 +122,8 @@ class Run:
         """The stage of the next data of this call: the first of `fit` trains, others validate."""
         self.stages += 1
         stage = self.stage = data_stage.Stage(self.model, trains=self.kind == "fit" and self.stages == 1)
+        if executor.is_on() and not executor.why_not():
+            stage.shares = leases.Leases(are_for_good=not stage.trains)
         if stage.trains:
             self.training = stage
             if stage.weak:
@@ -130,9 +135,29 @@ class Run:
         return stage
 
     def before_step(self) -> None:
-        """Before the first training step: the variables are the same on all ranks."""
+        """Before a training step. Before the first the variables are the same on all ranks."""
         if not self.agreed:
             self.agree()
+        if self.step == 0:
+            self.adapting = self.adapting or self._adapting()
+        if self.adapting is not None:
+            self.adapting.begins()
+
+    def _adapting(self) -> executor.Adapting | None:
+        """What shares out the steps of `fit` by the speed of ranks; said where that is asked for and cannot be."""
+        if not executor.is_on():
+            return None
+        stage, why = self.training, executor.why_not()
+        if stage is None:
+            why = "the model has a fixed batch size"
+        elif stage.whole:
+            why = "every rank computes whole batches"
+        elif not why and stage.is_dealt:
+            why = "its rows are each rank's own"
+        if why or stage is None or stage.shares is None:
+            executor.say_even("fit", why)
+            return None
+        return executor.Adapting("fit", bool(getattr(self.model, "jit_compile", False)), stage.shares)
 
     def agree(self) -> bool:
         """Give all ranks the same variables, if the model has them already; whether it has. Collective where it has."""
@@ -142,7 +167,9 @@ class Run:
         return self.agreed
 
     def after_step(self) -> None:
-        """After the first training step of an epoch: the ranks saw the same rows."""
+        """After a training step. After the first of an epoch: the ranks saw the same rows."""
+        if self.adapting is not None:
+            self.adapting.ends(step_weight.current_values)
         self.step += 1
         if self.training is not None and self.training.why_whole:
             explain.say_whole(self.training.why_whole)

@@ -83,6 +83,7 @@ def matex(ctx: click.Context) -> int:
     type=click.Choice(settings.STRATEGIES),
     help="sharded: each rank updates a piece of the weights, and holds the optimizer's variables of that piece only.",
 )
+@click.option("--adapt", is_flag=True, help="Give slower ranks fewer rows of each batch; the result stays the same.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
 @click.option("--live", is_flag=True, help="Show each rank below what is printed; recorded in runs/ unless told.")
@@ -226,6 +227,8 @@ def command_line(run: Run) -> list[str]:
         variables["MATEX_RECORD"] = os.path.abspath(run.record)
     if run.strategy:
         variables["MATEX_STRATEGY"] = run.strategy
+    if run.adapt:
+        variables["MATEX_ADAPT"] = "on"
     if run.restarts:
         variables["MATEX_STATE"] = restarts.state_folder(run.target)
     if run.elastic:

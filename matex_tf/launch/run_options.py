@@ -36,6 +36,7 @@ class Run:
     record: str = ""
     live: bool = False
     strategy: str | None = None
+    adapt: bool = False
 
 
 class Count(click.ParamType):
@@ -121,6 +122,7 @@ def read_run(ctx: click.Context) -> Run:
         "explain": "tells what ranks share",
         "record": "tells what ranks use and wait for",
         "live": "shows what ranks use and wait for",
+        "adapt": "shares rows out by the speed of ranks",
         "restarts": "keeps the state of ranks that train together",
         "elastic": "goes on without a rank that is lost",
     }
@@ -143,4 +145,5 @@ def read_run(ctx: click.Context) -> Run:
         record=given["record"] or "",
         live=given["live"],
         strategy=given["strategy"],
+        adapt=given["adapt"],
     )

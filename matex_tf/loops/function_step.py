@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.adapt import executor
 from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
 from matex_tf.gradients import overlap_trial, reduction
 from matex_tf.loops import dataset_loop, explain, model_calls, open_shapes, step_arguments, traces
@@ -37,6 +38,7 @@ class _Plan:
         self.kind, self.why, self.calls_model = kind, why, calls_model
         self.function = function  # None: the one that is called, which a plan of it must not keep alive
         self.calls = 0
+        self.adapting: executor.Adapting | None = None
         self.kept = [leaf for leaf in arguments.leaves if not hasattr(leaf, "shape")]  # known to its key by address
 
 
@@ -128,7 +130,9 @@ def _plan(
     reasons = _of_all(mine)
     if not reasons:
         explain.say_shared(explain.name_of(function))
-        return _Plan(SHARED, made, arguments)
+        plan = _Plan(SHARED, made, arguments)
+        plan.adapting = executor.of_steps(explain.name_of(function), bool(getattr(function, "_jit_compile", None)))
+        return plan
     if not calls_model or getattr(function, "_jit_compile", None):
         return _Plan(WHOLE, None, arguments, reasons[0])
     made = function._clone(None)
@@ -164,12 +168,18 @@ def _shared(
     count = arguments.rows
     if plan.calls & (plan.calls - 1) == 0:
         step_arguments.compare(arguments, plan.calls == 1, "the arguments of a training step")
-    me = world.current()
-    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
+    me, adapting = world.current(), plan.adapting
+    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, adapting.shares if adapting else me.size)
     args, kwargs = arguments.with_rows(lambda leaf: leaf[start:stop])
-    step_weight.set_values(step_weight.slice_values(stop - start if has_rows else 0, count))
+    numbers = step_weight.slice_values(stop - start if has_rows else 0, count)
+    step_weight.set_values(numbers)
     try:
-        return run(plan.function, args, kwargs)
+        if adapting is None:
+            return run(plan.function, args, kwargs)
+        adapting.begins()
+        result = run(plan.function, args, kwargs)
+        adapting.ends(lambda: numbers)
+        return result
     finally:
         step_weight.set_whole()
         dataset_loop.watch_drift()

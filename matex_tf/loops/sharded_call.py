@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.adapt import executor
 from matex_tf.analysis import interpreter
 from matex_tf.analysis.placement import ROWS, SAME, partial
 from matex_tf.gradients import recombine, reduction, variables
@@ -75,6 +76,7 @@ class Call:
         me = world.current()
         self._name, self._replicated, self._arguments = name, replicated, arguments
         self._is_eager = tf.executing_eagerly()
+        executor.say_even(f"the model '{name}', called", executor.MEASURED)
         self._rows = [leaf for leaf, is_rows in zip(arguments.leaves, arguments.are_rows) if is_rows]
         count = arguments.rows if self._is_eager else self._counted()
         self._start, self._stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)

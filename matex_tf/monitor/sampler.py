@@ -75,8 +75,13 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
 
 def after_loss(became_first: bool) -> None:
     """Ranks were lost; those that are left go on, and each writes to its file as before."""
+    note_event(f"a rank was lost; {world.current().size} ranks go on without it")
+
+
+def note_event(text: str) -> None:
+    """Something has happened that is to be seen in the report; rank 0 writes it down."""
     if _recorder is not None and _speaks(_recorder):
-        _recorder.tell(event=f"a rank was lost; {world.current().size} ranks go on without it")
+        _recorder.tell(event=text)
 
 
 def _speaks(recorder: Recorder) -> bool:

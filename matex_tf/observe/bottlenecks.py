@@ -56,7 +56,8 @@ def _timed_in_function(pull: Callable[[], Any]) -> Any:
     return tf.nest.pack_sequence_as(element, parts, expand_composites=True)
 
 
-def _waited_so_far() -> float:
+def waited() -> float:
+    """Seconds that went into waiting for what `timed` was given."""
     return _waited + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
 
 
@@ -75,7 +76,7 @@ class Pace:
         self.steps += 1
         self._end = time.perf_counter(), ops.seconds(1) + ops.seconds(2)
         if self.steps == 0:
-            self._begin, self._waited = self._end, _waited_so_far()
+            self._begin, self._waited = self._end, waited()
 
     def judge(self) -> None:
         """The steps are over: say, once in a run, what most of their time went into if that was no computation."""
@@ -83,7 +84,7 @@ class Pace:
         if self.steps < _ENOUGH_STEPS or elapsed < _ENOUGH_SECONDS:
             return
         together = (self._end[1] - self._begin[1]) / elapsed
-        waiting = (_waited_so_far() - self._waited) / elapsed
+        waiting = (waited() - self._waited) / elapsed
         if together > _MUCH:
             of_rows = f", with some {max(self.rows // world.current().size, 1)} rows of each batch on each rank"
             _say(

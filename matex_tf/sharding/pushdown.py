@@ -8,9 +8,11 @@ maps by the ranks that do not compute them. Whatever is not recognised is left t
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from matex_tf.sharding import fingerprint, iteration, py_functions, row_shares, sliced_dataset, step_weight
+from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
 _HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
@@ -20,28 +22,38 @@ _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "Sta
 _AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
 OnFirst = Callable[[tuple[int, int] | None], None]
 """Called with (rows, hash) of the first whole batch of an iteration, and with None where that is not known."""
+_ROWS = 1 << 32
+"""More than twice the rows of any batch: what is in a key beside the number of a batch."""
 PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
-def slices(dataset: Any, are_arrays: bool, on_first: OnFirst) -> tuple[Any, str | None]:
+def slices(
+    dataset: Any, are_arrays: bool, on_first: OnFirst, shares: leases.Leases | None = None
+) -> tuple[Any, str | None]:
     """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
 
     Also gives why every rank runs the whole of a script's own pipeline; None where the work on rows is sharded.
 
-    `are_arrays`: it is Keras' pipeline over arrays. `on_first` is called with (rows, hash) of the first whole batch of
-    each iteration, or of what its rows are chosen by.
+    Args:
+        are_arrays: it is Keras' pipeline over arrays.
+        on_first: called with (rows, hash) of the first whole batch of each iteration, or of what its rows are chosen
+            by.
+        shares: of the ranks in each batch; equal ones unless told.
     """
     if are_arrays:
-        return deal_arrays(dataset, on_first) or sliced_dataset.sliced(dataset, on_first), None
+        return deal_arrays(dataset, on_first, shares) or sliced_dataset.sliced(dataset, on_first, shares), None
     why = why_whole(dataset)
-    return deal_rows(dataset, on_first) if why is None else sliced_dataset.sliced(dataset, on_first), why
+    if why is None:
+        return deal_rows(dataset, on_first, shares), None
+    return sliced_dataset.sliced(dataset, on_first, shares), why
 
 
-def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None) -> Any:
     """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
 
-    `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch.
+    `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch; `shares` as in
+    `slices`.
     """
     import tensorflow as tf
 
@@ -57,23 +69,22 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> An
     def batch(chosen: sliced_dataset.Batch, arrays: Any) -> sliced_dataset.Batch:
         return sliced_dataset.Batch(grab(chosen.data, arrays), chosen.numbers)
 
-    chosen = sliced_dataset.sliced(indices, on_first)
+    chosen = sliced_dataset.sliced(indices, on_first, shares)
     result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
     return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
-def deal_rows(dataset: Any, on_first: OnFirst) -> Any:
+def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = None) -> Any:
     """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
-    neighbours; the number of rows is known, for the last batch. `on_first` as in `deal_arrays`.
+    neighbours; the number of rows is known, for the last batch. The arguments are those of `slices`.
     """
     import tensorflow as tf
 
     batching, above = _below(dataset, _AROUND)
     maps, source = _maps_below(batching)
-    rows = int(source.cardinality())
-    plan = _Plan(rows, int(batching._batch_size), bool(batching._drop_remainder))
+    plan = _Plan(int(source.cardinality()), int(batching._batch_size), bool(batching._drop_remainder))
     first = _First(plan.first_batch, on_first)
 
     def look(iteration: Any, element: tuple[Any, Any]) -> Any:
@@ -87,22 +98,80 @@ def deal_rows(dataset: Any, on_first: OnFirst) -> Any:
         return iteration, element
 
     seen = py_functions.hold_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
-    result = seen.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
+    # -1: without an end.
+    repeats = [int(step._count) for step in reversed(above) if _kind(step) == "RepeatDataset"]
+    if shares is None:
+        result = _by_plan(seen, maps, plan).apply(tf.data.experimental.assert_cardinality(plan.batches))
+        for count in repeats:
+            result = result.repeat(count)
+    else:
+        for count in repeats:
+            seen = seen.repeat(count)  # batches are numbered through, as they are read ahead
+        number = -1 if -1 in repeats else plan.batches * prod(repeats)
+        result = _by_shares(seen, maps, plan, shares).apply(tf.data.experimental.assert_cardinality(number))
+    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def _by_plan(numbered: Any, maps: list[Any], plan: _Plan) -> Any:
+    """The batches of (position, row) where a rank has the same share of each."""
+    result = numbered.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
     for step in maps:
-        calls = getattr(step, "_num_parallel_calls", None)
-        exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
-        given = {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
-        result = result.map(step._map_func._func, **given)
-    result = (
+        result = result.map(step._map_func._func, **_ways(step))
+    return (
         result.batch(plan.own_rows)
         .enumerate()
         .map(lambda number, data: sliced_dataset.Batch(data, plan.numbers(number)), num_parallel_calls=1)
     )
-    result = result.apply(tf.data.experimental.assert_cardinality(plan.batches))
-    for step in reversed(above):
-        if _kind(step) == "RepeatDataset":
-            result = result.repeat(step._count)
-    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+
+
+def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Leases) -> Any:
+    """The same where shares change. Rows go through the maps beside a key of their batch: its number, how many of its
+    rows are here, and whether they count.
+    """
+    import tensorflow as tf
+
+    def begin_batch(state: Any, of_rows: Any) -> Any:
+        number, lease, _ = state
+        lease = shares.ask(lease, number)
+        start, stop, has_rows = row_shares.slice_bounds(of_rows, world.current().rank, lease[1])
+        key = number * _ROWS + 2 * (stop - start) + tf.cast(has_rows, tf.int64)
+        return number + 1, lease, tf.stack([start, stop, key])
+
+    def choose(state: Any, element: tuple[Any, Any]) -> Any:
+        position, row = element
+        number, within = position // plan.batch_size, position % plan.batch_size
+        is_batch = number < plan.batches  # and not a remainder that is dropped
+        begins = is_batch & tf.equal(within, 0)
+        state = tf.cond(begins, lambda: begin_batch(state, plan.rows(number)), lambda: state)
+        start, stop, key = tf.unstack(state[2], num=3)
+        return state, (is_batch & (within >= start) & (within < stop), key, row)
+
+    def mapped(step: Any) -> Callable[[Any, Any], Any]:
+        work = step._map_func._func
+        return lambda key, row: (key, work(*row) if type(row) is tuple else work(row))
+
+    def batch(keys: Any, data: Any) -> sliced_dataset.Batch:
+        number, rows = keys[0] // _ROWS % plan.batches, keys[0] % _ROWS
+        return sliced_dataset.Batch(data, step_weight.slice_tensor(rows % 2 > 0, 0, rows // 2, plan.rows(number)))
+
+    nothing = tf.constant(0, tf.int64), shares.begin(), tf.zeros([3], tf.int64)
+    result = py_functions.hold_functions(lambda: numbered.scan(nothing, choose))
+    result = result.filter(lambda mine, *_: mine).map(lambda _, key, row: (key, row))
+    for step in maps:
+        result = result.map(mapped(step), **_ways(step))
+    result = result.group_by_window(
+        key_func=lambda key, _: key,
+        reduce_func=lambda key, rows: rows.batch(key % _ROWS // 2),
+        window_size_func=lambda key: key % _ROWS // 2,
+    )
+    return result.map(batch, num_parallel_calls=1)
+
+
+def _ways(step: Any) -> dict[str, Any]:
+    """How a map of the script's is made: by how many threads, and whether in order."""
+    calls = getattr(step, "_num_parallel_calls", None)
+    exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
+    return {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
 
 
 def why_whole(dataset: Any) -> str | None:
@@ -147,6 +216,10 @@ class _Plan:
         number, within = position // self.batch_size, position % self.batch_size
         start, stop, _, _ = self._slice(number)
         return (number < self.batches) & (within >= start) & (within < stop)
+
+    def rows(self, number: Any) -> Any:
+        """How many rows all ranks have in batch `number`, a tensor."""
+        return self._slice(number)[3]
 
     def numbers(self, number: Any) -> Any:
         """The numbers of the step that computes batch `number`, a tensor."""

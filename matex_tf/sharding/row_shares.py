@@ -7,37 +7,72 @@ given.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 
-def rows_of(n: int, rank: int, size: int) -> tuple[int, int]:
-    """(start, stop) of the rows of `rank` when `n` rows are dealt to `size` ranks in contiguous blocks.
+def rows_of(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
+    """(start, stop) of the rows of `rank` when `n` rows are dealt to ranks in contiguous blocks.
 
-    Blocks differ by at most one row and the earlier ranks have the longer ones; with fewer rows than ranks the last
-    ranks have none (start == stop). `n` and `rank` may be ints or integer tensors.
+    Args:
+        n: an int or a scalar integer tensor.
+        rank: the same.
+        shares: the number of ranks, which then have equal shares; or the share of each, integers or a tensor of them
+            that say which part of their sum a rank is to have.
+
+    What is left over once each has its share, rounded down, goes to the ranks that lost most by it, one row each, the
+    earlier first where they lost the same. So blocks of equal shares differ by at most one row, and the earlier ranks
+    have the longer ones; with fewer rows than ranks the last ranks have none (start == stop).
     """
-    base, extra = n // size, n % size
-    start = rank * base + _minimum(rank, extra)
-    stop = (rank + 1) * base + _minimum(rank + 1, extra)
-    return start, stop
+    if isinstance(shares, int):
+        base, extra = n // shares, n % shares
+        return rank * base + _minimum(rank, extra), (rank + 1) * base + _minimum(rank + 1, extra)
+    if _is_tensor(n) or _is_tensor(shares):
+        return _rows_in_graph(n, rank, shares)
+    rows = dealt_rows(n, shares)
+    return sum(rows[:rank]), sum(rows[: rank + 1])
 
 
-def slice_bounds(n: Any, rank: int, size: int) -> tuple[Any, Any, Any]:
-    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes.
+def dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
+    """How many of `n` rows each rank has, as in `rows_of`."""
+    total = sum(shares)
+    rows = [n * share // total for share in shares]
+    order = sorted(range(len(shares)), key=lambda rank: -(n * shares[rank] % total))
+    for rank in order[: n - sum(rows)]:
+        rows[rank] += 1
+    return rows
+
+
+def _rows_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    shares = tf.cast(shares, tf.int64)
+    total, wanted = tf.reduce_sum(shares), tf.cast(n, tf.int64) * shares
+    rows = wanted // total
+    order = tf.argsort(wanted % total, direction="DESCENDING", stable=True)
+    more = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
+    rows = tf.tensor_scatter_nd_add(rows, order[:, tf.newaxis], tf.cast(more, tf.int64))
+    dtype = n.dtype if _is_tensor(n) else tf.int64
+    start = tf.cast(tf.reduce_sum(rows[:rank]), dtype)
+    return start, start + tf.cast(rows[rank], dtype)
+
+
+def slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
+    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes, with `shares` as in `rows_of`.
 
     A rank without rows of its own computes the first row, to be given weight 0: (0, 1, False); models cannot be
     relied on to accept an empty batch. Only an empty batch has an empty slice, (0, 0, False). `n` is an int, and so
     are the bounds, or a scalar integer tensor, and so are the bounds, of its dtype, with has_rows a bool tensor.
     """
-    start, stop = rows_of(n, rank, size)
-    if not _is_tensor(n):
+    start, stop = rows_of(n, rank, shares)
+    if not _is_tensor(start):
         return (start, stop, True) if stop > start else (0, min(1, n), False)
     import tensorflow as tf
 
     has_rows = stop > start
-    return tf.where(has_rows, start, tf.zeros_like(n)), tf.where(has_rows, stop, _minimum(1, n)), has_rows
+    return tf.where(has_rows, start, tf.zeros_like(start)), tf.where(has_rows, stop, _minimum(1, n)), has_rows
 
 
 def slice_rows(component: Any, start: Any, stop: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.runtime import notes
 from matex_tf.sharding import fingerprint, iteration, py_functions, row_shares, share_arrays, step_weight
+from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
 _passed = threading.local()
@@ -47,13 +48,12 @@ def _open_rows(part: Any) -> Any:
     return tf.compat.v1.placeholder_with_default(part, [None, *part.shape.as_list()[1:]])
 
 
-def my_slice(element: Any) -> tuple[Any, Any]:
+def my_slice(element: Any, shares: Any) -> tuple[Any, Any]:
     """This rank's rows of a batch in a graph, and the numbers of the step (float64, shape [4])."""
     import tensorflow as tf
 
-    me = world.current()
     count = row_shares.batch_rows(element)
-    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
+    start, stop, has_rows = row_shares.slice_bounds(count, world.current().rank, shares)
     even, most = evenness(element)
     numbers = step_weight.slice_tensor(has_rows, start, stop, count)
     numbers = tf.where(even, numbers, tf.constant(step_weight.whole_values(), tf.float64))
@@ -114,14 +114,14 @@ def whole(dataset: Any) -> Any:
     return iteration.exempt(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
 
 
-def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
-    """A dataset of `Batch`: this rank's rows of each batch of `dataset`.
+def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None) -> Any:
+    """A dataset of `Batch`: this rank's rows of each batch of `dataset`. Ranks have equal `shares` unless told.
 
     `on_first` is called, in a thread of the pipeline, with (rows, hash) of the first whole batch of each iteration.
     """
     import tensorflow as tf
 
-    spec = dataset.element_spec
+    spec, equal = dataset.element_spec, world.current().size
 
     def show(*parts: Any) -> bool:
         element = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
@@ -130,14 +130,19 @@ def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         on_first(fingerprint.batch_digest(element))
         return True
 
-    def cut(index: Any, element: Any) -> Batch:
+    def cut(index: Any, element: Any, of_batch: Any = equal) -> Batch:
         parts = tf.nest.flatten(element, expand_composites=True)
         shown = tf.cond(index == 0, lambda: tf.py_function(show, parts, tf.bool), lambda: tf.constant(True))
         with tf.control_dependencies([shown]):
-            return Batch(*my_slice(tf.nest.map_structure(tf.identity, element)))
+            return Batch(*my_slice(tf.nest.map_structure(tf.identity, element), of_batch))
 
-    cut_up = py_functions.hold_functions(lambda: dataset.enumerate().map(cut, num_parallel_calls=1))
-    return iteration.exempt(cut_up.prefetch(tf.data.AUTOTUNE))
+    def cut_up() -> Any:
+        if shares is None:
+            return dataset.enumerate().map(cut, num_parallel_calls=1)
+        both = tf.data.Dataset.zip((dataset.enumerate(), shares.of_batches()))
+        return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch), num_parallel_calls=1)
+
+    return iteration.exempt(py_functions.hold_functions(cut_up).prefetch(tf.data.AUTOTUNE))
 
 
 def numbers_of(batch: Any) -> Any:

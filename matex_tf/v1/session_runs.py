@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
+from matex_tf.adapt import executor
 from matex_tf.gradients import variables
 from matex_tf.loops import explain
 from matex_tf.resilience import script_loops
@@ -129,6 +130,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         return mine, step_weight.whole_values()
     count = lengths.pop()
     if plan.runs == 0:
+        executor.say_even("a training run of a session", executor.MEASURED)
         if settings.current().scaling == "weak":
             notes.note("arrays that are fed to a session are sliced; weak scaling is for fit and eager loops")
         total = 0

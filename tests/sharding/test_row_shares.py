@@ -1,5 +1,7 @@
 """The arithmetic of shares: no row lost, none twice, for every count and every number of ranks."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -225,3 +227,42 @@ def test_is_batched():
     assert row_shares.is_batched(rows.ragged_batch(2)) is True
     assert row_shares.is_batched(tf.data.Dataset.from_tensors(np.zeros(3))) is None
     assert row_shares.is_batched(tf.compat.v1.data.Dataset.range(9).batch(3)) is True
+
+
+def test_dealt_rows_is_in_proportion_and_deals_every_row():
+    for shares in itertools.product(range(5), repeat=3):
+        for n in range(20) if sum(shares) else ():
+            rows, total = row_shares.dealt_rows(n, shares), sum(shares)
+            assert sum(rows) == n
+            assert all(abs(count - n * share / total) < 1 for count, share in zip(rows, shares))
+            assert all(count == 0 for count, share in zip(rows, shares) if share == 0)
+            bounds = [row_shares.rows_of(n, rank, shares) for rank in range(3)]
+            assert bounds[0][0] == 0 and bounds[2][1] == n
+            assert [stop - start for start, stop in bounds] == rows
+            assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:]))
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("n", COUNTS)
+def test_equal_shares_are_those_of_a_number_of_ranks(n, size):
+    for rank in range(size):
+        expected = row_shares.slice_bounds(n, rank, size)
+        assert row_shares.slice_bounds(n, rank, (1,) * size) == expected
+        assert row_shares.slice_bounds(n, rank, [37] * size) == expected
+
+
+def test_bounds_by_shares_of_tensors_are_those_of_ints():
+    @tf.function
+    def traced(n, shares):
+        return [row_shares.slice_bounds(n, rank, shares) for rank in range(3)]
+
+    chance = np.random.RandomState(0)
+    for _ in range(200):
+        n, shares = int(chance.randint(0, 40)), chance.randint(1, 12, 3) * chance.randint(0, 2, 3)
+        if not shares.any():
+            continue
+        expected = [row_shares.slice_bounds(n, rank, shares.tolist()) for rank in range(3)]
+        for dtype in (tf.int32, tf.int64):
+            found = traced(tf.constant(n, dtype), tf.constant(shares, tf.int64))
+            assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
+            assert all(bounds[0].dtype == bounds[1].dtype == dtype for bounds in found)

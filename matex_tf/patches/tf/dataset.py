@@ -86,7 +86,8 @@ def _next(original: Any) -> Any:
 
 def _next_in_function(iterator: Any, original: Any) -> Any:
     call = fit_call.current()
-    waits = call is not None and call.training is not None and call.training.whole_pipeline is not None
+    stage = None if call is None else call.training
+    waits = stage is not None and (stage.whole_pipeline is not None or stage.shares is not None)
     element = bottlenecks.timed(lambda: original(iterator)) if waits else original(iterator)
     return function_loop.next_element(iterator, element)
 

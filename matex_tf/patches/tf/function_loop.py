@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf import settings, tags
+from matex_tf.adapt import executor
 from matex_tf.analysis import graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import variables
@@ -104,6 +105,7 @@ def _decide(graph: Any, found: Any) -> None:
         explain.say_whole(str(verdict.failure(graph)))
     else:
         explain.say_shared("a loop in a tf.function")
+        executor.say_even("a loop in a tf.function", "ranks agree between steps, and a graph has no such place")
         with tf.init_scope():
             found.assign(BEGINNING)
 

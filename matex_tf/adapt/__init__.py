@@ -1,0 +1,1 @@
+"""Slices of batches follow the speed of the ranks (`matex run --adapt`)."""

@@ -1,0 +1,214 @@
+"""The ranks measure what their parts of training steps take, and agree on other shares where that makes steps shorter.
+
+A window of steps is measured by itself: from where the step begins to where it ends, without the time in collectives,
+which is what ranks wait for each other. What comes between steps, such as an evaluation or a save, is in no window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from matex_tf import ops, settings
+from matex_tf.adapt.control import Control
+from matex_tf.monitor import sampler
+from matex_tf.observe import bottlenecks
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import row_shares
+from matex_tf.sharding.uneven import leases
+from matex_tf.world import world
+
+STEPS = 10
+SECONDS = 0.25
+MOST = 1000
+"""A window has so many steps, or more where they take no `SECONDS`, but no more than `MOST`."""
+PARTS = 16
+"""In which batches are shared out where each number of rows is compiled anew; more if ranks are many."""
+WAITING = 0.5
+"""Who waits for its input for more of the time is no faster with fewer rows."""
+NAMED = 4
+
+_UPDATES, _TENSORS = 1, 2  # see `ops.count`
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a rank saw in a window of steps: what is typical of one, and which rows it had in the first and the last."""
+
+    seconds: float
+    whole: float
+    waited: float
+    """Which part of the time went into waiting for the input."""
+    first: tuple[int, int]
+    """Rows here, and of the batch; 0 of a batch that is not shared out."""
+    last: tuple[int, int]
+    ahead: leases.Place
+    """The first that its pipeline has not asked for."""
+
+
+Choose = Callable[[int, Sequence[float]], "tuple[int, ...] | None"]
+_choose: Choose | None = None
+_steps = 0
+
+
+def follow(choose: Choose | None, steps: int = STEPS) -> None:
+    """For tests: after each `steps` steps `choose`, given what `Control.see` is given, says which shares come next."""
+    global _choose, _steps
+    _choose, _steps = choose, steps
+
+
+def is_on() -> bool:
+    """Whether shares are to follow the speed of ranks."""
+    return settings.current().adapt == "on" and world.is_active()
+
+
+def why_not() -> str:
+    """Why training on data that could be shared out otherwise is not; empty where it is."""
+    from tensorflow.python.framework import config
+
+    if settings.current().scaling == "weak":
+        return "with weak scaling each rank's batch is its own"
+    if settings.current().elastic:
+        return "with MATEX_ELASTIC a lost rank's part of a step is dealt anew, which is done for equal parts only"
+    if config.is_op_determinism_enabled():
+        return "the script wants deterministic ops, and the last digits would depend on how fast ranks are"
+    return ""
+
+
+MEASURED = "only fit and steps that are a tf.function are measured"
+
+
+def say_even(where: str, why: str) -> None:
+    """Where it was asked for, say of steps that their slices stay equal."""
+    if is_on():
+        notes.note(f"--adapt: {where} keeps equal slices: {why}")
+
+
+def of_steps(where: str, is_compiled: bool) -> Adapting | None:
+    """For steps that each cut their own batch; None where slices are to stay equal, which is said if not asked for."""
+    if not is_on():
+        return None
+    if why := why_not():
+        say_even(where, why)
+        return None
+    return Adapting(where, is_compiled)
+
+
+class Adapting:
+    """The steps of one function that trains.
+
+    Args:
+        where: what is trained by, for messages.
+        is_compiled: each number of rows is compiled anew, so that there are to be few.
+        ahead: by what the pipeline cuts batches before steps begin; None where each step cuts its own, by `shares`.
+    """
+
+    def __init__(self, where: str, is_compiled: bool = False, ahead: leases.Leases | None = None):
+        size = world.current().size
+        self._where, self._ahead = where, ahead
+        shares = leases.agreed() if ahead is None else ahead.last
+        self._control = Control(size, max(PARTS, 2 * size) if is_compiled else 0, shares)
+        self._steps: list[tuple[float, float]] = []
+        self._window = _steps or STEPS
+        self._first = (0, 0)
+        self._is_warm = _choose is not None
+        self._begun = self._outside = self._waited = 0.0
+
+    @property
+    def shares(self) -> leases.Shares:
+        """Those of the ranks in the next step, or in those that come once what was cut ahead is used up."""
+        return self._control.shares
+
+    def begins(self) -> None:
+        """A step begins."""
+        if not self._steps:
+            self._waited = bottlenecks.waited()
+        self._outside = ops.seconds(_UPDATES) + ops.seconds(_TENSORS)
+        self._begun = time.perf_counter()
+
+    def ends(self, numbers: Callable[[], Sequence[float]]) -> None:
+        """It is over. Collective at the end of a window.
+
+        Args:
+            numbers: gives those of the step (`step_weight`).
+        """
+        took = time.perf_counter() - self._begun
+        mine = took - (ops.seconds(_UPDATES) + ops.seconds(_TENSORS) - self._outside)
+        self._steps.append((mine, took))
+        if len(self._steps) == 1:
+            self._first = _rows_of(numbers())
+        if len(self._steps) < self._window:
+            return
+        with contextlib.nullcontext((0, 0)) if self._ahead is None else self._ahead.held() as ahead:
+            self._decide(ahead, _rows_of(numbers()))
+        self._steps = []
+
+    def _decide(self, ahead: leases.Place, last: tuple[int, int]) -> None:
+        took = sum(took for _, took in self._steps)
+        mine = Window(
+            median(seconds for seconds, _ in self._steps),
+            median(took for _, took in self._steps),
+            0.0 if self._ahead is None else (bottlenecks.waited() - self._waited) / took,
+            self._first,
+            last,
+            ahead,
+        )
+        everyone = objects.allgather(mine, "what their parts of steps take the ranks")
+        if _steps == 0:
+            longest = max(one.whole for one in everyone)
+            self._window = min(max(STEPS, round(SECONDS / longest)), MOST)
+        if not self._is_warm:
+            # In the first window functions are traced and memory is allocated.
+            self._is_warm = True
+            return
+        if not self._holds(everyone):
+            return  # the shares that are in force came in the middle of it
+        waiting = max(range(len(everyone)), key=lambda rank: everyone[rank].waited)
+        if everyone[waiting].waited > WAITING and _choose is None:
+            self._control.forget()
+            notes.note(
+                f"--adapt: rank {waiting} mostly waits for its input, whatever part of a batch it has; meanwhile "
+                "slices stay as they are"
+            )
+            return
+        rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
+        seconds = [one.seconds for one in everyone]
+        before = row_shares.dealt_rows(rows, self.shares)
+        shares = self._control.see(rows, seconds) if _choose is None else _choose(rows, seconds)
+        if shares is None:
+            return
+        self._control.shares = shares
+        if self._ahead is not None:
+            self._ahead.change(max(one.ahead for one in everyone), shares)
+        leases.agree(shares)
+        _say(row_shares.dealt_rows(rows, shares), before, seconds)
+
+    def _holds(self, everyone: Sequence[Window]) -> bool:
+        """Whether all steps of a window had the shares that were agreed on last."""
+        return all(
+            [one[0] for one in of_ranks] == row_shares.dealt_rows(of_ranks[0][1], self.shares) and of_ranks[0][1] > 0
+            for of_ranks in ([one.first for one in everyone], [one.last for one in everyone])
+        )
+
+
+def _rows_of(numbers: Sequence[float]) -> tuple[int, int]:
+    mean, _, _, of_rows = numbers
+    return round(mean * of_rows), round(of_rows)
+
+
+def _say(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:
+    """One line for a change, and a mark in what is recorded."""
+    hosts = world.current().hosts
+    most_changed = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - before[rank]))
+    named = sorted(most_changed[:NAMED])
+    words = [
+        f"rank {rank} ({hosts[rank]}) {rows[rank]} in place of {before[rank]}, which took {seconds[rank] * 1e3:.1f} ms"
+        for rank in named
+    ]
+    more = f", and so on for {len(rows) - NAMED} more ranks" if len(rows) > NAMED else ""
+    text = f"--adapt: of each {sum(rows)} rows compute {', '.join(words)}{more}"
+    notes.note(text)
+    sampler.note_event(text)

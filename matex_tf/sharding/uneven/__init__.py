@@ -1,0 +1,1 @@
+"""Batches that are dealt to the ranks in shares of different sizes, which change while batches are read ahead."""

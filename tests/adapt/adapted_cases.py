@@ -1,0 +1,196 @@
+"""Trains small models in float64 while the slices of the ranks change: `python adapted_cases.py FOLDER NAME...`.
+
+It writes FOLDER/rank-R.npz with, for each case, the figures that a person sees, the weights, and how many rows each
+step computed here. Those `FORCED` change shares every two steps, without looking at the time; those by the `CLOCK`
+measure by one that only work on rows moves on.
+"""
+
+import itertools
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+from matex_tf import ops as matex_ops
+from matex_tf.adapt import executor
+from matex_tf.analysis import verdict
+
+FOLDER, NAMES = sys.argv[1], sys.argv[2:]
+BATCH = 16
+ROWS = 5 * BATCH + 1
+"""The last batch has fewer rows than there are ranks."""
+SHARES = [(5, 1, 1), (1, 9, 0), (0, 1, 15), (1, 1, 1), (2, 3, 4)]
+rank, size = matex_tf.rank(), matex_tf.size()
+slowness = [1.0] * size
+now = 0.0
+sleeps = False
+
+
+class Work(keras.layers.Layer):
+    """Passes its input on, notes how many rows come in training, and takes its time for them."""
+
+    rows = []
+
+    def call(self, inputs, training=None):
+        if not training:
+            return inputs
+
+        def work(count):
+            global now
+            Work.rows.append(int(count))
+            now += int(count) * slowness[rank]
+            if sleeps:
+                time.sleep(1e-3 * int(count) * slowness[rank])
+            return np.int64(0)
+
+        noted = tf.numpy_function(work, [tf.shape(inputs)[0]], tf.int64)
+        with tf.control_dependencies([noted]):
+            return tf.identity(inputs)
+
+
+def data(rows=ROWS):
+    chance = np.random.RandomState(7)
+    return chance.rand(rows, 6), chance.randint(0, 3, rows), chance.rand(rows)
+
+
+def source():
+    x, y, weights = data()
+    return tf.data.Dataset.from_tensor_slices((x, y, weights))
+
+
+def made(normalises=False, **how):
+    keras.backend.set_floatx("float64")
+    keras.utils.set_random_seed(11)
+    layers = [keras.layers.Dense(8, activation="tanh")]
+    if normalises:
+        layers += [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Activation("tanh")]
+    model = keras.Sequential([keras.Input((6,)), Work(), *layers, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    model.compile(
+        optimizer, loss, metrics=["accuracy"], weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()], **how
+    )
+    return model
+
+
+def trained(model, *args, **kwargs):
+    history = model.fit(*args, verbose=0, **kwargs).history
+    return [history[name] for name in sorted(history)], model.get_weights()
+
+
+class Looks(keras.callbacks.Callback):
+    """Evaluates in the middle of an epoch."""
+
+    def __init__(self, dataset):
+        super().__init__()
+        self.dataset, self.seen = dataset, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            self.seen.append(self.model.evaluate(self.dataset, verbose=0))
+
+
+def arrays():
+    """Shuffled, weighted, validated and evaluated, with BatchNormalization."""
+    x, y, weights = data()
+    model = made(normalises=True)
+    looks = Looks(source().batch(9))
+    seen, kept = trained(
+        model, x, y, batch_size=BATCH, epochs=4, sample_weight=weights, validation_data=(x[:9], y[:9]),
+        callbacks=[looks],
+    )  # fmt: skip
+    return [*seen, looks.seen, model.evaluate(x, y, batch_size=10, verbose=0)], kept
+
+
+def repeated():
+    """Cached, shuffled anew, without an end, read far ahead, in epochs of a given length, two steps in a call."""
+    dataset = source().cache().shuffle(ROWS, seed=5).batch(BATCH, drop_remainder=True).repeat().prefetch(3)
+    validation = {"validation_data": source().batch(8).repeat(), "validation_steps": 3}
+    return trained(made(steps_per_execution=2), dataset, epochs=3, steps_per_epoch=8, **validation)
+
+
+def mapped():
+    """Rows are chosen before work is done on them."""
+    dataset = source().map(lambda x, y, weight: (2 * x, y, weight), num_parallel_calls=2).batch(BATCH).repeat(2)
+    return trained(made(), dataset, epochs=3)
+
+
+def loop(epochs=3):
+    """A loop of the script's own, whose step is a tf.function."""
+    model = made(normalises=True)
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    accuracy, average = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = loss_of(y, outputs)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.5)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        accuracy.update_state(y, outputs)
+        average.update_state(loss)
+        return loss, norm
+
+    seen = []
+    for _ in range(epochs):
+        for x, y, _ in source().shuffle(ROWS, seed=5).batch(BATCH).prefetch(2):
+            seen.append([float(part) for part in step(x, y)])
+        seen.append([float(accuracy.result()), float(average.result())])
+    return [seen], model.get_weights()
+
+
+class Slows(keras.callbacks.Callback):
+    """The last rank is slow in epochs 4 to 8 of 14."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        slowness[-1] = 3.0 if 3 <= epoch < 8 else 1.0
+
+
+def gone():
+    """A rank is slow for a while."""
+    return trained(made(), *data(320)[:2], batch_size=BATCH, epochs=14, callbacks=[Slows()])
+
+
+def slow_loop():
+    """The last rank sleeps longer for a row, and time is what that takes."""
+    global sleeps
+    sleeps, slowness[-1] = True, 4.0
+    result = loop(epochs=8)
+    sleeps = False
+    return result
+
+
+FORCED = [arrays, repeated, mapped, loop]
+CLOCK = [gone]
+
+
+def main():
+    verdict._HARMLESS += ("PyFunc",)  # counting is none of the script's
+    found = {}
+    for name in NAMES:
+        case = globals()[name]
+        follows = itertools.cycle(shares[:size] for shares in SHARES)
+        executor.follow((lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED))
+        executor.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
+        executor.ops = SimpleNamespace(seconds=lambda kind: 0.0) if case in CLOCK else matex_ops
+        executor.leases.agree(())
+        slowness[:] = [1.0] * size
+        Work.rows.clear()
+        seen, weights = case()
+        for number, figures in enumerate(seen):
+            found[f"{name}|seen {number}"] = np.array(figures, float)
+        for number, weight in enumerate(weights):
+            found[f"{name}|weight {number}"] = weight
+        found[f"{name}|rows"] = np.array(Work.rows)
+    np.savez(os.path.join(FOLDER, f"rank-{rank}.npz"), **found)
+
+
+main()

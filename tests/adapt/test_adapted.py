@@ -1,0 +1,93 @@
+"""Runs whose slices change: the result is that of the script alone, and rows go where they take least time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+from matex_tf.monitor import recording
+from matex_tf.monitor.report import page
+
+CASES = Path(__file__).with_name("adapted_cases.py")
+FORCED = ["arrays", "repeated", "mapped", "loop"]
+MEASURED = ["gone", "slow_loop"]
+ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
+
+
+def run_alone(folder, names, env=None):
+    launch.run_alone(CASES, folder, *names, env=env).check()
+    return dict(np.load(folder / "rank-0.npz"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run_alone(tmp_path_factory.mktemp("alone"), FORCED + MEASURED)
+
+
+def together(ranks, folder, names, env):
+    """How the launch ended, and what each rank found."""
+    ended = launch.run(ranks, CASES, folder, *names, env={**ON, **env}, timeout=300).check()
+    return ended, [dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(ranks)]
+
+
+def assert_same(parts, want):
+    wrong = [
+        f"{name} on rank {rank}: {part[name]} in place of {want[name]}"
+        for rank, part in enumerate(parts)
+        for name in part
+        if name in want and not name.endswith("|rows") and not close(part[name], want[name])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def rows(parts, name):
+    """Of each step how many rows each rank has computed."""
+    return np.stack([part[f"{name}|rows"] for part in parts], axis=1)
+
+
+def assert_cut_otherwise(parts):
+    for name in FORCED:
+        found = rows(parts, name)
+        assert len({tuple(step) for step in found}) >= 3, f"{name} was hardly ever cut otherwise:\n{found}"
+
+
+@pytest.mark.timeout(600)
+def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_least_time(alone, tmp_path):
+    ended, parts = together(2, tmp_path, FORCED + MEASURED, {"MATEX_RECORD": str(tmp_path / "run")})
+    assert_same(parts, alone)
+    assert_cut_otherwise(parts)
+    by_clock = rows(parts, "gone").tolist()
+    assert all(step == [8, 8] for step in by_clock[:60]), "without a slow rank nothing changes"
+    assert [12, 4] in by_clock[60:160]
+    assert by_clock[-1] == [8, 8], "equal again once it is as fast as the others"
+    assert rows(parts, "slow_loop")[-2][1] < 7, "a rank that takes longer has fewer rows"
+    changes = [line.removeprefix("matex_tf: ") for line in ended.stderr.splitlines() if "--adapt:" in line]
+    assert len(changes) > 6 and all(line.startswith("--adapt: of each 16 rows compute rank 0") for line in changes)
+    run = recording.open_run(tmp_path / "run")
+    marks = [one["event"] for one in run.starts[0].events if "--adapt" in str(one.get("event"))]
+    assert changes == list(dict.fromkeys(marks))
+    report = page.report(run)
+    assert all(mark in report for mark in marks)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "ranks, env",
+    [
+        pytest.param(3, {}, id="3"),
+        pytest.param(3, {"MATEX_STRATEGY": "sharded"}, id="3-sharded"),
+        pytest.param(2, {"MATEX_MICROBATCH": "3"}, id="2-in-parts"),
+        pytest.param(2, LEGACY, id="2-keras2"),
+    ],
+)
+def test_the_result_is_that_of_the_script_alone_on_other_ranks(alone, ranks, env, tmp_path):
+    if env == LEGACY:
+        (tmp_path / "alone").mkdir()
+        alone = run_alone(tmp_path / "alone", FORCED, env)
+    _, parts = together(ranks, tmp_path, FORCED, env)
+    assert_same(parts, alone)
+    assert_cut_otherwise(parts)
