@@ -51,7 +51,8 @@ def _ranks(folder: str) -> str:
         drawn = picture.draw(recording.open_run(folder))
     except recording.RecordingError:
         return ""  # no rank has begun to write
-    console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_terminal=True, color_system="truecolor")
+    shown = io.StringIO()  # within a notebook rich would show it in a cell of its own
+    console = Console(record=True, file=shown, width=_WIDTH, force_terminal=True, force_jupyter=False)
     console.print(drawn)
     return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
 
