@@ -31,8 +31,8 @@ class Fault:
 FAULTS = {
     "rows of a batch are left out": Fault(
         "matex_tf/sharding/row_shares.py",
-        "stop = (rank + 1) * base + _minimum(rank + 1, extra)",
-        "stop = (rank + 1) * base + _minimum(rank, extra)",
+        "(rank + 1) * base + _minimum(rank + 1, extra)",
+        "(rank + 1) * base + _minimum(rank, extra)",
         "tests/sharding/test_row_shares.py",
     ),
     "a rank without rows counts the row that it computes": Fault(
