@@ -47,13 +47,13 @@ def attach() -> None:
         if task is None:
             raise SystemExit(f"matex_tf: {error}") from None
         # Each task of the launcher comes here alone; one message is enough.
-        who = f"rank {task.rank}: " if isinstance(error, settings.SettingError) else ""
+        joins = isinstance(error, settings.SettingError)
+        who = f"rank {task.rank}: " if joins else ""
         text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
         record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
-        joins = isinstance(error, settings.SettingError)
         error_records.show(record, waits=not joins)
         if joins:
-            world.abort_unjoined(task, 1)
+            world.abort_unjoined(task)
         raise SystemExit(1) from None
     me = world.current()
     if not me.is_phantom:

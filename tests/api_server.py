@@ -217,7 +217,7 @@ def _definition(described: dict[str, Any]) -> dict[str, Any]:
         slotsPerWorker={**_NUMBER, "default": 1},
         runLauncherAsWorker=_FLAG,
         launcherCreationPolicy={**_TEXT, "default": "AtStartup"},
-        sshAuthMountPath={**_TEXT, "default": "/root/.ssh"},
+        sshAuthMountPath=_TEXT,
         mpiImplementation={**_TEXT, "enum": ["OpenMPI", "Intel", "MPICH"], "default": "OpenMPI"},
         runPolicy=policy,
         mpiReplicaSpecs={"type": "object", "additionalProperties": replicas},

@@ -126,11 +126,11 @@ _UNREACHABLE = (
 )
 
 
-def abort_unjoined(task: task_environment.Task, code: int) -> None:
-    """End all ranks for a wrong setting of this one, which has not joined them. Where MPI cannot be loaded it returns.
+def abort_unjoined(task: task_environment.Task) -> None:
+    """End all ranks, with code 1, for a wrong setting of this one, which has not joined them.
 
-    MPI is started first, with the limits of the defaults: Open MPI's mpirun may crash, or never end, if a rank ends
-    while another one connects to it.
+    Where MPI cannot be loaded it returns. MPI is started first, with the limits of the defaults: Open MPI's mpirun may
+    crash, or never end, if a rank ends while another one connects to it.
     """
     what = "has waited for the others to start MPI, to end them for its error"
     with mpi_timeout.watched(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
@@ -138,7 +138,7 @@ def abort_unjoined(task: task_environment.Task, code: int) -> None:
             from mpi4py import MPI
         except (ImportError, RuntimeError):
             return
-    MPI.COMM_WORLD.Abort(code)
+    MPI.COMM_WORLD.Abort(1)
 
 
 def _join_as(task: task_environment.Task) -> World:
