@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
 from collections.abc import Iterator, Sequence
@@ -48,45 +49,56 @@ def explain(
     """The error for a piece that pyarrow could not parse as `types`, which begins at `line`."""
     import pyarrow as pa
 
+    lines: list[int] = []
+    columns: dict[int, list[str]] = {number: [] for number in types}
+    wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
     try:
         for at, values in rows(path, data, delimiter, quote, line):
             if not values:
                 continue
             if len(values) != len(names):
-                return ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}")
-            for number, kind in types.items():
-                text = values[number]
-                if text in nulls or pa.types.is_string(kind):
-                    continue
-                if not _converts(text, kind):
-                    hint = (
-                        "; by the first MiB, or by dtype=, this column is read as integers; "
-                        f'dtype={{{names[number]!r}: "float64"}} reads others'
-                        if pa.types.is_integer(kind) and _converts(text, pa.float64())
-                        else ""
-                    )
-                    return ReaderError(
-                        f"{path}, line {at}, column {names[number]!r}: expected a number ({kind}), found {text!r}{hint}"
-                    )
+                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}")
+                break
+            lines.append(at)
+            for number, texts in columns.items():
+                texts.append(values[number])
     except ReaderError as found:
-        return found
-    return ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
+        wrong = found
+    for number, kind in types.items():
+        texts = ["0" if text in nulls else text for text in columns[number][: len(lines)]]
+        if pa.types.is_string(kind) or (index := _first_wrong(texts, kind)) is None:
+            continue
+        text = texts[index]
+        hint = (
+            "; by the first MiB, or by dtype=, this column is read as integers; "
+            f'dtype={{{names[number]!r}: "float64"}} reads others'
+            if pa.types.is_integer(kind) and _convert([text], pa.float64())
+            else ""
+        )
+        wrong = ReaderError(
+            f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}{hint}"
+        )
+        del lines[index:]  # an error in another column counts if it stands in an earlier record
+    return wrong
 
 
-def _converts(text: str, kind: Any) -> bool:
-    """Whether pyarrow takes the text as a number of this type."""
+def _first_wrong(texts: Sequence[str], kind: Any) -> int | None:
+    """The index of the first text that pyarrow does not take as a number of this type."""
+    if not texts or _convert(texts, kind):
+        return None
+    return bisect.bisect_left(range(len(texts)), True, key=lambda index: not _convert(texts[: index + 1], kind))
+
+
+def _convert(texts: Sequence[str], kind: Any) -> bool:
+    """Whether pyarrow takes all texts as numbers of this type."""
     import pyarrow as pa
     from pyarrow import csv
 
-    if pa.types.is_floating(kind):
-        try:
-            return float(text) is not None  # nearly all are; asking pyarrow takes a hundred times as long
-        except ValueError:
-            pass
+    data = "".join('"' + text.strip().replace('"', '""') + '"\n' for text in texts).encode()
     try:
         csv.read_csv(
-            pa.BufferReader(b'"' + text.strip().encode().replace(b'"', b'""') + b'"\n'),
-            csv.ReadOptions(column_names=["x"]),
+            pa.BufferReader(data),
+            csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
             csv.ParseOptions(newlines_in_values=True),
             csv.ConvertOptions(column_types={"x": kind}),
         )
