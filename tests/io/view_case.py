@@ -53,6 +53,14 @@ if ranks and (rank == 0) == (late == "first"):
 os.chdir(folder)
 out = pathlib.Path(folder, "out")
 
+# The files of a transaction lie on the disk while the others list the folder.
+seen.append(["before", sorted(os.listdir())])
+with sqlite3.connect("first.db") as database:
+    database.execute("create table t (x)")
+    database.execute("insert into t values (4)")
+    if ranks and rank == 0 and late == "others":
+        time.sleep(2)
+
 # Made where it is not there, as scripts do.
 seen.append(["there", os.path.exists("out"), out.is_dir()])
 if not os.path.exists("out"):

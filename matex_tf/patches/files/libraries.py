@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from matex_tf.io import overlay
@@ -42,6 +43,8 @@ _ARROW = {
     ),
 }
 """Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
+_OF_SQLITE = ("-journal", "-wal", "-shm")
+"""What SQLite adds to a database's name for the files of a transaction."""
 
 
 def install() -> None:
@@ -56,15 +59,19 @@ def install() -> None:
     when_imported("pyarrow.csv", _arrow_csv)
     when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
     for name in ("sqlite3.dbapi2", "sqlite3"):
-        when_imported(name, lambda module: replace(module, "connect", _with_path("database", 0, "a", beside=True)))
+        when_imported(name, lambda module: replace(module, "connect", _with_path("database", 0, "a", _OF_SQLITE)))
     when_imported("cv2", lambda module: replace(module, "imwrite", _with_path("filename", 0, "a")))
 
 
-def _place(path: Any, mode: str, beside: bool = False) -> Any:
-    """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`; so `beside`."""
+def _place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
+    """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`.
+
+    It makes and removes other files then, whose names go on as `beside` says.
+    """
     if mode != "r":
-        journal.note_made(path)
-        return real_path(path, mode, beside)
+        for ending in ("", *beside):
+            journal.note_made(os.fsdecode(path) + ending)
+        return real_path(path, mode, bool(beside))
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
     return path if os.path.isdir(path) and not _is_own(path) else real_path(path, None)
 
@@ -81,7 +88,7 @@ def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
 
 
-def _with_path(name: str, index: int, mode: str, beside: bool = False) -> Any:
+def _with_path(name: str, index: int, mode: str, beside: Sequence[str] = ()) -> Any:
     """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
 
     def make(original: Any) -> Any:
