@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded")
+STRATEGIES = ("allreduce", "sharded", "async")
+"""Of which the last may have a bound: async:K."""
 _MOST = 2**53  # in every language's numbers
 
 
@@ -36,6 +37,20 @@ def _choice(*names: str) -> Callable[[str], str]:
         return value
 
     return parse
+
+
+def strategy(text: str) -> str:
+    """One of `STRATEGIES`, or async:K. Raises ValueError."""
+    value = text.strip().lower()
+    name, colon, bound = value.partition(":")
+    if name not in STRATEGIES or (colon and (name != "async" or not (bound.isascii() and bound.isdigit()))):
+        raise ValueError("one of " + ", ".join(STRATEGIES) + ", or async:K with a whole number K")
+    return value
+
+
+def is_asynchronous(strategy: str) -> bool:
+    """Whether it is async, with a bound or without."""
+    return strategy.partition(":")[0] == "async"
 
 
 def _count(text: str) -> int:
@@ -165,12 +180,14 @@ TABLE = (
     ),
     Setting(
         "strategy",
-        _choice(*STRATEGIES),
+        strategy,
         "allreduce",
-        ", ".join(STRATEGIES),
+        ", ".join((*STRATEGIES, "async:K")),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
-        "optimizer's variables of that piece only. The results are the same. What cannot be sharded is said once, and "
-        "runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
+        "optimizer's variables of that piece only. The results are the same. async: on one host, each rank trains "
+        "whole batches of fit in turn, on weights that all share. None begins a batch more than K ahead of the oldest "
+        "under way (4, or 2 for each other rank, unless told). Results are statistical. What cannot be had is said "
+        "once, and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
     ),
     Setting(
         "eager",
@@ -526,6 +543,11 @@ class Settings:
                 except ValueError as expected:
                     raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
+        if self.adapt == "on" and is_asynchronous(self.strategy):
+            raise SettingError(
+                "MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole batches, "
+                "and a slower one takes fewer of them as it is. Set one of the two."
+            )
         if self.elastic:
             if self.overlap == "on":
                 raise SettingError(

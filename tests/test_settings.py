@@ -35,6 +35,7 @@ def test_defaults_are_in_force_without_variables():
         ("MATEX_CHUNK_BYTES", "65536", 65536),
         ("MATEX_FUSE_BYTES", "0", 0),
         ("MATEX_PLACEMENT", "spread", "spread"),
+        ("MATEX_STRATEGY", "async:0", "async:0"),
         ("MATEX_COMPRESSION", "BF16", settings.Compression("bf16")),
         ("MATEX_COMPRESSION", "topk:1e-2", settings.Compression("topk", 0.01)),
         ("MATEX_LOG_DIR", "logs", "logs"),
@@ -67,6 +68,9 @@ def test_on_and_off_have_the_same_words_everywhere():
         ("MATEX_PLACEMENT", "on"),
         ("MATEX_ALGORITHM", "tree"),
         ("MATEX_STRATEGY", "servers"),
+        ("MATEX_STRATEGY", "async:-1"),
+        ("MATEX_STRATEGY", "async:"),
+        ("MATEX_STRATEGY", "allreduce:2"),
         ("MATEX_OVERLAP", "perhaps"),
         ("MATEX_PROFILE", "table"),
         ("MATEX_COMPRESSION", "topk"),
@@ -104,3 +108,9 @@ def test_elastic_runs_overlap_nothing():
     assert settings.Settings({"MATEX_ELASTIC": "1"}).overlap == "off"
     with pytest.raises(settings.SettingError, match="MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together"):
         settings.Settings({"MATEX_ELASTIC": "1", "MATEX_OVERLAP": "on"})
+
+
+@pytest.mark.parametrize("strategy", ["async", "async:0"])
+def test_shares_of_batches_are_not_adapted_where_a_rank_trains_whole_ones(strategy):
+    with pytest.raises(settings.SettingError, match="MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together"):
+        settings.Settings({"MATEX_ADAPT": "on", "MATEX_STRATEGY": strategy})

@@ -91,14 +91,15 @@ def _nodes(graph: Any) -> Iterator[Any]:
     while pending:
         node = pending.pop()
         yield node
-        for name in _functions_of(node):
+        for name in functions_of(node):
             function = None if name in seen else graph._get_function(name)
             seen.add(name)
             if function is not None:
                 pending.extend(function.cached_definition.node_def)
 
 
-def _functions_of(node: Any) -> list[str]:
+def functions_of(node: Any) -> list[str]:
+    """The names of the functions that an op, by its definition, calls."""
     names = []
     for attribute in node.attr.values():
         if attribute.HasField("func"):
@@ -110,7 +111,7 @@ def _functions_of(node: Any) -> list[str]:
 def _calls_reduction(op: Any) -> bool:
     if not any(kind in op.type for kind in ("Call", "If", "While", "Case", "Dataset")):
         return False
-    return any(_function_reduces(op.graph, name, set()) for name in _functions_of(op.node_def))
+    return any(_function_reduces(op.graph, name, set()) for name in functions_of(op.node_def))
 
 
 def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
@@ -121,6 +122,6 @@ def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
     if function is None:
         return False
     for node in function.cached_definition.node_def:
-        if node.op in REDUCTIONS or any(_function_reduces(graph, inner, seen) for inner in _functions_of(node)):
+        if node.op in REDUCTIONS or any(_function_reduces(graph, inner, seen) for inner in functions_of(node)):
             return True
     return False

@@ -19,7 +19,7 @@ def are_global() -> bool:
     """Whether layers made or run now are to use the statistics of the global batch."""
     chosen = settings.current().sync_batchnorm
     wanted = chosen == "on" or (chosen == "auto" and settings.current().scaling == "strong")
-    if not world.is_active() or not wanted:
+    if not world.is_active() or not wanted or step_weight.is_alone():
         return False
     if step_weight.in_session_graph():
         import tensorflow as tf

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.keras import step_check
+from matex_tf.keras import step_check, turn_taking
 from matex_tf.loops import explain, traces
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import notes, objects
+from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import (
     fingerprint,
     iteration,
@@ -53,6 +55,13 @@ class Stage:
         self.pending: tuple[Any, Any] | None = None  # the whole batches, and what is iterated, until it is decided
         self.element_spec: Any = None  # of what the step is given, where that is not what is iterated
         self.shares: leases.Leases | None = None  # by which batches are cut, where those of ranks may differ
+        self.keeps_state = False  # of how far it has come, with MATEX_STATE
+        self.may_take_turns = False
+        self.is_by_steps = False  # who iterates asks for each batch by its number (Keras 3)
+        self.steps: int | None = None  # of an epoch, where that is known
+        self.proof: turn_taking.Proof | None = None  # that ranks can take turns at batches, where they are to
+        self.turns: asynchronous.Turns | None = None  # which ranks take at batches
+        self.are_arrays = False
         self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
 
     @property
@@ -137,10 +146,18 @@ class Stage:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `sliced_dataset.Batch`."""
         mine = self._own(dataset, are_arrays)
         if mine is not None:
+            if self.trains:
+                self._say_no_turns("each rank has its own share of the data")
             self.pending = None, mine
             return mine
         whole = share_arrays.whole_of(dataset)
         dataset = dataset if whole is None else whole
+        self.are_arrays = are_arrays
+        if self._is_to_take_turns():
+            self.may_take_turns = True
+            mine = taken_batches.taken(dataset, are_arrays, self._keep_first)
+            self.pending = dataset, mine
+            return mine
         if self.trains and elastic.is_on():
             import tensorflow as tf
 
@@ -170,7 +187,18 @@ class Stage:
             return share_batches.own_batches(dataset, self._most_batches())
         return None
 
-    def decide(self, function: Any) -> bool:
+    def _is_to_take_turns(self) -> bool:
+        if not self.trains or not asynchronous.is_chosen():
+            return False
+        why = turn_taking.why_not_here(self.is_by_steps, self.keeps_state)
+        if why is not None:
+            self._say_no_turns(why)
+        return why is None
+
+    def _say_no_turns(self, why: str) -> None:
+        asynchronous.say_not(f"fit on '{self.model.name}'", why)
+
+    def decide(self, function: Any, callbacks: Sequence[Any] = ()) -> bool:
         """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
 
         Collective. It is traced for the batches that it will be given, if it is not yet; nobody has iterated them.
@@ -182,7 +210,11 @@ class Stage:
 
         if self.pending is None:
             return True
+        if self.may_take_turns:
+            self._take_turns(function, callbacks)
         (whole, mine), self.pending = self.pending, None
+        if self.turns is not None:
+            return True
         spec = self.element_spec or mine.element_spec
         if self.gives_whole_batches:
             spec = sliced_dataset.Batch(
@@ -208,6 +240,23 @@ class Stage:
         if not self.gives_whole_batches:
             iteration.iterate_instead(mine, sliced_dataset.whole(whole))
         return step_check.is_made_for_whole(function) or (why != traces.NAMED and not self.trains)
+
+    def _take_turns(self, function: Any, callbacks: Sequence[Any]) -> None:
+        """Have ranks take turns at batches, or go on with slices of them. Collective."""
+        assert self.pending is not None
+        whole, mine = self.pending
+        self.proof = turn_taking.Proof(self.model)
+        why = turn_taking.why_not(self.model, self.steps, callbacks)
+        why = why or self.proof.failure(function, mine.element_spec)
+        self.turns, why = turn_taking.taken_up(self.proof, why)
+        if self.turns is not None:
+            turn_taking.say(self.rows_of_batch or step_check.rows_of(whole.element_spec))
+            return
+        self.proof = None
+        self._say_no_turns(why)
+        sliced, self.whole_pipeline = pushdown.slices(whole, self.are_arrays, self._keep_first)
+        self.element_spec = sliced.element_spec
+        iteration.iterate_instead(mine, sliced)
 
     def calls_shared_model(self) -> bool:
         """Whether every rank computes the step whole, but for the calls of the model in it."""

@@ -16,6 +16,7 @@ from matex_tf.metrics import metrics
 from matex_tf.observe import bottlenecks
 from matex_tf.resilience import elastic_step, fit_state
 from matex_tf.runtime import notes, objects
+from matex_tf.servers import asynchronous
 from matex_tf.sharding import (
     fingerprint,
     iteration,
@@ -43,6 +44,11 @@ def current_fit() -> Run | None:
 def run(kind: str, model: Any) -> Iterator[Run]:
     """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""
     stack = _state.__dict__.setdefault("stack", [])
+    if any(call.turns is not None and call.turns.is_within for call in stack):
+        raise world.RankError(
+            f"{kind} was called within an epoch of asynchronous training, where each rank is at a batch of its own. "
+            "Call it between epochs (on_epoch_end), or set MATEX_STRATEGY=allreduce"
+        )
     this = Run(kind, model)
     # The call may stand within a step of a loop of the script's own, which goes on with its slice.
     before = step_weight.current_values() if not stack else None
@@ -61,6 +67,8 @@ def run(kind: str, model: Any) -> Iterator[Run]:
             this.kept.close()
         if this.elastic is not None:
             this.elastic.close()
+        if this.turns is not None:
+            this.turns.close()
         if before is not None:
             step_weight.go_back_to(before)
 
@@ -91,12 +99,16 @@ class Run:
         self.elastic: elastic_step.Training | None = None
         self.adapting: executor.Adapting | None = None
         self.slices = kind != "predict"
+        self.callbacks: list[Any] = []
         ops.records.between_steps()
         fixed = _has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)
         if fixed:
             notes.note("the model has a fixed batch size, so every rank computes whole batches: right, but not faster")
             self.slices = False
+            if kind == "fit":
+                why = "its batches are of a fixed size, or each begins in the state in which the last one ends"
+                asynchronous.say_not(f"fit on '{model.name}'", why)
 
     def decide_later(self, which: str, function: Any, make_anew: Callable[[], None]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
@@ -110,8 +122,10 @@ class Run:
         stage = stages[-1]  # of what `fit` validates with it may be that of `fit`
 
         def decide() -> None:
-            if not stage.decide(function):
+            if not stage.decide(function, self.callbacks):
                 make_anew()
+            if self.turns is not None:
+                self.before_step()
 
         if which == "train" and stage.pending is not None:
             iteration.before_iteration(stage.pending[1], decide)
@@ -126,6 +140,7 @@ class Run:
             stage.shares = leases.Leases(are_for_good=not stage.trains)
         if stage.trains:
             self.training = stage
+            stage.keeps_state = self.kept is not None
             if stage.weak:
                 notes.note(
                     "weak scaling: the batch given to fit is each rank's own; a step computes "
@@ -188,6 +203,7 @@ class Run:
 
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
+        self.end_turns()
         self.step = 0
         if self.elastic is not None:
             self.elastic.ends_epoch()
@@ -203,14 +219,28 @@ class Run:
 
     def finish(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
+        if self.turns is not None:
+            self.turns.report()
         if self.kind != "predict":
             metrics.leave_whole(list(map(reduction.underlying, self._split_weights()[1])))
+
+    @property
+    def turns(self) -> asynchronous.Turns | None:
+        """Those that ranks take at whole batches, if they do."""
+        return self.training.turns if self.training is not None else None
+
+    def end_turns(self) -> None:
+        """Where an epoch of taking turns ends, the ranks meet. Collective there, else nothing."""
+        if self.turns is not None:
+            if self.model.stop_training:
+                self.turns.stop()
+            self.turns.meet()
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
         stops = objects.allgather(bool(self.model.stop_training), "whether a callback stops training")
         if any(stops):
-            if not all(stops):
+            if not all(stops) and self.turns is None:
                 ranks = [rank for rank, stop in enumerate(stops) if stop]
                 notes.note(f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop")
             self.model.stop_training = True

@@ -25,7 +25,7 @@ def is_made_for_whole(function: Any) -> bool:
 
 def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
     """The step of `model` for `kind` was traced for batches such as `data`; `reason`: why it cannot be sharded."""
-    _known.setdefault(model, {})[kind, _shapes(data)] = "" if reason is None else str(reason)
+    _known.setdefault(model, {})[kind, shapes_of(data)] = "" if reason is None else str(reason)
 
 
 def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
@@ -48,17 +48,23 @@ def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = 
             overlap_trial.traced(functions[0], (iterator_ops.IteratorSpec(spec),), {})
     except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
         return traces.NAMED
-    return known.get((kind, _shapes(spec.data)), "it is none of Keras' training steps")
+    return known.get((kind, shapes_of(spec.data)), "it is none of Keras' training steps")
 
 
 def has_fixed_rows(spec: Any) -> bool:
+    return rows_of(spec) is not None
+
+
+def rows_of(spec: Any) -> int | None:
+    """How many rows each batch has, where that is known."""
     import tensorflow as tf
 
     shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(spec)]
-    return any(shape is not None and shape.rank and shape.as_list()[0] is not None for shape in shapes)
+    counts = [shape.as_list()[0] for shape in shapes if shape is not None and shape.rank]
+    return next((count for count in counts if count is not None), None)
 
 
-def _shapes(data: Any) -> Any:
+def shapes_of(data: Any) -> Any:
     import tensorflow as tf
 
     parts = tf.nest.flatten(data, expand_composites=True)

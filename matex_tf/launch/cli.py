@@ -29,7 +29,7 @@ from matex_tf.launch import (
 from matex_tf.launch.monitoring import journal, live
 from matex_tf.launch.monitoring.command import report, top
 from matex_tf.launch.planning.command import plan_command
-from matex_tf.launch.run_options import Count, Run, RunCommand
+from matex_tf.launch.run_options import Count, Run, RunCommand, Strategy
 from matex_tf.ops import cache
 from matex_tf.tune import command as tuning
 from matex_tf.version import __version__
@@ -80,8 +80,9 @@ def matex(ctx: click.Context) -> int:
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
 @click.option(
     "--strategy",
-    type=click.Choice(settings.STRATEGIES),
-    help="sharded: each rank updates a piece of the weights, and holds the optimizer's variables of that piece only.",
+    type=Strategy(),
+    metavar="NAME",
+    help="sharded: each rank updates a piece of the weights. async: ranks train whole batches in turn.",
 )
 @click.option("--adapt", is_flag=True, help="Give slower ranks fewer rows of each batch; the result stays the same.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")

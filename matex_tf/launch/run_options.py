@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from matex_tf import settings
 from matex_tf.launch import check_run, hosts
 from matex_tf.world import mpirun_options
 
@@ -53,6 +54,18 @@ class Count(click.ParamType):
             option = param.opts[-1] if param else ""
             raise click.UsageError(f"{option} expects the number of {self.of}, 1 or more; {text!r} was given")
         return int(text)
+
+
+class Strategy(click.ParamType):
+    """One of those that the setting takes."""
+
+    name = "strategy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return settings.strategy(str(value))
+        except ValueError as error:
+            raise click.UsageError(f"--strategy expects {error}; {str(value)!r} was given") from None
 
 
 class RunCommand(click.Command):
@@ -131,6 +144,17 @@ def read_run(ctx: click.Context) -> Run:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
+    if settings.is_asynchronous(given["strategy"] or ""):
+        if given["adapt"]:
+            raise click.UsageError(
+                "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower "
+                "one takes fewer of them as it is"
+            )
+        if check:
+            raise click.UsageError(
+                "--strategy async and --check do not go together: its results are statistical, not those of the "
+                "script alone"
+            )
     return Run(
         ranks,
         target,

@@ -26,11 +26,11 @@ def allgather(value: Any, what: str) -> list[Any]:
     if not world.is_active():
         return [value]
 
-    def exchange() -> list[Any]:
-        with _enter("allgather", what):
+    def gather() -> list[Any]:
+        with exchange(what, "allgather"):
             return world.communicator("control").allgather(value)
 
-    return membership.attempt(what, exchange)
+    return membership.attempt(what, gather)
 
 
 def broadcast(value: Any, what: str, root: int = 0) -> Any:
@@ -39,7 +39,7 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
         return value
 
     def send() -> Any:
-        with _enter(f"broadcast from {root}", what):
+        with exchange(what, f"broadcast from {root}"):
             return world.communicator("control").bcast(value, root=root)
 
     def undo() -> None:
@@ -56,8 +56,8 @@ def barrier(what: str) -> None:
 
 
 @contextlib.contextmanager
-def _enter(operation: str, what: str) -> Iterator[None]:
-    """Around an exchange, once all ranks have come to it."""
+def exchange(what: str, operation: str = "exchange") -> Iterator[None]:
+    """Around what all ranks do together over MPI, once all have come to it."""
     with _one_at_a_time:
         _meet(operation, what)
         with ops.exchanging(what):

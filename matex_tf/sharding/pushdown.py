@@ -11,21 +11,15 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from matex_tf.analysis import pipeline_shapes
 from matex_tf.sharding import fingerprint, iteration, py_functions, row_shares, sliced_dataset, step_weight
 from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
-_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
-"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
-_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
-"""Stateful if what they call is, which is looked at by itself."""
-_AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
 OnFirst = Callable[[tuple[int, int] | None], None]
 """Called with (rows, hash) of the first whole batch of an iteration, and with None where that is not known."""
 _ROWS = 1 << 32
 """More than twice the rows of any batch: what is in a key beside the number of a batch."""
-PLACES_OF_FILES = "matex_places_of_files"
-"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
 def slices(
@@ -43,7 +37,7 @@ def slices(
     """
     if are_arrays:
         return deal_arrays(dataset, on_first, shares) or sliced_dataset.sliced(dataset, on_first, shares), None
-    why = why_whole(dataset)
+    why = pipeline_shapes.why_whole(dataset)
     if why is None:
         return deal_rows(dataset, on_first, shares), None
     return sliced_dataset.sliced(dataset, on_first, shares), why
@@ -57,14 +51,10 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
     """
     import tensorflow as tf
 
-    gather, _ = _below(dataset, ("PrefetchDataset", "OptionsDataset"))
-    if _kind(gather) != "ParallelMapDataset" or _kind(gather._input_dataset) != "ZipDataset":
+    parts = pipeline_shapes.of_arrays(dataset)
+    if parts is None:
         return None
-    parts = gather._input_dataset._datasets
-    if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
-        return None
-    indices, data = parts
-    grab = gather._map_func._func
+    indices, data, grab = parts
 
     def batch(chosen: sliced_dataset.Batch, arrays: Any) -> sliced_dataset.Batch:
         return sliced_dataset.Batch(grab(chosen.data, arrays), chosen.numbers)
@@ -75,15 +65,15 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
 
 
 def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = None) -> Any:
-    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one for which `why_whole` gives None.
+    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one of which `why_whole` gives None.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
     neighbours; the number of rows is known, for the last batch. The arguments are those of `slices`.
     """
     import tensorflow as tf
 
-    batching, above = _below(dataset, _AROUND)
-    maps, source = _maps_below(batching)
+    batching, above = pipeline_shapes.around_batch(dataset)
+    maps, source = pipeline_shapes.maps_below(batching)
     plan = _Plan(int(source.cardinality()), int(batching._batch_size), bool(batching._drop_remainder))
     first = _First(plan.first_batch, on_first)
 
@@ -99,7 +89,7 @@ def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = No
 
     seen = py_functions.hold_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
     # -1: without an end.
-    repeats = [int(step._count) for step in reversed(above) if _kind(step) == "RepeatDataset"]
+    repeats = [int(step._count) for step in reversed(above) if pipeline_shapes.kind(step) == "RepeatDataset"]
     if shares is None:
         result = _by_plan(seen, maps, plan).apply(tf.data.experimental.assert_cardinality(plan.batches))
         for count in repeats:
@@ -174,24 +164,6 @@ def _ways(step: Any) -> dict[str, Any]:
     return {} if calls is None else {"num_parallel_calls": calls, "deterministic": exact}
 
 
-def why_whole(dataset: Any) -> str | None:
-    """Why rows of `dataset`, of a script's own, cannot be chosen before the work on them; None where they can."""
-    batching, _ = _below(dataset, _AROUND)
-    if _kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
-        return "`batch` is not its last step (`prefetch` and `repeat` may follow)"
-    maps, source = _maps_below(batching)
-    rows = int(source.cardinality())
-    if rows < 1:
-        return "the number of its rows is not known, or without an end (`repeat` is better after `batch`)"
-    if not any(_kind(step) == "ParallelMapDataset" for step in maps):
-        return "no `map` with num_parallel_calls is right before its `batch`"
-    if any(_depends_on_order(step) for step in maps):
-        return "its maps draw at random, count or call Python, so that a row's place matters"
-    if batching._drop_remainder and rows < int(batching._batch_size):
-        return "it has less than one batch"
-    return None
-
-
 class _Plan:
     """Which rows of a sequence this rank computes: its slices of batches of equal size and of a smaller last one."""
 
@@ -258,37 +230,3 @@ class _First:
         if position == self.rows - 1:
             self.on_first((self.rows, self.content))
         return int(iteration)
-
-
-def _kind(dataset: Any) -> str:
-    return type(dataset).__name__.lstrip("_")
-
-
-def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
-    above = []
-    while _kind(dataset) in kinds:
-        above.append(dataset)
-        dataset = dataset._input_dataset
-    return dataset, above
-
-
-def _maps_below(batching: Any) -> tuple[list[Any], Any]:
-    """The maps right under `batching`, the first one first, and what they map."""
-    maps: list[Any] = []
-    source = batching._input_dataset
-    while _kind(source) in ("MapDataset", "ParallelMapDataset"):
-        maps.insert(0, source)
-        source = source._input_dataset
-    return maps, source
-
-
-def _depends_on_order(step: Any) -> bool:
-    """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
-    from tensorflow.python.framework import op_def_registry
-
-    graph = step._map_func.function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
-    known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
-    return any(op is not None and op.is_stateful for op in known.values())

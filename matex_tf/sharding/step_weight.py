@@ -14,6 +14,7 @@ A batch that every rank computes whole is counted on rank 0 alone, so that the r
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ _GRAPH_KEY = "matex_tf/step"
 
 _is_sliced = False
 _within: list[Any] = []
+_state = threading.local()
 
 
 def whole_values() -> list[float]:
@@ -162,6 +164,20 @@ def within_slice(numbers: Any) -> Iterator[None]:
         _within.pop()
         if before is not None:
             go_back_to(before)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within it a step is made of whole batches that this rank computes by itself: it needs no other rank."""
+    before, _state.alone = is_alone(), True
+    try:
+        yield
+    finally:
+        _state.alone = before
+
+
+def is_alone() -> bool:
+    return getattr(_state, "alone", False)
 
 
 def is_within_slice() -> bool:

@@ -75,7 +75,10 @@ def test_what_run_was_asked(words, expected):
         ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
         ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
         ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
-        ("--strategy servers -n 2 train.py", "'servers' is not one of 'allreduce', 'sharded'"),
+        ("--strategy asynch -n 2 train.py", "one of allreduce, sharded, async, or async:K.*; 'asynch' was given"),
+        ("--strategy sharded:2 -n 2 train.py", "one of allreduce, sharded, async, or async:K.*; 'sharded:2' was given"),
+        ("--strategy async --adapt -n 2 train.py", "--strategy async and --adapt do not go together"),
+        ("--strategy async:0 --check train.py", "--strategy async and --check do not go together"),
         ("--elastic=1 -n 2 train.py", "Option '--elastic' does not take a value"),
     ],
 )
@@ -178,8 +181,9 @@ def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
 
 
 def test_a_strategy_is_a_setting_of_the_ranks(capsys):
-    assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", "sharded", "x.py"]) == 0
-    assert "MATEX_STRATEGY=sharded" in capsys.readouterr().out
+    for strategy in ("sharded", "async:3"):
+        assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", strategy, "x.py"]) == 0
+        assert f"MATEX_STRATEGY={strategy}" in capsys.readouterr().out
 
 
 def test_a_profile_is_a_setting_of_the_ranks(capsys):

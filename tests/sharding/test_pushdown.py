@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import matex_tf
+from matex_tf.analysis import pipeline_shapes
 from matex_tf.sharding import pushdown
 from matex_tf.keras import fit_call
 
@@ -31,7 +32,7 @@ def work(x):
     with tf.control_dependencies([tf.py_function(note, [x[0]], tf.int64)]):
         return x * 2, tf.reduce_sum(x)
 
-pushdown._HARMLESS |= {"EagerPyFunc"}
+pipeline_shapes._HARMLESS |= {"EagerPyFunc"}
 rows = np.random.RandomState(0).rand(23, 3)
 source = tf.data.Dataset.from_tensor_slices(rows).shuffle(23, seed=8)
 plain = source.map(work, num_parallel_calls=2)

@@ -9,13 +9,13 @@ import glob
 import os
 from typing import Any
 
+from matex_tf.analysis import pipeline_shapes
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made
 from matex_tf.patches.files.opening import real_path
 from matex_tf.patches.files.tensorflow import is_local, like, matching, raised, real_folder
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace
-from matex_tf.sharding import pushdown
 
 _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
@@ -74,7 +74,7 @@ def _real_names(names: Any) -> Any:
     with real_files.plainly():
         if overlay.own_view().is_untouched():
             return names
-    found = tf.numpy_function(real, [names], tf.string, name=pushdown.PLACES_OF_FILES)
+    found = tf.numpy_function(real, [names], tf.string, name=pipeline_shapes.PLACES_OF_FILES)
     found.set_shape(names.shape)
     return found
 

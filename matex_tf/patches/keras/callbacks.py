@@ -36,12 +36,23 @@ def _keras2(module: Any) -> None:
 
 
 def _lists(module: Any) -> None:
+    replace(module.CallbackList, "on_train_begin", _train_begin)
     replace(module.CallbackList, "on_train_batch_end", _batch_end)
     replace(module.CallbackList, "on_epoch_end", _epoch_end)
 
 
 def _monitor(module: Any) -> None:
     replace(module.RemoteMonitor, "on_epoch_end", _on_first_rank)
+
+
+def _train_begin(original: Any) -> Any:
+    def on_train_begin(self, logs=None):
+        run = fit_call.current_fit()
+        if run is not None:
+            run.callbacks = self.callbacks
+        return original(self, logs)
+
+    return on_train_begin
 
 
 def _epoch_end(original: Any) -> Any:
@@ -62,7 +73,7 @@ def _batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
         run = fit_call.current_fit()
-        if run is not None and _may_stop_within_an_epoch(self):
+        if run is not None and run.turns is None and _may_stop_within_an_epoch(self):
             run.agree_to_stop()
         return result
 

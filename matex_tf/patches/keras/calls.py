@@ -7,6 +7,7 @@ from typing import Any
 from matex_tf.loops import model_calls, model_watch, tape_stack
 from matex_tf.loops.parts import model_parts
 from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
 
@@ -36,7 +37,7 @@ def _keras(module: Any) -> None:
 
 def _call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
-        tapes = tape_stack.here() if world.is_active() else []
+        tapes = tape_stack.here() if world.is_active() and not step_weight.is_alone() else []
         if not tapes:
             return original(self, *args, **kwargs)
         return model_calls.call(_in_parts, self, tapes, args, kwargs)

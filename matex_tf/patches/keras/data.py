@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
 from typing import Any
 
@@ -15,11 +16,15 @@ _stages: weakref.WeakKeyDictionary[Any, tuple[data_stage.Stage, bool]] = weakref
 
 
 def install() -> None:
-    when_imported(
-        "keras.src.trainers.epoch_iterator", lambda module: replace(module.EpochIterator, "__init__", _epoch_iterator)
-    )
+    when_imported("keras.src.trainers.epoch_iterator", _keras3)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.engine.data_adapter", _keras2)
+
+
+def _keras3(module: Any) -> None:
+    replace(module.EpochIterator, "__init__", _epoch_iterator)
+    if hasattr(module.EpochIterator, "_enumerate_iterator"):
+        replace(module.EpochIterator, "_enumerate_iterator", _enumerate)
 
 
 def _keras2(module: Any) -> None:
@@ -58,8 +63,51 @@ def _epoch_iterator(original: Any) -> Any:
         stage.look_at_source(given.get("x"))
         self.data_adapter = _Distributed(adapter, call, stage, are_arrays)
         self._num_batches = self.data_adapter.num_batches
+        stage.is_by_steps, stage.steps = hasattr(self, "_enumerate_iterator"), self.num_batches
 
     return __init__
+
+
+def _enumerate(original: Any) -> Any:
+    """The steps of an epoch, of which a rank that takes turns makes some."""
+
+    def _enumerate_iterator(self):
+        steps = original(self)
+        stage = self.data_adapter.stage if isinstance(self.data_adapter, _Distributed) else None
+        if stage is None or not stage.trains:
+            return steps
+        return in_turn(self, stage, steps)
+
+    def in_turn(self, stage, steps):
+        first = list(itertools.islice(steps, 1))  # what is decided before the first iteration is so now
+        steps = itertools.chain(first, steps)
+        if stage.turns is None or not first:
+            yield from steps
+            return
+        stage.first = None
+        left = [self.steps_per_epoch, self._num_batches and self._num_batches - self._steps_seen + 1]
+        yield from stage.turns.epoch(steps, min(filter(None, left)), self._steps_seen - 1, _Pipeline(self, stage))
+
+    return _enumerate_iterator
+
+
+class _Pipeline:
+    """That of an epoch in which ranks take turns."""
+
+    def __init__(self, iterator: Any, stage: data_stage.Stage):
+        self._iterator = iterator
+        self._stage = stage
+
+    def first(self) -> tuple[int, int] | None:
+        return self._stage.first
+
+    def ended_at(self, place: int) -> None:
+        self._iterator._steps_seen = place + 1  # as many as Keras has asked for then
+
+    def raise_end(self) -> None:
+        import tensorflow as tf
+
+        raise tf.errors.OutOfRangeError(None, None, "End of sequence")
 
 
 def _is_source(x: Any) -> bool:
@@ -91,15 +139,15 @@ class _Distributed(_Whole):
 
     def __init__(self, adapter: Any, call: fit_call.Run, stage: data_stage.Stage, are_arrays: bool):
         super().__init__(adapter, call)
-        self._stage = stage
+        self.stage = stage
         self._are_arrays = are_arrays
 
     @property
     def num_batches(self) -> int | None:
-        return self._stage.batches(self._adapter.num_batches, self._are_arrays)
+        return self.stage.batches(self._adapter.num_batches, self._are_arrays)
 
     def get_tf_dataset(self) -> Any:
-        return self._stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
+        return self.stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
 
 
 def _handler(original: Any) -> Any:

@@ -94,6 +94,8 @@ def _update_state(original: Any) -> Any:
 
 def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
     """An update of `metric`, whose method is `code`, by `call`."""
+    if step_weight.is_alone():
+        return call(*args, **kwargs)
     with _Outermost("update") as outermost:
         gathered = _of_own_code(metric, code, args, kwargs)
         metrics.keep(metric.variables)
@@ -217,7 +219,7 @@ def _in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
 def _result(original: Any) -> Any:
     def result(self, *args, **kwargs):
         with _Outermost("result") as outermost:
-            if not outermost or metrics.inside_whole_state():
+            if not outermost or metrics.inside_whole_state() or step_weight.is_alone():
                 return original(self, *args, **kwargs)
             with metrics.whole_state(self.variables):
                 return metrics.detached(original(self, *args, **kwargs))

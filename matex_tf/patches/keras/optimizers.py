@@ -13,7 +13,8 @@ from typing import Any
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.servers import holding, sharded
+from matex_tf.servers import additive, holding, sharded
+from matex_tf.sharding import step_weight
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.
 _accumulated: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
@@ -72,6 +73,9 @@ def _keras2_legacy(module: Any) -> None:
 
 def _apply(original: Any) -> Any:
     def apply(self, grads, trainable_variables=None):
+        if step_weight.is_alone():
+            with additive.updating(self, grads, trainable_variables) as grads_then:
+                return original(self, grads_then, trainable_variables)
         if reduction.inside_reduced():
             return original(self, grads, trainable_variables)
         grads = list(grads)

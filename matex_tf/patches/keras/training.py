@@ -16,6 +16,7 @@ from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
@@ -38,6 +39,8 @@ def _keras3(module: Any) -> None:
     from keras.src.trainers.trainer import Trainer
 
     replace(Trainer, "get_metrics_result", _metrics_result)
+    if hasattr(Trainer, "_get_metrics_result_or_logs"):
+        replace(Trainer, "_get_metrics_result_or_logs", _epoch_figures)
 
 
 def _keras2(module: Any) -> None:
@@ -141,6 +144,8 @@ def _made_anew(model: Any, which: str, make: Any) -> None:
 
 def _unpack(step: Any, model: Any, which: str) -> Any:
     def with_numbers(data):
+        if isinstance(data, taken_batches.Taken):
+            return _in_turn(step, data.data)
         if not isinstance(data, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
             return step(data)
         import tensorflow as tf
@@ -160,6 +165,16 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
     return with_numbers
 
 
+def _in_turn(step: Any, data: Any) -> Any:
+    """The step on a whole batch that this rank trains by itself."""
+    call = fit_call.current()
+    proof = call.training.proof if call is not None and call.training is not None else None
+    if proof is None:
+        return step(data)
+    with proof.tracing():
+        return step(data)
+
+
 def _train_step(model: Any, function: Any) -> Any:
     def train_function(iterator):
         if made.generation != elastic.generation():
@@ -171,6 +186,8 @@ def _train_step(model: Any, function: Any) -> Any:
             iterator = resume.first_step(run.kept, function, iterator)
         if run.training is not None and run.training.gives_whole_batches:
             return _step_of_fewer(run, run.training, iterator)
+        if run.turns is not None:
+            return _step_in_turn(run.turns, function, iterator)
         elastic.refuse("this call of fit")
         run.before_step()
         logs = function(iterator)
@@ -180,6 +197,18 @@ def _train_step(model: Any, function: Any) -> Any:
     made: Any = train_function
     made.plain, made.generation = function, elastic.generation()
     return made
+
+
+def _step_in_turn(turns: asynchronous.Turns, function: Any, iterator: Any) -> Any:
+    import tensorflow as tf
+
+    try:
+        logs = function(iterator)
+    except tf.errors.OutOfRangeError:
+        turns.out_of_data()
+        raise
+    turns.trained()
+    return logs
 
 
 def _step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) -> Any:
@@ -206,7 +235,7 @@ def _step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) ->
 
 def _build(original: Any) -> Any:
     def _symbolic_build(self, *args, **kwargs):
-        ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch)
+        ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch, taken_batches.Taken)
         args = tuple(part.data if isinstance(part, ours) else part for part in args)
         kwargs = {key: part.data if isinstance(part, ours) else part for key, part in kwargs.items()}
         return original(self, *args, **kwargs)
@@ -214,11 +243,26 @@ def _build(original: Any) -> Any:
     return _symbolic_build
 
 
+def _epoch_figures(original: Any) -> Any:
+    def _get_metrics_result_or_logs(self, logs):
+        run = fit_call.current_fit()
+        if run is not None and run.model is self and run.turns is not None:
+            run.end_turns()
+            logs = run.turns.last(logs)
+        return original(self, logs)
+
+    return _get_metrics_result_or_logs
+
+
 def _metrics_result(original: Any) -> Any:
     def get_metrics_result(self):
-        if not world.is_active() or metrics.inside_whole_state():
+        if not world.is_active() or metrics.inside_whole_state() or step_weight.is_alone():
             return original(self)
         import tensorflow as tf
+
+        run = fit_call.current()
+        if run is not None and run.model is self and tf.executing_eagerly():
+            run.end_turns()
 
         def whole_result() -> Any:
             with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):

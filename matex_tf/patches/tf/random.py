@@ -50,7 +50,8 @@ def _next(original: Any) -> Any:
         if not isinstance(seed, tf.Tensor):
             return seed
         fold = tf.constant((world.current().rank * _STRIDE) % 0x7FFFFFFF, tf.int64)
-        fold = tf.where(step_weight.numbers()[3] > 0, fold, tf.zeros_like(fold))
+        if not step_weight.is_alone():
+            fold = tf.where(step_weight.numbers()[3] > 0, fold, tf.zeros_like(fold))
         return seed + tf.cast(tf.stack([fold, tf.zeros_like(fold)]), seed.dtype)
 
     return next

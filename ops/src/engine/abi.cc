@@ -26,6 +26,7 @@
 #include "engine/sums/allreduce.h"
 #include "engine/sequence/v1_order.h"
 #include "engine/sequence/wait_state.h"
+#include "engine/store/store.h"
 #include "engine/sums/world.h"
 
 namespace matex {
@@ -249,6 +250,33 @@ MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed)
   *byte = link.byte;
   *disturbed = link.disturbed;
   return 1;
+}
+
+// The store (store.h), made anew with room for `bytes`; all ranks call it together. `made`: whether they have it.
+MATEX_EXPORT int matex_store_make(int64_t bytes, int* made) {
+  std::shared_ptr<matex::SharedStore> store;
+  matex::Error error = matex::SharedStore::Make(bytes, &store);
+  *made = store != nullptr;
+  matex::SetTheStore(std::move(store));
+  return matex::Result(error);
+}
+
+MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
+MATEX_EXPORT void matex_store_deal(int64_t count) { matex::TheStore()->Deal(count); }
+
+// As `SharedStore::Begin`; -1 if there is no store.
+MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
+  const std::shared_ptr<matex::SharedStore> store = matex::TheStore();
+  return store == nullptr ? -1 : store->Begin(bound, seconds, ticket, behind);
+}
+
+MATEX_EXPORT int64_t matex_store_end() { return matex::TheStore()->End(); }
+MATEX_EXPORT void matex_store_stop() { matex::TheStore()->Stop(); }
+MATEX_EXPORT int64_t matex_store_trained() { return matex::TheStore()->Trained(); }
+MATEX_EXPORT void matex_store_want(int64_t place) { matex::WantedPlace() = place; }
+
+MATEX_EXPORT void matex_store_leave() {
+  if (const std::shared_ptr<matex::SharedStore> store = matex::TheStore()) store->Leave();
 }
 
 MATEX_EXPORT const char* matex_mpi_version() {

@@ -1,0 +1,87 @@
+"""The shapes of tf.data pipelines in which rows can be chosen before work is done on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
+"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
+"""Stateful if what they call is, which is looked at by itself."""
+_AROUND = ("PrefetchDataset", "OptionsDataset", "RepeatDataset")
+PLACES_OF_FILES = "matex_places_of_files"
+"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
+
+
+def of_arrays(dataset: Any) -> tuple[Any, Any, Callable[..., Any]] | None:
+    """Of Keras' pipeline over arrays the datasets of indices and of arrays, and what gathers the rows of both.
+
+    None if `dataset` is not of its shape.
+    """
+    import tensorflow as tf
+
+    gather, _ = _below(dataset, ("PrefetchDataset", "OptionsDataset"))
+    if kind(gather) != "ParallelMapDataset" or kind(gather._input_dataset) != "ZipDataset":
+        return None
+    parts = gather._input_dataset._datasets
+    if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
+        return None
+    return parts[0], parts[1], gather._map_func._func
+
+
+def why_whole(dataset: Any) -> str | None:
+    """Why rows of `dataset`, of a script's own, cannot be chosen before the work on them; None where they can."""
+    batching, _ = around_batch(dataset)
+    if kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+        return "`batch` is not its last step (`prefetch` and `repeat` may follow)"
+    maps, source = maps_below(batching)
+    rows = int(source.cardinality())
+    if rows < 1:
+        return "the number of its rows is not known, or without an end (`repeat` is better after `batch`)"
+    if not any(kind(step) == "ParallelMapDataset" for step in maps):
+        return "no `map` with num_parallel_calls is right before its `batch`"
+    if any(_depends_on_order(step) for step in maps):
+        return "its maps draw at random, count or call Python, so that a row's place matters"
+    if batching._drop_remainder and rows < int(batching._batch_size):
+        return "it has less than one batch"
+    return None
+
+
+def around_batch(dataset: Any) -> tuple[Any, list[Any]]:
+    """The step that batches, where a script's own pipeline ends in one, and those after it, the last one first."""
+    return _below(dataset, _AROUND)
+
+
+def maps_below(batching: Any) -> tuple[list[Any], Any]:
+    """The maps right under `batching`, the first one first, and what they map."""
+    maps: list[Any] = []
+    source = batching._input_dataset
+    while kind(source) in ("MapDataset", "ParallelMapDataset"):
+        maps.insert(0, source)
+        source = source._input_dataset
+    return maps, source
+
+
+def kind(dataset: Any) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
+    above = []
+    while kind(dataset) in kinds:
+        above.append(dataset)
+        dataset = dataset._input_dataset
+    return dataset, above
+
+
+def _depends_on_order(step: Any) -> bool:
+    """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
+    from tensorflow.python.framework import op_def_registry
+
+    graph = step._map_func.function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
+    known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
+    return any(op is not None and op.is_stateful for op in known.values())

@@ -1,0 +1,73 @@
+"""What a tensor of a graph says of a variable: `keep` times the variable, and something more."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+_DEEP = 8  # ops between a variable and what it becomes, at most; an optimizer has three
+
+
+class Sum(NamedTuple):
+    """`keep * variable + more`; `keep` is an int where the graph shows it, `more` is None for zero."""
+
+    keep: Any
+    more: Any
+
+    def plus(self, other: Sum, sign: int = 1) -> Sum:
+        """The sum, or with sign -1 the difference, of both."""
+        keep = self.keep if _is_zero(other.keep) else self.keep + sign * other.keep
+        if other.more is None:
+            return Sum(keep, self.more)
+        if self.more is None:
+            return Sum(keep, other.more if sign > 0 else -other.more)
+        return Sum(keep, self.more + other.more if sign > 0 else self.more - other.more)
+
+    def times(self, factor: Any) -> Sum:
+        """It, times a number."""
+        return Sum(0 if _is_zero(self.keep) else self.keep * factor, None if self.more is None else self.more * factor)
+
+    def value(self, variable: Any) -> Any:
+        """It, for such a value of the variable."""
+        import tensorflow as tf
+
+        kept = tf.cast(self.keep, variable.dtype) * variable
+        return kept if self.more is None else kept + self.more
+
+
+def _is_zero(keep: Any) -> bool:
+    return isinstance(keep, int) and keep == 0
+
+
+def sum_of(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
+    """What `tensor` is of the variable with this handle in its graph. `more` may depend on the variable, too."""
+    op = tensor.op
+    found: Sum | None = None
+    if op.type == "ReadVariableOp":
+        return Sum(1, None) if op.inputs[0].name == handle.name else Sum(0, tensor)
+    if not deep:
+        return Sum(0, tensor)
+    if op.type == "Identity" or (op.type == "Cast" and op.inputs[0].dtype == tensor.dtype):
+        found = sum_of(op.inputs[0], handle, deep - 1)
+    elif op.type in ("AddV2", "Add", "Sub"):
+        left, right = (sum_of(one, handle, deep - 1) for one in op.inputs)
+        if not (_is_zero(left.keep) and _is_zero(right.keep)):
+            found = left.plus(right, -1 if op.type == "Sub" else 1)
+    elif op.type == "Mul":
+        for one, factor in (tuple(op.inputs), tuple(op.inputs)[::-1]):
+            of_one = sum_of(one, handle, deep - 1) if factor.shape.rank == 0 else Sum(0, None)
+            if not _is_zero(of_one.keep):
+                found = of_one.times(factor)
+    return Sum(0, tensor) if found is None or (_is_zero(found.keep) and found.more is None) else found
+
+
+def depends(tensor: Any, handle: Any) -> bool:
+    """Whether a tensor of the graph is made from the variable with this handle."""
+    if tensor is None or isinstance(tensor, int):
+        return False
+    pending, seen = [handle], set()
+    while pending:
+        for op in pending.pop().consumers():
+            if op.name not in seen:
+                seen.add(op.name)
+                pending += op.outputs
+    return tensor.op.name in seen

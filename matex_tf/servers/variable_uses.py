@@ -1,0 +1,99 @@
+"""What a traced step does with variables: the ops that take their handles, also in functions that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from matex_tf.analysis import graph_ops
+
+ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
+"""Those that change a variable where it lies in shared memory."""
+_SAME_MEMORY = {
+    "Identity",
+    "IdentityN",
+    "Reshape",
+    "ExpandDims",
+    "Squeeze",
+    "StopGradient",
+    "PreventGradient",
+    "Bitcast",
+}
+"""Ops whose result may be the memory that they are given: a view of a variable."""
+_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
+BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+
+
+def users(handle: Any) -> list[Any]:
+    """The ops, so far, of the graph being built that compute with a value of the variable: it is to stay till then."""
+    return [op for _, op in _readers(handle)]
+
+
+def _readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
+    """Each op that computes with the variable's value, and what read that; itself among them."""
+    for read in tensor.consumers():
+        if read.type in ADDS:
+            continue
+        pending, seen = list(read.outputs), set()
+        yield read, read
+        while pending:
+            one = pending.pop()
+            for op in one.consumers():
+                if op.name in seen:
+                    continue
+                seen.add(op.name)
+                yield read, op
+                if op.type in _SAME_MEMORY:
+                    pending += op.outputs
+
+
+def read_before_and_used_after(tensor: Any) -> str:
+    """An op that uses what was read of a variable before that was added to, and was made afterwards; "" if none."""
+    numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
+    adds = [numbers[op.name] for op in tensor.consumers() if op.type in ADDS]
+    for read, op in _readers(tensor):
+        if any(numbers[read.name] < add < numbers[op.name] for add in adds):
+            return op.name
+    return ""
+
+
+def handles(graph: Any) -> list[tuple[Any, Any]]:
+    """The handles of variables that a graph uses: outside of it and within."""
+    import tensorflow as tf
+
+    return [(outer, within) for outer, within in graph.captures if outer.dtype == tf.resource]
+
+
+class Use(NamedTuple):
+    """What takes the handle of a variable."""
+
+    kind: str  # the type of the op
+    within: frozenset[str]  # the types of the ops that call the function in which it lies
+    name: str  # of the op
+
+
+def uses_of(graph: Any) -> dict[int, list[Use]]:
+    """By the id of each handle that the graph captures what is done with it, in the functions that it calls, too."""
+    found: dict[int, list[Use]] = {}
+    for outer, within in handles(graph):
+        uses = found.setdefault(id(outer), [])
+        for op in within.consumers():
+            for place, tensor in enumerate(op.inputs):
+                if tensor.name == within.name:
+                    uses += _use(graph, op.node_def, place, frozenset())
+    return found
+
+
+def _use(graph: Any, node: Any, place: int, within: frozenset[str]) -> Iterator[Use]:
+    """What the op `node` does with its input at `place`."""
+    if node.op not in _CALLS:
+        yield Use(node.op, within, node.name)
+        return
+    argument = place - 1 if node.op in BRANCHES else place
+    for name in graph_ops.functions_of(node):
+        definition = graph._get_function(name).cached_definition
+        given = definition.signature.input_arg[argument].name
+        for inner_node in definition.node_def:
+            for at, text in enumerate(inner_node.input):
+                if text.partition(":")[0] == given:
+                    yield from _use(graph, inner_node, at, within | {node.op})

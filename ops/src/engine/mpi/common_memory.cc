@@ -1,0 +1,96 @@
+#include "engine/mpi/common_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace matex {
+namespace {
+
+// Where the first rank has put the memory: an open file of a process, without a name, and a mark by which it is known,
+// which ends the head.
+struct Address {
+  int64_t process = 0;
+  int64_t file = -1;
+  int64_t mark = 0;
+};
+
+int64_t AnyMark(const void* some) {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(some);
+}
+
+// A file in memory that no one else can open by name, with room for the head; -1 if there is none.
+int Create(int64_t head, int64_t bytes) {
+  const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
+  if (file < 0) return -1;
+  if (ftruncate(file, bytes) == 0 && posix_fallocate(file, 0, head) == 0) return file;
+  close(file);
+  return -1;
+}
+
+int Open(const Address& address, int64_t bytes) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
+                static_cast<long long>(address.file));
+  // A process of that number elsewhere may have something else there, which is better not opened.
+  struct stat found;
+  if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != bytes) return -1;
+  return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+}
+
+void* Map(int file, int64_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+}  // namespace
+
+CommonLayout CommonLayout::Of(int64_t bytes, int64_t part) {
+  const int64_t with_mark = bytes + static_cast<int64_t>(sizeof(Address::mark));
+  return {(with_mark + kMemoryPage - 1) / kMemoryPage * kMemoryPage, part};
+}
+
+int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const std::function<void(void*)>& prepare,
+                     void** memory) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(communicator, &rank);
+  MPI_Comm_size(communicator, &size);
+  const int64_t bytes = layout.Bytes(size);
+  Address address;
+  void* found = nullptr;
+  int file = -1;
+  const auto mark = [&] { return static_cast<char*>(found) + layout.head - sizeof address.mark; };
+  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (found = Map(file, bytes)) != nullptr) {
+    address = {getpid(), file, AnyMark(found)};
+    prepare(found);
+    std::memcpy(mark(), &address.mark, sizeof address.mark);
+  }
+  const int told = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
+  if (told == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
+    found = Map(file, bytes);
+    // Nor need a file of the same size be the same.
+    if (found != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
+      munmap(found, bytes);
+      found = nullptr;
+    }
+  }
+  // Memory that is only promised is a SIGBUS later. What a rank asks for first lies near it.
+  int everyone = found != nullptr &&
+                 (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
+  const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  if (file >= 0) close(file);
+  const bool made = code == MPI_SUCCESS && everyone;
+  if (found != nullptr && !made) munmap(found, bytes);
+  *memory = made ? found : nullptr;
+  return code;
+}
+
+}  // namespace matex

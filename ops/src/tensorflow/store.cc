@@ -1,0 +1,255 @@
+// Variables over the memory of the store (engine/store/store.h): MatexView makes one such, MatexAdd, MatexAddRows and
+// MatexMove change it where it lies, and MatexIsWanted tells a pipeline which batch this rank is to train.
+//
+// TensorFlow's own ops must not change such a variable: where others read it they write a copy, which no rank sees.
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "engine/store/store.h"
+#include "kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+const char kNoStore[] = "there is no memory in which ranks train a model together";
+
+// A part of the store, which lives as long as a tensor refers to it. It does not own its memory: else an op that holds
+// the last reference would write its result there.
+class StoreBuffer : public TensorBuffer {
+ public:
+  StoreBuffer(std::shared_ptr<SharedStore> store, int64_t offset, size_t bytes)
+      : TensorBuffer(store->data() + offset), store_(std::move(store)), bytes_(bytes) {}
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("matex_store");
+  }
+  bool OwnsMemory() const override { return false; }
+
+ private:
+  const std::shared_ptr<SharedStore> store_;
+  const size_t bytes_;
+};
+
+// The variable behind input 0.
+TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable) {
+  return LookupResource(context, HandleFromInput(context, 0), variable);
+}
+
+// Its memory, of which it is known that all ranks have it.
+TfStatus FindShared(OpKernelContext* context, DataType type, core::RefCountPtr<Var>* variable, char** memory) {
+  TfStatus status = FindVariable(context, variable);
+  if (!status.ok()) return status;
+  const Tensor& value = *(*variable)->tensor();
+  *memory = static_cast<char*>(DataOf(value));
+  const std::shared_ptr<SharedStore> store = TheStore();
+  if (value.dtype() == type && store != nullptr && store->Has(*memory)) return TfStatus();
+  return errors::FailedPrecondition("'", HandleFromInput(context, 0).name(),
+                                    "', which asynchronous ranks train together, was given a value of this rank's own. "
+                                    "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
+}
+
+class ViewKernel : public OpKernel {
+ public:
+  explicit ViewKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("offset", &offset_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("writes", &writes_));
+  }
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(context, FindVariable(context, &variable));
+    std::shared_ptr<SharedStore> store = TheStore();
+    OP_REQUIRES(context, store != nullptr, errors::FailedPrecondition(kNoStore));
+    mutex_lock lock(*variable->mu());
+    Tensor* const value = variable->tensor();
+    const size_t bytes = value->TotalBytes();
+    OP_REQUIRES(context, bytes == 0 || (store->Has(store->data() + offset_) && store->Has(store->data() + offset_ + bytes - 1)),
+                errors::OutOfRange("a variable is larger than its place in shared memory"));
+    if (writes_) std::memcpy(store->data() + offset_, DataOf(*value), bytes);
+    core::RefCountPtr<TensorBuffer> buffer(new StoreBuffer(std::move(store), offset_, bytes));
+    *value = Tensor(value->dtype(), value->shape(), buffer.get());
+  }
+
+ private:
+  tensorflow::int64 offset_ = 0;
+  bool writes_ = false;
+};
+
+// What ranks add to one number at the same time may be lost, but no number is ever half of one. Whole numbers count
+// something, so that none of them may be.
+template <typename T>
+void AddTo(T* to, const T* values, int64_t count, int sign) {
+  if constexpr (std::is_integral_v<T>) {
+    for (int64_t i = 0; i < count; ++i) __atomic_fetch_add(to + i, sign < 0 ? -values[i] : values[i], __ATOMIC_SEQ_CST);
+  } else if (sign < 0) {
+    for (int64_t i = 0; i < count; ++i) to[i] -= values[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] += values[i];
+  }
+}
+
+// Values of a variable's shape, given as input `at`, and where the variable has its own.
+template <typename T>
+TfStatus FindBoth(OpKernelContext* context, int at, core::RefCountPtr<Var>* variable, T** to, const T** values) {
+  char* memory = nullptr;
+  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, variable, &memory);
+  if (!status.ok()) return status;
+  const Tensor& given = context->input(at);
+  const TensorShape& shape = (*variable)->tensor()->shape();
+  if (given.shape() != shape) {
+    return errors::InvalidArgument("a variable of shape ", shape.DebugString(), " is given an update of shape ",
+                                   given.shape().DebugString());
+  }
+  *to = reinterpret_cast<T*>(memory);
+  *values = static_cast<const T*>(DataOf(given));
+  return TfStatus();
+}
+
+template <typename T>
+class AddKernel : public OpKernel {
+ public:
+  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
+  }
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> variable;
+    T* to = nullptr;
+    const T* values = nullptr;
+    OP_REQUIRES_OK(context, FindBoth(context, 1, &variable, &to, &values));
+    AddTo(to, values, context->input(1).NumElements(), sign_);
+  }
+
+ private:
+  int sign_ = 1;
+};
+
+// It reads where it writes: what several ranks move at a time still lies between what they move it to.
+template <typename T>
+class MoveKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> variable;
+    T* to = nullptr;
+    const T* more = nullptr;
+    OP_REQUIRES_OK(context, FindBoth(context, 2, &variable, &to, &more));
+    const T keep = context->input(1).scalar<T>()();
+    const int64_t count = context->input(2).NumElements();
+    if (keep == 0) {
+      for (int64_t i = 0; i < count; ++i) to[i] = more[i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = keep * to[i] + more[i];
+    }
+  }
+};
+
+template <typename T, typename Index>
+class AddRowsKernel : public OpKernel {
+ public:
+  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
+  }
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> variable;
+    char* memory = nullptr;
+    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, &variable, &memory));
+    const Tensor &indices = context->input(1), &values = context->input(2);
+    const TensorShape& shape = variable->tensor()->shape();
+    const int64_t rows = shape.dims() > 0 ? shape.dim_size(0) : 0;
+    const int64_t width = rows > 0 ? shape.num_elements() / rows : 0;
+    OP_REQUIRES(context, values.NumElements() == indices.NumElements() * width,
+                errors::InvalidArgument("rows of a variable of shape ", shape.DebugString(), " are given an update of shape ",
+                                        values.shape().DebugString()));
+    const auto* const at = static_cast<const Index*>(DataOf(indices));
+    const auto* const from = static_cast<const T*>(DataOf(values));
+    for (int64_t row = 0; row < indices.NumElements(); ++row) {
+      OP_REQUIRES(context, at[row] >= 0 && at[row] < rows,
+                  errors::InvalidArgument("row ", at[row], " of a variable of ", rows, " rows is given an update"));
+      AddTo(reinterpret_cast<T*>(memory) + at[row] * width, from + row * width, width, sign_);
+    }
+  }
+
+ private:
+  int sign_ = 1;
+};
+
+class IsWantedKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Tensor* wanted = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &wanted));
+    const int64_t place = WantedPlace();
+    wanted->scalar<bool>()() = place < 0 || context->input(0).scalar<tensorflow::int64>()() == place;
+  }
+};
+
+TfStatus NoOutput(shape_inference::InferenceContext*) { return TfStatus(); }
+
+// From now on the value of a variable is what lies in the store at `offset`; where it `writes`, its value is put there.
+REGISTER_OP("MatexView").Attr("offset: int").Attr("writes: bool").Input("variable: resource").SetIsStateful().SetShapeFn(NoOutput);
+REGISTER_KERNEL_BUILDER(Name("MatexView").Device(DEVICE_CPU), ViewKernel);
+
+REGISTER_OP("MatexAdd")
+    .Attr("T: {float, double, int32, int64}")
+    .Attr("sign: int = 1")
+    .Input("variable: resource")
+    .Input("values: T")
+    .SetIsStateful()
+    .SetShapeFn(NoOutput);
+
+// variable = keep * variable + more
+REGISTER_OP("MatexMove")
+    .Attr("T: {float, double}")
+    .Input("variable: resource")
+    .Input("keep: T")
+    .Input("more: T")
+    .SetIsStateful()
+    .SetShapeFn(NoOutput);
+
+REGISTER_OP("MatexAddRows")
+    .Attr("T: {float, double}")
+    .Attr("Index: {int32, int64}")
+    .Attr("sign: int = 1")
+    .Input("variable: resource")
+    .Input("indices: Index")
+    .Input("values: T")
+    .SetIsStateful()
+    .SetShapeFn(NoOutput);
+
+#define MATEX_ADD(T) REGISTER_KERNEL_BUILDER(Name("MatexAdd").Device(DEVICE_CPU).TypeConstraint<T>("T"), AddKernel<T>)
+MATEX_ADD(float);
+MATEX_ADD(double);
+MATEX_ADD(int32);
+MATEX_ADD(tensorflow::int64);
+
+#define MATEX_MOVE(T) REGISTER_KERNEL_BUILDER(Name("MatexMove").Device(DEVICE_CPU).TypeConstraint<T>("T"), MoveKernel<T>)
+MATEX_MOVE(float);
+MATEX_MOVE(double);
+
+#define MATEX_ADD_ROWS(T, Index)                                                                          \
+  REGISTER_KERNEL_BUILDER(                                                                                \
+      Name("MatexAddRows").Device(DEVICE_CPU).TypeConstraint<T>("T").TypeConstraint<Index>("Index"), \
+      AddRowsKernel<T, Index>)
+MATEX_ADD_ROWS(float, int32);
+MATEX_ADD_ROWS(float, tensorflow::int64);
+MATEX_ADD_ROWS(double, int32);
+MATEX_ADD_ROWS(double, tensorflow::int64);
+
+// Whether the batch at this place of a pipeline is the one that this rank is to train.
+REGISTER_OP("MatexIsWanted").Input("place: int64").Output("wanted: bool").SetIsStateful().SetShapeFn(
+    [](shape_inference::InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      return TfStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("MatexIsWanted").Device(DEVICE_CPU), IsWantedKernel);
+
+}  // namespace
+}  // namespace matex

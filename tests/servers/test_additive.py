@@ -1,0 +1,56 @@
+"""What a step assigns to variables that ranks share: added, moved where it lies, or refused."""
+
+import pytest
+
+from matex_tf.servers import additive, variable_uses
+
+STEPS = {
+    "v.assign_add(x)": "MatexAdd",
+    "v.assign(v + x)": "MatexAdd",
+    "v.assign(x + v - 2 * x)": "MatexAdd",
+    "v.assign(0.9 * v + x)": "MatexMove",
+    "v.assign_sub((v - x) * 0.1)": "MatexMove",
+    "v.assign(v * c + x * (1 - c))": "MatexMove",
+    "v.scatter_sub(tf.IndexedSlices(x[:1], [2]))": "MatexAddRows",
+    "v.assign(x)": "it sets 'v' anew in each batch",
+    "v.assign_add(x - v)": "it sets 'v' anew in each batch",
+    "v.assign(tf.maximum(v, x))": "it sets 'v' anew in each batch",
+    "v.assign(0.5 * v + tf.tanh(tf.reduce_sum(v)))": "it sets 'v' anew in each batch",
+    "v.assign_add(x * tf.reduce_sum(v))": "it sets 'v' anew in each batch",
+    "tf.cond(x[0] > 0, lambda: v.assign_add(x) + 0, lambda: v + 0)": "it changes 'v' in some steps only",
+    "(before := v.read_value(), v.assign_add(x), before * 2)": "it uses the value that 'v' had before it changed it",
+    "other.assign_add(x)": "it changes a variable that is none of the model's weights",
+    "total.assign(total + x)": "",
+    "total.assign_add(x)": "",
+    "total.assign(tf.maximum(total, x))": "a metric's 'total' is no sum over batches",
+    "total.assign_add(x - total)": "a metric's 'total' is no sum over batches",
+    "total.assign(x)": "a metric's 'total' is no sum over batches",
+    "own.assign(x)": "",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_assignments(step):
+    import tensorflow as tf
+
+    v, total, own, other = (
+        tf.Variable([1.0, 2, 3], trainable=False, name=name) for name in ("v", "total", "own", "other")
+    )
+    found = []
+
+    @tf.function(autograph=False)
+    def traced(x, c):
+        with additive.Additions([v], []) as additions:
+            eval(step, {"tf": tf, "v": v, "x": x, "c": c, "total": total, "own": own, "other": other})
+        graph = tf.compat.v1.get_default_graph()
+        found.append(additions.why_not or additive.why_not(graph, [v], [total], [own]) or "")
+        found.extend(op.type for op in graph.get_operations() if op.type in variable_uses.ADDS)
+
+    traced.get_concrete_function(tf.TensorSpec([3]), tf.TensorSpec([]))
+    why, *kinds = found
+    assert type(v).__name__ == "ResourceVariable" and not isinstance(v, additive._Added)
+    wanted = STEPS[step]
+    if wanted in variable_uses.ADDS:
+        assert (why, kinds) == ("", [wanted])
+    else:
+        assert why.replace(":0", "").startswith(wanted) and bool(why) == bool(wanted)

@@ -1,0 +1,57 @@
+"""`MATEX_STRATEGY=async`: each batch is trained once, by one rank; what a script sees between epochs is whole."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+
+HERE = Path(__file__).parent
+
+
+def trained(ranks, how, strategy, folder):
+    folder.mkdir()
+    env = {**launch.ALL_FILES, "MATEX_STRATEGY": strategy}
+    result = launch.run(ranks, HERE / "turns_case.py", folder, how, env=env, timeout=300)
+    return [dict(np.load(path)) for path in sorted(folder.glob("rank-*.npz"))], result
+
+
+@pytest.mark.timeout(700)
+def test_one_at_a_time_is_the_script_alone(tmp_path):
+    (alone,), _ = trained(1, "one at a time", "async:0", tmp_path / "alone")
+    ranks, result = trained(2, "one at a time", "async:0", tmp_path / "ranks")
+    said = result.check().stderr
+    assert len(ranks) == 2
+    for found in ranks:
+        assert set(found) == set(alone)
+        assert {name for name in alone if not close(found[name], alone[name])} == set()
+    assert said.count("runs as allreduce") == 1, said
+    assert "fit on 'scales' runs as allreduce: it changes '" in said and "' in some steps only" in said
+    assert "asynchronous: 14 updates; staleness 0.00 on average, 0 at the 99th percentile, at most 0; " in said, said
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
+    found, result = trained(ranks, "free", "async", tmp_path / "ranks")
+    said = result.stderr
+    assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL), result.output
+    assert len(found) == ranks, said
+    for other in found[1:]:
+        assert [name for name in other if other[name].tobytes() != found[0][name].tobytes()] == []
+    seen = {name.partition("|")[0]: value for name, value in found[0].items() if value.dtype == "int64" and value.ndim}
+    assert set(seen["arrays"]) == {3} and set(seen["again"]) == {5} and set(seen["steps"]) == {4}
+    assert set(seen["stopped"] - seen["steps"]) == {0, 1} and set(seen["caught"] - seen["stopped"]) <= {1, 2}
+    iterations = {name: value for name, value in found[0].items() if value.dtype == "int64" and not value.ndim}
+    assert iterations["arrays|5"] == 45 and iterations["steps|5"] == 60, iterations
+    assert found[0]["arrays|loss"][-1] < found[0]["arrays|loss"][0]
+    np.testing.assert_allclose(found[0]["saved"], found[0]["arrays|val_loss"][-1], rtol=1e-5)
+    assert f"asynchronous: {ranks} ranks, whole batches of 4 rows in turn, at most 4 ahead" in said
+    assert "asynchronous: 45 updates" in said
+    assert iterations["own|2"] == 15 and np.isclose(found[0]["own|3"], 0.1 / 7 / 10), found[0]
+    assert said.count("remembers/last' anew in each batch") == 1, said
+    assert "fit on 'probe' runs as allreduce: it is called within another" in said
+    assert "train_on_batch runs as allreduce" in said and "see different rows" not in said
