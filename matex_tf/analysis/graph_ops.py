@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from matex_tf import tags
 from matex_tf.analysis import interpreter
 
@@ -65,18 +63,6 @@ def is_training_step(graph: Any) -> bool:
     """Whether `graph` is that of a function, not of a branch or of a loop's body, and reduces gradients."""
     control_flow = type(graph).__name__.startswith(("Cond", "While", "Switch"))
     return not control_flow and reduces(graph)
-
-
-def figures(graph: Any) -> set[str]:
-    """The floating constants of `graph` and of the functions that it calls: what Python made of its own values."""
-    import tensorflow as tf
-
-    found: set[str] = set()
-    for node in _nodes(graph):
-        if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
-            values = np.unique(tf.make_ndarray(node.attr["value"].tensor).astype(np.float64))
-            found.update(map(repr, values.tolist()))
-    return found
 
 
 def op_types(graph: Any) -> set[str]:

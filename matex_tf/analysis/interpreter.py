@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from matex_tf.analysis import called
 from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, all_known, partial, replicated, unknown
 from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, randoms
 from matex_tf.analysis.rules.registry import NeverError, settled
@@ -36,6 +37,7 @@ SIZED = {"ZerosLike", "OnesLike", "Shape"}
 """Ops that ask for no more than the shape of their input."""
 
 _declared: weakref.WeakKeyDictionary[Any, dict[str, Placement]] = weakref.WeakKeyDictionary()
+_conditions: weakref.WeakKeyDictionary[Any, dict[str, _Condition]] = weakref.WeakKeyDictionary()
 _accounts: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 _exempt: dict[int, Any] = {}
 _scalars: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -46,6 +48,21 @@ def declare(tensor: Any, placement: Placement) -> None:
     _declared.setdefault(tensor.graph, {})[tensor.name] = placement
 
 
+class _Condition(NamedTuple):
+    placement: Placement
+    source: Any
+    holds: Callable[[Placement], bool]
+    why: str
+
+
+def declare_if(tensor: Any, placement: Placement, source: Any, holds: Callable[[Placement], bool], why: str) -> None:
+    """State the placement of the tensor of a graph for where `holds` says so of that of `source`, of the same graph.
+
+    Elsewhere, as in a function that is called with something else, it is unknown, which `why`, a clause, explains.
+    """
+    _conditions.setdefault(tensor.graph, {})[tensor.name] = _Condition(placement, source, holds, why)
+
+
 def declared(tensor: Any) -> Placement | None:
     return _declared.get(tensor.graph, {}).get(tensor.name)
 
@@ -53,6 +70,11 @@ def declared(tensor: Any) -> Placement | None:
 def has_declared(graph: Any) -> bool:
     """Whether anything was declared of tensors of `graph`."""
     return bool(_declared.get(graph))
+
+
+def has_rows(graph: Any) -> bool:
+    """Whether tensors of `graph` were declared to be rows that ranks have parts of."""
+    return any(one.is_sharded for one in _declared.get(graph, {}).values())
 
 
 def account(graph: Any, handles: Iterable[Any]) -> None:
@@ -88,10 +110,14 @@ class Interpreter:
         self._captured: dict[int, Placement] = {}
         self._handles: dict[int, Any] = {}  # by the ids of its inputs' ops what the outer graph calls it with
         given = list(getattr(graph, "inputs", ()) or ())
-        captures = list(getattr(graph, "captures", ()) or ())
-        self._outside = {id(inner.op): external for external, inner in captures}
+        self._outside: dict[int, Any] = {}
+        self._learn_captures()
         if inputs is not None and len(inputs) == len(given):
             self._captured = {id(tensor.op): placement for tensor, placement in zip(given, inputs)}
+
+    def _learn_captures(self) -> None:
+        captures = list(getattr(self.graph, "captures", ()) or ())
+        self._outside.update((id(inner.op), external) for external, inner in captures)
 
     def of(self, tensor: Any) -> Placement:
         """The placement of `tensor`, which belongs to this graph."""
@@ -105,7 +131,8 @@ class Interpreter:
                 self._known[op] = [declared(made) or replicated() for made in op.outputs]
                 pending.pop()
                 continue
-            missing = [made.op for made in op.inputs if made.op not in self._known and declared(made) is None]
+            needed = [one.source for one in self._conditions(op)] or op.inputs
+            missing = [made.op for made in needed if made.op not in self._known and declared(made) is None]
             if missing and not self._is_input(op):
                 if any(one in pending for one in missing[:1]) and _is_cycle(op, missing[0]):
                     self._known[op] = [unknown(op, "it is in a loop of tf.compat.v1")] * len(op.outputs)
@@ -174,7 +201,7 @@ class Interpreter:
         """
         key = (name, tuple(inputs))
         if key not in self._functions:
-            graph = graph_of(self.graph, name, inputs, op)
+            graph = called.graph_of(self.graph, name, inputs, op)
             for tensor, placement in zip(graph.inputs, inputs):
                 traced_for = declared(tensor)
                 if traced_for is not None and _form(traced_for) != _form(placement):
@@ -188,13 +215,26 @@ class Interpreter:
     def _is_input(self, op: Any) -> bool:
         return id(op) in self._captured or id(op) in self._outside
 
+    def _conditions(self, op: Any) -> list[_Condition]:
+        known = _conditions.get(self.graph)
+        return [known[made.name] for made in op.outputs if made.name in known] if known else []
+
     def _is_declared(self, op: Any) -> bool:
         return bool(op.outputs) and all(declared(made) is not None for made in op.outputs)
 
     def _placements(self, op: Any) -> list[Placement]:
         count = len(op.outputs)
+        conditions = self._conditions(op)
+        if conditions:
+            holds = all(
+                one.holds(declared(one.source) or self._known[one.source.op][one.source.value_index])
+                for one in conditions
+            )
+            return [conditions[0].placement if holds else unknown(op, conditions[0].why)] * count
         if id(op) in self._captured:
             return [self._captured[id(op)]]
+        if op.type == "Placeholder" and id(op) not in self._outside:
+            self._learn_captures()  # it may have come since, while the graph is being built
         if id(op) in self._outside:
             return [self._of_outside(self._outside[id(op)])]
         tensors = list(op.inputs)
@@ -210,7 +250,8 @@ class Interpreter:
             try:
                 found = rule(Node(op, tensors, inputs, self))
                 found = [found] if isinstance(found, Placement) else found
-                return [settled(op, index, one) for index, one in enumerate(found)]
+                # A function's graph has more outputs once a gradient was taken through another call of it.
+                return [settled(op, index, one) for index, one in enumerate(found[:count])]
             except NeverError as error:
                 return [unknown(op, str(error))] * count
             except UnprovedError as error:
@@ -245,22 +286,6 @@ def interpreter_of(graph: Any) -> Interpreter:
 def placement_of(tensor: Any) -> Placement:
     """The placement of a tensor in the graph that it belongs to."""
     return Interpreter(tensor.graph).of(tensor)
-
-
-def graph_of(graph: Any, name: str, inputs: Sequence[Placement], op: Any) -> Any:
-    """The graph of the function `name` that an op of `graph` calls."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework import function_def_to_graph
-
-    function = graph._get_function(name)
-    found = getattr(function, "graph", None)
-    if found is not None and len(getattr(found, "inputs", None) or ()) == len(inputs):
-        return found
-    definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
-    if definition is None:
-        raise UnprovedError("it calls a function that cannot be read")
-    shapes = [tensor.shape for tensor in list(op.inputs)[-len(inputs) :]] if inputs else []
-    return function_def_to_graph.function_def_to_graph(definition, input_shapes=shapes)
 
 
 def is_stateful(op: Any) -> bool:

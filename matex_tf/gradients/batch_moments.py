@@ -6,13 +6,16 @@ they are added up in float64, so that the variance may be taken from the mean of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.analysis import interpreter, verdict
-from matex_tf.analysis.placement import SAME
+from matex_tf.analysis.placement import SAME, SHARDED, Placement
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
+
+NO_ROWS = "batch normalisation is given something else than rows of the batch"
 
 
 def are_global() -> bool:
@@ -31,15 +34,18 @@ def are_global() -> bool:
     return True
 
 
-def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]:
+def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
     """The mean and variance over all ranks' elements, and the gradients that lead back to each rank's. Collective.
 
     Args:
         mean, variance: those of this rank's slice, of one shape and dtype (variance: the mean squared deviation).
         count: over how many elements each was taken, a scalar. Where this rank's rows do not count, it is taken as 0.
+        inputs, axes: what they were taken of, and along which axes: one of these is that of the rows.
 
     Returns:
         Both, in the shape and dtype given, and the count over all ranks (float64).
+
+    Where every rank computes the whole batch, they are as given, and so are the gradients.
 
     With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. A rank's gradients are its part
     of a sum; of a rank's own rows in eager code they are later multiplied by its weight w, so that upstream gradients
@@ -51,7 +57,8 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
     shape, dtype = tf.shape(mean), mean.dtype
     numbers = step_weight.numbers()
     weight = numbers[0] if tf.executing_eagerly() and not step_weight.is_within_slice() else numbers[1]
-    count = tf.stop_gradient(tf.cast(count, tf.float64)) * numbers[2]
+    mine = tf.stop_gradient(tf.cast(count, tf.float64))
+    count, is_sliced = mine * numbers[2], numbers[3] > 0
 
     @custom_gradient.custom_gradient
     def combine(m: Any, v: Any) -> Any:
@@ -61,6 +68,7 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
         total = ops.allreduce(packed, op="sum", name="the statistics of a normalisation layer")
         all_m, all_square = tf.split(tf.math.divide_no_nan(total[1:], total[0]), 2)
         all_v = tf.maximum(all_square - all_m * all_m, 0.0)
+        found = [tf.where(is_sliced, of_all, own) for of_all, own in ((all_m, m), (all_v, v), (total[0], mine))]
 
         def back(upstream_m: Any, upstream_v: Any, _: Any) -> Any:
             upstream = weight * tf.concat([upstream_m, upstream_v], 0)
@@ -68,14 +76,22 @@ def global_moments(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]
             summed = ops.allreduce(upstream, op="sum", name="the gradients of a normalisation layer's statistics")
             part = tf.math.divide_no_nan(count, total[0])
             grad_m, grad_v = tf.split(summed * tf.math.divide_no_nan(part, weight), 2)
-            return grad_m + 2 * grad_v * (m - all_m), grad_v
+            grad_m += 2 * grad_v * (m - all_m)
+            return tf.where(is_sliced, grad_m, upstream_m), tf.where(is_sliced, grad_v, upstream_v)
 
-        return (all_m, all_v, total[0]), back
+        return tuple(found), back
 
     *whole, everything = combine(*(tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)))
     if not tf.executing_eagerly():
-        for part in (*whole, everything):
-            interpreter.declare(part, SAME)
+        graph, axes = whole[0].graph, [axis % inputs.shape.rank for axis in axes]
+        source = inputs if getattr(inputs, "graph", None) is graph else graph.capture(inputs)
+
+        def is_slice(one: Placement) -> bool:
+            return one.kind == SHARDED and not one.power and one.axis in axes
+
+        for part in whole:
+            interpreter.declare_if(part, SAME, source, lambda one: one.is_same or is_slice(one), NO_ROWS)
+        interpreter.declare_if(everything, SAME, source, is_slice, NO_ROWS)
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
 
 

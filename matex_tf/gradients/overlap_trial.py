@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.analysis import graph_ops
+from matex_tf.analysis import programs
 from matex_tf.ops import overlap
 from matex_tf.runtime import objects
 from matex_tf.world import world
@@ -121,7 +121,8 @@ class _Trial:
             with overlap.trace_as(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
                 given, named = self._specs or (args, kwargs)
                 other = _other(function).get_concrete_function(*given, **named).graph
-            if graph_ops.figures(other) != graph_ops.figures(function.get_concrete_function(*given, **named).graph):
+            here = function.get_concrete_function(*given, **named).graph
+            if programs.program(other).figures != programs.program(here).figures:
                 problem = "its Python gives other numbers now"
         except Exception as error:  # whatever a script may raise; it runs as it did
             problem = f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import interpreter, programs
 from matex_tf.analysis.placement import DERIVED, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
 from matex_tf.sharding import step_weight
 
@@ -61,6 +61,7 @@ def slope_factor(power: int) -> Any:
     return tf.where(share > 0, tf.pow(share, float(power)), tf.zeros([], tf.float64))
 
 
+@programs.ours()
 def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     """The whole values of tensors of the graph being built, on every rank. One collective for all figures, and one for
     each tensor of rows.
@@ -77,7 +78,7 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     for tensor, placement in zip(tensors, placements):
         if known(tensor) is None and not placement.can_be_whole:
             raise ValueError(f"the parts of {tensor.name} are {placement.kind}: they cannot be put together")
-    boundary = _Boundary(found)
+    boundary = Boundary(found, _wholes.setdefault(found.graph, {}))
     for tensor, placement in zip(tensors, placements):
         if placement.kind != SHARDED:
             boundary.reach(tensor)
@@ -148,7 +149,7 @@ def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]
     import tensorflow as tf
     from tensorflow.python.ops import gradients_impl
 
-    boundary = _Boundary(found)
+    boundary = Boundary(found, _wholes.setdefault(found.graph, {}))
     boundary.reach(target, through_known=True)  # a derived tensor's own gradient is that of its slice alone
     boundary.add_up("the figures of a loss")
     total = boundary.whole(target)
@@ -165,11 +166,13 @@ def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]
     return pairs
 
 
-class _Boundary:
-    """The figures that derived tensors are made of, and what is made of them anew once they are whole."""
+class Boundary:
+    """The figures that derived tensors are made of, and what is made of them anew once they are whole.
 
-    def __init__(self, found: Any):
-        self._found = found
+    `wholes` holds what is known to be whole already, by name; more is noted there."""
+
+    def __init__(self, found: Any, wholes: dict[str, Any]):
+        self._found, self._wholes = found, wholes
         self.parts: list[Any] = []
         self._made: dict[Any, Any] = {}
         self._seen: set[Any] = set()
@@ -182,7 +185,7 @@ class _Boundary:
             if one.ref() in self._seen:
                 continue
             self._seen.add(one.ref())
-            if (through_known or known(one) is None) and self._found.of(one).kind == DERIVED:
+            if (through_known or one.name not in self._wholes) and self._found.of(one).kind == DERIVED:
                 pending.extend(one.op.inputs)
             else:
                 self.parts.append(one)
@@ -194,8 +197,8 @@ class _Boundary:
         mine = []
         for part in self.parts:
             placement = self._found.of(part)
-            if known(part) is not None:
-                self._made[part.ref()] = known(part)
+            if part.name in self._wholes:
+                self._made[part.ref()] = self._wholes[part.name]
             elif placement.is_same or part.dtype in (tf.resource, tf.variant):
                 self._made[part.ref()] = part
             else:
@@ -211,8 +214,8 @@ class _Boundary:
             value = tf.round(one) if part.dtype.is_integer else one
             made = tf.cast(tf.reshape(value, tf.shape(part)), part.dtype)
             made.set_shape(part.shape)
-            remember(part, made)
-            self._made[part.ref()] = made
+            interpreter.declare(made, SAME)
+            self._made[part.ref()] = self._wholes[part.name] = made
         return [total.op]
 
     def whole(self, tensor: Any) -> Any:

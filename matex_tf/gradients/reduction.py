@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
 from matex_tf.gradients import recombine
 from matex_tf.ops import xla
@@ -161,6 +161,7 @@ def weigh(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
     ]
 
 
+@programs.ours()
 def reduce(
     gradients: Sequence[Any],
     variables: Sequence[Any],

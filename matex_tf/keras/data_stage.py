@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from matex_tf import settings
+from matex_tf.analysis import dry_trace
 from matex_tf.keras import step_check, turn_taking
 from matex_tf.loops import explain, traces
 from matex_tf.resilience import elastic, elastic_step
@@ -198,7 +199,7 @@ class Stage:
     def _say_no_turns(self, why: str) -> None:
         asynchronous.say_not(f"fit on '{self.model.name}'", why)
 
-    def decide(self, function: Any, callbacks: Sequence[Any] = ()) -> bool:
+    def decide(self, function: Any, make_anew: Callable[[], Any], callbacks: Sequence[Any] = ()) -> bool:
         """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
 
         Collective. It is traced for the batches that it will be given, if it is not yet; nobody has iterated them.
@@ -222,6 +223,7 @@ class Stage:
             )
         kind = "train" if self.trains else "test"
         is_fixed = whole is not None and step_check.has_fixed_rows(whole.element_spec)
+        states = dry_trace.random_states()
         why = step_check.why_whole(self.model, kind, function, spec, is_fixed)
         reasons = [one for one in objects.allgather(why, f"whether ranks can share {self.name}") if one]
         if not reasons:
@@ -231,6 +233,12 @@ class Stage:
         if whole is None:
             explain.say_inexact(reasons[0])
             return why != traces.NAMED
+        met = step_check.with_meetings(self.model, kind, spec, is_fixed, reasons, states, make_anew, self.name)
+        if met == "":
+            if self.trains:
+                explain.say_shared(f"the step of fit on '{self.model.name}'", reasons[0])
+            return True
+        reasons = [met] if met == step_check.OTHER else reasons
         self.whole = True
         if self.calls_shared_model() and not self.gives_whole_batches:
             # Said once the step was traced, and so what of it is shared; in eager code that shows later.
@@ -239,6 +247,8 @@ class Stage:
             explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
         if not self.gives_whole_batches:
             iteration.iterate_instead(mine, sliced_dataset.whole(whole))
+        if met is not None:
+            return False
         return step_check.is_made_for_whole(function) or (why != traces.NAMED and not self.trains)
 
     def _take_turns(self, function: Any, callbacks: Sequence[Any]) -> None:

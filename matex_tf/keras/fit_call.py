@@ -110,7 +110,7 @@ class Run:
                 why = "its batches are of a fixed size, or each begins in the state in which the last one ends"
                 asynchronous.say_not(f"fit on '{model.name}'", why)
 
-    def decide_later(self, which: str, function: Any, make_anew: Callable[[], None]) -> None:
+    def decide_later(self, which: str, function: Any, make_anew: Callable[[], Any]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
 
         A step that trains is traced no earlier than the script alone traces it, once its data are iterated: callbacks
@@ -122,7 +122,7 @@ class Run:
         stage = stages[-1]  # of what `fit` validates with it may be that of `fit`
 
         def decide() -> None:
-            if not stage.decide(function, self.callbacks):
+            if not stage.decide(function, make_anew, self.callbacks):
                 make_anew()
             if self.turns is not None:
                 self.before_step()

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.analysis import dry_trace, programs
 from matex_tf.gradients import overlap_trial
 from matex_tf.loops import open_shapes, traces
-from matex_tf.resilience import elastic_step
+from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime import objects
 
 EAGER = "it is not traced (run_eagerly=True)"
-_known: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+OTHER = "its Python does something else each time it is traced: keep what it changes in a tf.Variable"
+_known: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, Any]]] = weakref.WeakKeyDictionary()
+"""Of each model, by kinds and shapes of data, why its step cannot be sharded, and a reference to the graph."""
 _made_for_whole: weakref.WeakSet = weakref.WeakSet()
 """Functions that were made once a step was known to be computed whole."""
+_meeting: weakref.WeakKeyDictionary[Any, dict[str, programs.Program]] = weakref.WeakKeyDictionary()
+"""Of each model and kind in whose step values are made whole where rows meet (`meetings`): what its Python makes in a
+trace without that."""
+_tried: weakref.WeakKeyDictionary[Any, set[tuple[str, Any]]] = weakref.WeakKeyDictionary()
+"""Of each model for which kinds and shapes of data that was tried."""
+
+
+def makes_whole(model: Any, kind: str) -> bool:
+    return kind in _meeting.get(model, {})
+
+
+def may_make_whole(model: Any, kind: str, spec: Any) -> bool:
+    """Whether it is worth a try to `make_whole` in a step that was traced for `spec`, and cannot be shared as it is."""
+    is_compiled = getattr(model, "jit_compile", False) or getattr(model, "_jit_compile", False)
+    of_kind = kind, shapes_of(spec.data)
+    graph = _graph_of(model, of_kind)
+    return not (is_compiled or makes_whole(model, kind) or graph is None or of_kind in _tried.get(model, ()))
+
+
+def make_whole(model: Any, kind: str, spec: Any) -> None:
+    """Have values made whole, where rows meet, in the traces to come of such a step."""
+    of_kind = kind, shapes_of(spec.data)
+    _tried.setdefault(model, set()).add(of_kind)
+    _meeting.setdefault(model, {})[kind] = programs.program(_graph_of(model, of_kind))
+
+
+def _graph_of(model: Any, of_kind: Any) -> Any:
+    known = _known.get(model, {}).get(of_kind)
+    return known[1]() if known else None
+
+
+def forget_to_make_whole(model: Any, kind: str) -> None:
+    _meeting.get(model, {}).pop(kind, None)
+
+
+def forget_step(model: Any, kind: str) -> None:
+    """Another step is made of `model`."""
+    forget_to_make_whole(model, kind)
+    _tried[model] = {of_kind for of_kind in _tried.get(model, ()) if of_kind[0] != kind}
 
 
 def note_made_for_whole(function: Any) -> None:
@@ -25,7 +69,14 @@ def is_made_for_whole(function: Any) -> bool:
 
 def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
     """The step of `model` for `kind` was traced for batches such as `data`; `reason`: why it cannot be sharded."""
-    _known.setdefault(model, {})[kind, shapes_of(data)] = "" if reason is None else str(reason)
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    why = "" if reason is None else str(reason)
+    own = _meeting.get(model, {}).get(kind)
+    if own is not None and programs.program(graph).differs_from(own):
+        why = why or OTHER
+    _known.setdefault(model, {})[kind, shapes_of(data)] = why, weakref.ref(graph)
 
 
 def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
@@ -48,7 +99,40 @@ def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = 
             overlap_trial.traced(functions[0], (iterator_ops.IteratorSpec(spec),), {})
     except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
         return traces.NAMED
-    return known.get((kind, shapes_of(spec.data)), "it is none of Keras' training steps")
+    return known.get((kind, shapes_of(spec.data)), ("it is none of Keras' training steps", None))[0]
+
+
+def with_meetings(
+    model: Any,
+    kind: str,
+    spec: Any,
+    is_fixed: bool,
+    reasons: Sequence[str],
+    states: Any,
+    make_anew: Callable[[], Any],
+    name: str,
+) -> str | None:
+    """Why ranks cannot share a step once values are made whole in it where rows meet; empty if they can. Collective.
+
+    None if it is of no use to try that.
+
+    Args:
+        reasons: why they cannot share it as it is.
+        states: the random states of Python with which its first trace began.
+        make_anew: makes what the model calls for a step once more.
+        name: that of the data, for messages.
+    """
+    if elastic.is_on() or {traces.NAMED, EAGER} & set(reasons):
+        return None
+    if not all(objects.allgather(may_make_whole(model, kind, spec), f"whether {name} is traced once more")):
+        return None
+    make_whole(model, kind, spec)
+    with dry_trace.unnoticed(states):  # alone it is traced once
+        why = why_whole(model, kind, make_anew(), spec, is_fixed)
+    everyone = objects.allgather(why, f"whether ranks can share {name} where its rows meet")
+    if any(everyone):
+        forget_to_make_whole(model, kind)
+    return next(filter(None, everyone), "")
 
 
 def has_fixed_rows(spec: Any) -> bool:

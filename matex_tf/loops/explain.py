@@ -39,10 +39,15 @@ def say_inexact(why: str) -> None:
     )
 
 
-def say_shared(step: str) -> None:
-    """Where the user asked for it, say of a step that it is sharded."""
-    if settings.current().explain:
-        notes.note(f"{step} is sharded: each rank computes its slice of every batch")
+def say_shared(step: str, meeting: str = "") -> None:
+    """Where the user asked for it, say of a step that it is sharded.
+
+    meeting: why its rows, or figures of them, are put together in the middle of it.
+    """
+    if not settings.current().explain:
+        return
+    whole = f". From here on every rank has the whole batch's: {meeting}" if meeting else ""
+    notes.note(f"{step} is sharded: each rank computes its slice of every batch{whole}")
 
 
 def name_of(function: Any) -> str:

@@ -14,15 +14,18 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.adapt import executor
-from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
-from matex_tf.gradients import overlap_trial, reduction
+from matex_tf.analysis import dry_trace, graph_ops, interpreter, programs, verdict
+from matex_tf.gradients import meetings, overlap_trial, reduction
 from matex_tf.loops import dataset_loop, explain, model_calls, open_shapes, step_arguments, traces
 from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
 
 TRAINS, WHOLE, SHARED = "trains", "whole", "shared"
-COUNTS = "its Python gives other numbers each time it is traced: keep what it changes in a tf.Variable"
+OTHER = (
+    "its Python does something else when it is traced for any number of rows: ask for sizes by tf.shape, and keep what "
+    "it changes in a tf.Variable"
+)
 
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, _Plan]] = weakref.WeakKeyDictionary()
 _open: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -33,9 +36,15 @@ class _Plan:
     """How calls of a function with arguments of some kinds are made."""
 
     def __init__(
-        self, kind: str, function: Any, arguments: step_arguments.Arguments, why: str = "", calls_model: bool = False
+        self,
+        kind: str,
+        function: Any,
+        arguments: step_arguments.Arguments,
+        why: str = "",
+        calls_model: bool = False,
+        meets: bool = False,
     ):
-        self.kind, self.why, self.calls_model = kind, why, calls_model
+        self.kind, self.why, self.calls_model, self.meets = kind, why, calls_model, meets
         self.function = function  # None: the one that is called, which a plan of it must not keep alive
         self.calls = 0
         self.adapting: executor.Adapting | None = None
@@ -78,24 +87,23 @@ def call(
             plans[key] = _Plan(TRAINS, None, arguments, calls_model=calls_model)
         else:
             # Now, before the script sets what its Python reads in a trace to something else.
-            plans[key] = _plan(function, arguments, calls_model, states, _figures_of(function, args, kwargs))
+            made = function.get_concrete_function(*args, **kwargs).graph
+            plans[key] = _plan(function, arguments, calls_model, states, programs.program(made))
         return result, ""
     if key not in plans or plans[key].kind == TRAINS:
-        plans[key] = _plan(function, arguments, key in plans and plans[key].calls_model)
+        made = getattr(getattr(function, "_concrete_variable_creation_fn", None), "graph", None)
+        own = None if made is None or key not in plans else programs.program(made)
+        plans[key] = _plan(function, arguments, key in plans and plans[key].calls_model, own=own, is_own=is_own)
     plan = plans[key]
     if is_own and (plan.kind == SHARED or plan.why) and function in _open:
         with traces.frame(function, step_arguments.placements(arguments), is_border=True):
             return run(_open[function], args, kwargs), plan.why
     if plan.kind == WHOLE or arguments.rows < 2 or is_own:
         with traces.frame(function, [], is_border=False), model_calls.shared(plan.calls_model and not is_own):
-            return run(plan.function or function, args, kwargs), plan.why
-    with traces.frame(function, step_arguments.placements(arguments), is_border=True, holds=True):
+            return run(plan.function if plan.function and not plan.meets else function, args, kwargs), plan.why
+    frame = traces.frame(function, step_arguments.placements(arguments), is_border=True, holds=True)
+    with frame, meetings.resolved(plan.meets):
         return _shared(run, plan, arguments), ""
-
-
-def _figures_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """What Python made of its own values in the trace that `function` was called with."""
-    return graph_ops.figures(function.get_concrete_function(*args, **kwargs).graph)
 
 
 def _plan(
@@ -103,44 +111,89 @@ def _plan(
     arguments: step_arguments.Arguments,
     calls_model: bool,
     states: Any = None,
-    figures: set[str] | None = None,
+    own: programs.Program | None = None,
+    is_own: bool = False,
 ) -> _Plan:
     """Trace `function` for an open number of rows and see what of it can be shared. Collective if it trains.
 
     Args:
         calls_model: whether it calls a Keras model under a tape, which can be shared by itself.
         states: the random states of Python with which the script alone traces it, where it has been; else it is now.
-        figures: the constants of its own trace, where it has one. Another that has others is not used: Python has
-            changed, while it was traced, what it reads.
+        own: what its Python made in its own trace, where it has one. One for slices in which it makes something else is
+            not used: it asks how many rows there are, or has changed, while it was traced, what it reads.
+        is_own: whether it is given rows of this rank's own, which meet none of others.
     """
     # A trace that fails leaves a function in a state in which it can make no variables.
-    made = _open.get(function) or function._clone(None)
-    is_known = arguments.rows > 0 and getattr(function, "input_signature", None) is None
-    with traces.frame(made, step_arguments.placements(arguments), is_border=True), open_shapes.watched(is_known):
-        graph = _traced(made, arguments.with_rows(step_arguments.of_any_rows), states)
+    made, start = _open.get(function) or function._clone(None), states or dry_trace.random_states()
+    graph, mine = _of_slices(made, function, arguments, states, own)
     if graph is not None:
         _open[function] = made
         if not graph_ops.reduces(graph):
             return _Plan(WHOLE, None, arguments)
-    mine = traces.NAMED if graph is None else str(verdict.failure(graph) or "")
-    if graph is not None and not interpreter.has_declared(graph):
-        mine = "its trace is not known as that of the function"
-    if not mine and figures is not None and graph_ops.figures(graph) - figures:
-        mine = COUNTS
     reasons = _of_all(mine)
+    is_compiled = bool(getattr(function, "_jit_compile", None))
     if not reasons:
-        explain.say_shared(explain.name_of(function))
-        plan = _Plan(SHARED, made, arguments)
-        plan.adapting = executor.of_steps(explain.name_of(function), bool(getattr(function, "_jit_compile", None)))
-        return plan
-    if not calls_model or getattr(function, "_jit_compile", None):
+        return _shared_plan(function, made, arguments, is_compiled)
+    may_meet = not (is_own or is_compiled or settings.current().elastic)
+    if may_meet and not {traces.NAMED, OTHER} & set(reasons):
+        made = function._clone(None)
+        graph, mine = _of_slices(made, function, arguments, start, own, meets=True)
+        if not _of_all(mine):
+            return _shared_plan(function, made, arguments, is_compiled, meeting=reasons[0])
+    if not calls_model or is_compiled:
         return _Plan(WHOLE, None, arguments, reasons[0])
     made = function._clone(None)
     with traces.frame(function, [], is_border=False), model_calls.shared(True):
         graph = _traced(made, arguments.given, states)
-    is_same = graph is not None and (figures is None or graph_ops.figures(graph) <= figures)
+    is_same = graph is not None and (own is None or programs.program(graph).figures <= own.figures)
     failed = _of_all("" if is_same else "it cannot be traced again")
     return _Plan(WHOLE, None if failed else made, arguments, reasons[0], not failed)
+
+
+def _shared_plan(
+    function: Any, made: Any, arguments: step_arguments.Arguments, is_compiled: bool, meeting: str = ""
+) -> _Plan:
+    """The plan of `made`, traced for slices of `function`; `meeting`: why values are made whole in it, if they are."""
+    name = explain.name_of(function)
+    explain.say_shared(name, meeting)
+    plan = _Plan(SHARED, made, arguments, meets=bool(meeting))
+    plan.adapting = executor.of_steps(name, is_compiled)
+    return plan
+
+
+def _of_slices(
+    made: Any,
+    function: Any,
+    arguments: step_arguments.Arguments,
+    states: Any,
+    own: programs.Program | None,
+    meets: bool = False,
+) -> tuple[Any, str]:
+    """The graph of `made`, a clone of `function`, for an open number of rows, None if it has none, and why it cannot
+    be sharded.
+    """
+    is_known = arguments.rows > 0 and getattr(function, "input_signature", None) is None
+    start = states or dry_trace.random_states()
+    frame = traces.frame(made, step_arguments.placements(arguments), is_border=True)
+    with frame, open_shapes.watched(is_known), meetings.resolved(meets):
+        graph = _traced(made, arguments.with_rows(step_arguments.of_any_rows), states)
+    if graph is None:
+        return None, traces.NAMED
+    why = str(verdict.failure(graph) or "")
+    if not interpreter.has_declared(graph):
+        why = "its trace is not known as that of the function"
+    differs = own is not None and programs.program(graph).differs_from(own)
+    # Where variables came to be in the script's own trace it makes another, without the ops that do that.
+    if differs and (not function._created_variables or _differs(graph, function._clone(None), arguments, start)):
+        why = OTHER
+    return graph, why
+
+
+def _differs(graph: Any, function: Any, arguments: step_arguments.Arguments, start: Any) -> bool:
+    """Whether Python does something else in a trace of `function` for the arguments that it is called with."""
+    with traces.frame(function, [], is_border=False):
+        own = _traced(function, arguments.given, start)
+    return own is None or programs.program(graph).differs_from(programs.program(own))
 
 
 def _traced(function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], states: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
 from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
@@ -44,6 +44,7 @@ def not_of_slices(sources: Any, why: str) -> None:
         verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
 
 
+@programs.ours()
 def in_graph(
     compute: Callable[[Any, Any], Any], target: Any, sources: Any, upstream: Any, reduces: bool, owed: bool
 ) -> Any:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from matex_tf.analysis import graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
-from matex_tf.gradients import recombine
+from matex_tf.gradients import meetings, recombine
 from matex_tf.loops import step_arguments
+from matex_tf.runtime import script_frames
 from matex_tf.world import world
 
 NAMED = "it cannot be traced for an open number of rows: it may name the size of its batch"
@@ -72,10 +73,10 @@ def traced(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
     stack = getattr(_state, "stack", [])
     if not stack or code_of(python_func) is not code_of(stack[-1].function.python_function):
-        return python_func(*args, **kwargs)  # of something else that is traced meanwhile
+        return script_frames.hand_over(python_func, *args, **kwargs)  # of something else that is traced meanwhile
     here = stack[-1]
     _declare(here, args, kwargs)
-    outputs = python_func(*args, **kwargs)
+    outputs = script_frames.hand_over(python_func, *args, **kwargs)
     if not here.is_border or not graph_ops.reduces(tf.compat.v1.get_default_graph()):
         return outputs
     outputs = exits(outputs, bool(getattr(here.function, "_jit_compile", None)))
@@ -110,6 +111,8 @@ def _declare(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     for leaf, placement in zip(leaves, here.placements):
         if placement is not None and not placement.is_same and isinstance(leaf, tf.Tensor):
             declare(leaf, placement)
+    if here.is_border:  # the trace of a function that it calls may be used elsewhere, too
+        meetings.watch(tf.compat.v1.get_default_graph())
 
 
 def declare(leaf: Any, placement: Placement) -> None:
@@ -161,7 +164,7 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
         wholes = recombine.make_whole([flat[index] for index in places], "what a step returns") if places else []
         for index, value in zip(places, wholes):
             flat[index] = value
-        reason = verdict.unproved(graph, wholes)
+        reason = verdict.unproved(graph, wholes) or meetings.why_without_gain(graph)
         if reason is not None:
             verdict.fail(graph, reason)
     return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)

@@ -1,9 +1,9 @@
 """Metrics of the script's own, functions or classes: what they make of slices is brought to what the whole batch gives.
 
-A function that gives a number for each row needs nothing. One that gives a single number, such as a root of a mean,
-gives it for the rows of this rank: a mean is weighted by the rows, a sum is added up, and for any other the labels and
-predictions of all ranks are gathered, and it is computed once more. A class whose updates add sums over rows to its
-variables needs nothing; for any other all rows are gathered, too, and its update counts on rank 0 alone.
+A function that gives a number for each row, of that row, needs nothing. One that gives a single number gives it for
+the rows of this rank: a mean is weighted by the rows, and a sum is added up. For any other, such as a root of a mean,
+labels and predictions of all ranks are gathered, and the update counts on rank 0 alone. A class whose updates add sums
+over rows to its variables needs nothing; for any other all rows are gathered, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.analysis import dry_trace, interpreter
-from matex_tf.analysis.placement import ROWS, as_partial, partial
-from matex_tf.gradients import reduction
+from matex_tf.analysis.placement import ROWS, SHARDED, as_partial, partial
+from matex_tf.gradients import meetings, reduction
 from matex_tf.sharding import step_weight
 
-_MEAN, _SUM, _OTHER = "mean", "sum", "other"
+_ROWS, _MEAN, _SUM, _OTHER = "rows", "mean", "sum", "other"
 _known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
@@ -33,40 +33,67 @@ def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def compute(y_true: Any, y_pred: Any, **kwargs: Any) -> Any:
         value = plain(y_true, y_pred, **kwargs)
-        rows = (y_true, y_pred)
-        if not is_single(value) or not all(isinstance(part, tf.Tensor) and part.shape.rank for part in rows):
+        if not is_single(value) or not all(map(_has_rows, (y_true, y_pred))):
             return value
-        kind = _kind_of(function, rows, kwargs)
-        numbers = step_weight.numbers()
+        kind = _kind_of(function, (y_true, y_pred), kwargs)
         if kind == _OTHER:
-            return plain(*[_gathered(part, numbers[2]) for part in rows], **kwargs)
-        weight = tf.cast(numbers[0 if kind == _MEAN else 1], value.dtype)
+            return plain(*_whole([y_true, y_pred]), **kwargs)
+        weight = tf.cast(step_weight.numbers()[0 if kind == _MEAN else 1], value.dtype)
         return ops.allreduce(value * weight, op="sum", name="metric")
 
     return compute
 
 
-def rows_of_all(
+def update_lets_rows_meet(
     metric: Any, update: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of `update(metric, ...)`, a method of the script's own, with the rows of all ranks.
-
-    None where each rank's own rows will do. Collective where they will not.
-    """
-    import tensorflow as tf
-
+) -> bool:
+    """Whether `update(metric, ...)`, a method of the script's own, does more with rows than to add sums over them."""
     parts = [*args, *kwargs.values()]
     of_uneven_rows = any(hasattr(part, "flat_values") or hasattr(part, "dense_shape") for part in parts)
     if of_uneven_rows or not any(map(_has_rows, parts)):
-        return None
+        return False
     key = repr([(part.dtype, tuple(part.shape[1:])) if hasattr(part, "dtype") else part for part in parts])
     known = _known.setdefault(metric, {})
     if key not in known:
         known[key] = _SUM if _adds_up(metric, update, args, kwargs) else _OTHER
-    if known[key] == _SUM:
-        return None
+    return known[key] == _OTHER
+
+
+def function_lets_rows_meet(metric: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `function`, of the script's own (or None), of which `metric` takes the mean, lets rows meet."""
+    rows = (*args, *(kwargs[name] for name in ("y_true", "y_pred") if name in kwargs))[:2]
+    if function is None or len(rows) < 2 or not all(map(_has_rows, rows)):
+        return False
+    return _kind_of(function, rows, getattr(metric, "_fn_kwargs", {})) == _OTHER
+
+
+def rows_of_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an update, and their masks, with the rows of all ranks. Collective."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten((args, kwargs))
+    places = [at for at, leaf in enumerate(flat) if _has_rows(leaf) or isinstance(leaf, tf.Tensor)]
+    masks = {at: mask for at in places if (mask := getattr(flat[at], "_keras_mask", None)) is not None}
+    wholes = _whole([*(flat[at] for at in places), *masks.values()])
+    for at, whole in zip(places, wholes):
+        flat[at] = whole
+    for at, mask in zip(masks, wholes[len(places) :]):
+        flat[at]._keras_mask = mask
+    return tf.nest.pack_sequence_as((args, kwargs), flat)
+
+
+def _whole(parts: list[Any]) -> list[Any]:
+    """What ranks have parts of, whole: as placements tell, where they do; else whatever has rows is gathered."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    if not tf.executing_eagerly() and interpreter.has_rows(graph):
+        of_graph = [part for part in parts if getattr(part, "graph", None) is graph]
+        wholes = meetings.all_whole(of_graph)
+        known = {id(part): whole for part, whole in zip(of_graph, wholes or ())}
+        return [known.get(id(part), part) for part in parts]
     has_rows = step_weight.numbers()[2]
-    return tf.nest.map_structure(lambda part: _gathered(part, has_rows) if _has_rows(part) else part, (args, kwargs))
+    return [_gathered(part, has_rows) if _has_rows(part) else part for part in parts]
 
 
 def _has_rows(part: Any) -> bool:
@@ -150,4 +177,7 @@ def _traced_kind(function: Callable[..., Any], rows: tuple[Any, ...], kwargs: di
             graph = tf.function(compute).get_concrete_function(*specs).graph
         except Exception:  # of the script's code, any
             return _OTHER
-    return {partial(0): _SUM, partial(1): _MEAN}.get(interpreter.placement_of(graph.outputs[0]), _OTHER)
+    found = interpreter.placement_of(graph.outputs[0])
+    if found.kind == SHARDED and found.axis == found.power == 0:
+        return _ROWS
+    return {partial(0): _SUM, partial(1): _MEAN}.get(found, _OTHER)

@@ -1,10 +1,14 @@
-"""Whose code a frame of the stack runs. Its module says so; a path does not: a script may lie in any folder."""
+"""Whose code a frame of the stack runs, and for whom. Its module says so; a path does not: scripts lie anywhere."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from types import FrameType
+from typing import Any, TypeVar
+
+_Made = TypeVar("_Made")
 
 
 def package(frame: FrameType) -> str:
@@ -12,6 +16,29 @@ def package(frame: FrameType) -> str:
     spec = frame.f_globals.get("__spec__")  # a module that was started by `-m` has its name there only
     name = frame.f_globals.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
+
+
+def hand_over(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
+    """`function(*args, **kwargs)`, which we call in the script's place: what it does, the script does."""
+    return function(*args, **kwargs)
+
+
+def pass_on(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
+    """`function(*args, **kwargs)`, around which we stand: what it does is done for whoever called us."""
+    return function(*args, **kwargs)
+
+
+def is_ours(frame: FrameType | None) -> bool:
+    """Whether what `frame` does is done for us: our code has called it, last of all, and did not `hand_over`."""
+    while frame is not None:
+        if package(frame) != "matex_tf":
+            frame = frame.f_back
+        elif frame.f_code is not pass_on.__code__:
+            return frame.f_code is not hand_over.__code__
+        else:
+            while frame is not None and package(frame) == "matex_tf" and frame.f_code is not hand_over.__code__:
+                frame = frame.f_back
+    return False
 
 
 @functools.lru_cache(maxsize=1024)

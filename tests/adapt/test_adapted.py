@@ -11,7 +11,7 @@ from matex_tf.monitor import recording
 from matex_tf.monitor.report import page
 
 CASES = Path(__file__).with_name("adapted_cases.py")
-FORCED = ["arrays", "repeated", "mapped", "loop"]
+FORCED = ["arrays", "repeated", "mapped", "loop", "met", "loop_met"]
 MEASURED = ["gone", "slow_loop"]
 ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}

@@ -5,12 +5,14 @@ batches that do and do not divide, a last batch of a single row, and ranks witho
 are to have shared.
 """
 
+import itertools
 import os
 import sys
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 keras.backend.set_floatx("float64")
 GENERATOR = np.random.RandomState(3)
@@ -92,7 +94,41 @@ def number_or_not(y, p):
         return bce(y, p) / 7
 
 
+def of_type(y, p):
+    return bce(y, p) if type(p.shape[0]) is int else tf.sqrt(bce(y, p))
+
+
+def as_text(y, p):
+    return bce(y, p) if str(p.shape) == "(20, 3)" else tf.sqrt(bce(y, p))
+
+
+def computed(y, p):
+    return bce(y, p) + (tf.reduce_mean(tf.square(p)) if isinstance(2 * p.shape[0], int) else 0)
+
+
+def constant_of_the_step(y, p):
+    factor = 0.5 if type(p.shape[0]) is int else 2.0
+    return factor * bce(y, p) + 2.0 * tf.reduce_mean(tf.abs(p)) + 0.5 * tf.reduce_sum(p) / 7.0
+
+
+def attribute_of_an_op(y, p):
+    return tf.reduce_mean(tf.cumsum(p, axis=1, reverse=type(p.shape[0]) is int) * y)
+
+
+def terms_in_another_order(y, p):
+    first, second = bce(y, p), tf.reduce_mean(tf.abs(p))
+    if type(p.shape[0]) is not int:
+        first, second = second, first
+    return 3.0 * first + second
+
+
 LOSSES |= {
+    "python that takes another constant of the step": constant_of_the_step,
+    "python that gives an op another attribute": attribute_of_an_op,
+    "python that swaps terms": terms_in_another_order,
+    "python that asks for a type": of_type,
+    "python that compares the text of a shape": as_text,
+    "python that asks a computed number for an int": computed,
     "python that asks for an int": asked_for_its_kind,
     "python that asks for an int without AutoGraph": tf.autograph.experimental.do_not_convert(asked_for_its_kind),
     "python that catches what int() raises": number_or_not,
@@ -124,6 +160,10 @@ def loop(name, loss_of, batches):
             total += float(got["loss"]) * len(x)
             seen += [got["loss"].numpy(), got["half"].numpy(), got["norm"].numpy(), got["predicted"].numpy().sum()]
     results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [total], rows])
+    note_shared(name, step)
+
+
+def note_shared(name, step):
     if "matex_tf" in sys.modules:
         from matex_tf.loops import function_step
 
@@ -164,6 +204,125 @@ def adversarial():
 
     seen = [[float(loss), float(tf.reduce_sum(tf.abs(slopes)))] for x, y in dataset() for loss, slopes in [step(x, y)]]
     results["adversarial"] = np.concatenate([*(one.ravel() for one in model.get_weights()), np.ravel(seen)])
+
+
+def normalised():
+    """A layer's statistics are those of all rows, also in a step in which rows meet later."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    )
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = tf.reduce_mean(tf.square(predicted @ tf.transpose(predicted) - y @ tf.transpose(y)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    seen = [float(step(x, y)) for x, y in dataset()]
+    results["normalised"] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen])
+
+
+def views():
+    """Two views of each row are told from all others, and a metric is given what has met."""
+    model, optimizer, metric = model_of("tanh"), keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            one, other = (tf.math.l2_normalize(model(part), 1) for part in (x, x[:, ::-1]))
+            rows, count = tf.concat([one, other], 0), tf.shape(one)[0]
+            alike = tf.matmul(rows, rows, transpose_b=True) / 0.2 - 1e9 * tf.eye(2 * count, dtype=rows.dtype)
+            labels = tf.concat([tf.range(count, 2 * count), tf.range(count)], 0)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, alike))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        metric.update_state(labels, alike)
+        return loss
+
+    seen = [float(one) for x, y in dataset() for one in (step(x, y), metric.result())]
+    results["views"] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen])
+    note_shared("views", step)
+
+
+def trained(name, model, loss_of, variables=None):
+    """Steps of `loss_of(tape, x, y)`, with the weights that they leave."""
+    optimizer, variables = keras.optimizers.SGD(0.1), variables or model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(tape, x, y)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return loss
+
+    seen = [float(step(x, y)) for x, y in dataset()]
+    results[name] = np.concatenate([*(np.ravel(one) for one in model.get_weights()), *map(np.ravel, variables), seen])
+
+
+def tapes_that_change():
+    """The same product of rows with rows, first while the tape does not record, or does not watch them yet."""
+    model, square = model_of("tanh"), lambda rows: rows @ tf.transpose(rows)
+
+    def stopped(tape, x, y):
+        rows = model(x)
+        with tape.stop_recording():
+            before = square(rows)
+        return tf.reduce_mean(tf.square(square(rows) - 0.5 * before - square(y)))
+
+    def watched(tape, x, y):
+        rows = model(x)
+        before = square(rows)
+        with tf.GradientTape() as inner:
+            inner.watch(rows)
+            mean = tf.reduce_mean(tf.square(square(rows)))
+        slope = inner.gradient(mean, rows)
+        return tf.reduce_mean(tf.square(rows - y)) + tf.reduce_mean(slope * rows) + 0.1 * tf.reduce_mean(before)
+
+    def paused(tape, x, y):
+        rows = model(x)
+        with record.stop_recording():  # as TensorFlow does it
+            before = square(rows)
+        return tf.reduce_mean(tf.square(square(rows) - 0.5 * before - square(y)))
+
+    trained("tape that stops", model, stopped)
+    trained("tape that is paused", model, paused)
+    trained("tape that watches later", model, watched)
+
+
+def recomputed():
+    """What is computed anew on the way back is what was computed before: nothing is made whole within it."""
+    model = model_of("tanh")
+    centred = tf.recompute_grad(keras.layers.Lambda(lambda rows: tf.tanh(rows - 1.5 * tf.reduce_mean(rows, 0))))
+    trained("recomputed", model, lambda tape, x, y: tf.reduce_mean(tf.square(centred(model(x)) - y)))
+
+
+def gains_nothing():
+    """Rows meet before the work, and the script is told."""
+    model = model_of("tanh")
+
+    def loss_of(tape, x, y):
+        mixed = tf.nn.softmax(x @ tf.transpose(x)) @ x
+        return bce(y, tf.sigmoid(model(mixed)))
+
+    trained("gains nothing", model, loss_of)
+
+
+def normalised_otherwise():
+    """Batch normalization of a figure of the rows, and outside of the model in a step that is not sharded."""
+    for name in ("figure", "rows that have met"):
+        model, layer = model_of("tanh"), keras.layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 3))
+
+        def loss_of(tape, x, y, model=model, layer=layer, name=name):
+            rows = model(x, training=True)
+            met = tf.transpose(rows) @ y / 20.0 if name == "figure" else tf.nn.softmax(rows @ tf.transpose(rows)) @ y
+            return tf.reduce_mean(tf.abs(layer(met, training=True) - 0.3)) + tf.reduce_mean(tf.square(rows - y))
+
+        trained(f"normalised {name}", model, loss_of, model.trainable_variables + layer.trainable_variables)
+        results[f"normalised {name}, moving"] = np.concatenate([np.ravel(one) for one in layer.get_weights()])
 
 
 def of_weights():
@@ -316,7 +475,9 @@ def fits():
         "fit, masked": masked,
         "fit, sum": "sum",
         "fit of fixed batches, compared": doubled,
+        "fit, drawn by Python": lambda y, p: keras.losses.binary_crossentropy(y, p) * np.random.rand() + dice(y, p),
     }.items():
+        np.random.seed(3)
         model = model_of()
         loss = keras.losses.MeanSquaredError(reduction="sum") if loss == "sum" else loss
         model.compile(keras.optimizers.SGD(0.1), loss, metrics=[keras.metrics.BinaryAccuracy(), keras.metrics.AUC()])
@@ -326,8 +487,24 @@ def fits():
             validation_batch_size=14,
         ).history  # fmt: skip
         results[name] = np.concatenate(
-            [*(one.ravel() for one in model.get_weights()), *(np.ravel(history[key]) for key in sorted(history))]
+            [
+                *(one.ravel() for one in model.get_weights()),
+                *(np.ravel(history[key]) for key in sorted(history)),
+                [np.random.rand()],
+            ]
         )
+
+
+def alternating():
+    """Python that does something else each second time that it is traced, where rows meet."""
+    traced, model = itertools.count(), model_of()
+
+    def loss(y, p):
+        return (1.3 + 0.4 * (next(traced) % 2)) * keras.losses.binary_crossentropy(y, p) + dice(y, p)
+
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    history = model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False).history
+    results["fit, alternating"] = np.concatenate([*(one.ravel() for one in model.get_weights()), history["loss"]])
 
 
 def main(folder):
@@ -335,7 +512,24 @@ def main(folder):
         loop(name, loss_of, dataset)
     for batches in (slices, generated, fixed):
         loop(f"mean, {batches.__name__}", bce, batches)
-    for case in (adversarial, of_weights, embeddings, by_hand, annealed, counting, forwards, fixed_by_hand, fits):
+    for case in (
+        adversarial,
+        normalised,
+        views,
+        tapes_that_change,
+        recomputed,
+        gains_nothing,
+        normalised_otherwise,
+        of_weights,
+        embeddings,
+        by_hand,
+        annealed,
+        counting,
+        forwards,
+        fixed_by_hand,
+        fits,
+        alternating,
+    ):
         case()
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     shared = np.array([SHARED[name] for name in SHARED])

@@ -88,6 +88,7 @@ LOSSES = {
     "rows that are chosen": lambda y, p: (
         tf.reduce_sum(tf.boolean_mask(tf.square(p), y > 0)) / (tf.reduce_sum(y) + 1e-6)
     ),
+    "divided, if by anything": lambda y, p: tf.math.divide_no_nan(tf.reduce_sum(tf.square(p) * y), tf.reduce_sum(y)),
     "root and product": lambda y, p: tf.sqrt(tf.reduce_mean(tf.square(y - p))) * bce(y, p),
     "rows with rows": lambda y, p: tf.reduce_mean(tf.square(p @ tf.transpose(p))),
     "in NumPy": lambda y, p: bce(y, p) * float(np.abs(p.numpy()).max()),
@@ -264,12 +265,21 @@ def threads():
     steps("a thread draws everyone's", dense(before=[Waiting(numbers_of_all)]), bce)
 
 
+def on_batches():
+    """`train_on_batch` and `test_on_batch` in a loop over a dataset."""
+    model, seen = dense(before=[layers.BatchNormalization()], activation="sigmoid"), []
+    model.compile(keras.optimizers.SGD(0.3), lambda y, p: bce(y, p) + tf.reduce_mean(tf.square(p)), metrics=["mse"])
+    for x, y in batches():
+        seen += [*model.train_on_batch(x, y), len(x), *model.test_on_batch(x, y)]
+    results["train_on_batch"] = np.concatenate([seen, *(np.ravel(weight) for weight in model.get_weights())])
+
+
 def main(folder):
     for name, loss_of in LOSSES.items():
         steps(name, dense(), loss_of)
     steps("batch normalisation", dense(before=[layers.BatchNormalization()]), bce)
     steps("arrays", dense(), bce, [(X[i : i + 12], Y[i : i + 12]) for i in range(0, 47, 12)])
-    for case in (annealed, words, of_inputs, of_gradients, added, frozen, saturated, threads):
+    for case in (annealed, words, of_inputs, of_gradients, added, frozen, saturated, threads, on_batches):
         case()
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)

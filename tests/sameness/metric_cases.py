@@ -205,6 +205,46 @@ def weigh_inside():
     stored("weigh, inside a function", seen)
 
 
+class Weighed(keras.metrics.Metric):
+    """A root of what all rows of an update give together, and a weight for each class, which is no row."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.total = self.add_weight(shape=(), name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, weights):
+        self.total.assign_add(tf.sqrt(tf.reduce_sum(tf.square(tf.cast(y_true, y_pred.dtype) - y_pred) * weights)))
+
+    def result(self):
+        return tf.convert_to_tensor(self.total)
+
+
+def spread(y_true, y_pred):
+    """A number for each row, that knows of the others."""
+    return tf.reduce_mean(tf.abs(y_pred - tf.reduce_mean(y_pred, 0)), -1)
+
+
+def meeting():
+    return [spread]
+
+
+def weighed_classes():
+    model, optimizer, metric = model_of(), keras.optimizers.SGD(0.5), Weighed(name="weighed")
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x)
+            loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float64) - predicted))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        metric.update_state(
+            tf.concat([y, y], 1), tf.concat([predicted, predicted], 1), tf.constant([1.0, 3.0], tf.float64)
+        )
+        return loss
+
+    stored("weighed classes", [*(float(step(x, y)) for x, y in dataset()), float(metric.result())])
+
+
 for chosen in (built_in, made_late):
     evaluate(chosen)
     fit(chosen)
@@ -216,5 +256,8 @@ for ask in ("shape", "tf.shape", "len"):
     weigh(ask, True)
     weigh(ask, False)
 weigh_inside()
+evaluate(meeting)
+fit(meeting)
+weighed_classes()
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)

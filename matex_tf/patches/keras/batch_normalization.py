@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.gradients import batch_moments
+from matex_tf.analysis import programs
+from matex_tf.gradients import batch_moments, meetings
 from matex_tf.runtime.replace import replace, when_imported
 
 
@@ -19,36 +20,39 @@ def _keras(module: Any) -> None:
 
 
 def _moments(original: Any) -> Any:
+    @programs.ours()
     def moments(self, inputs, *args, **kwargs):
         mean, variance = original(self, inputs, *args, **kwargs)
-        if not batch_moments.are_global():
+        if not batch_moments.are_global() or meetings.is_whole(inputs):
             return mean, variance
-        # The mask comes last: Keras 3 gives (inputs, mask), Keras 2 (inputs, reduction_axes, keep_dims, mask).
+        # Keras 3 gives (inputs, mask), Keras 2 (inputs, reduction_axes, keep_dims, mask).
         mask = kwargs.get("mask", args[-1] if len(args) in (1, 3) else None)
+        axes = getattr(self, "_reduction_axes", None) or kwargs.get("reduction_axes") or args[0]
         count = batch_moments.counted_elements(inputs, mean, mask)
-        return batch_moments.global_moments(mean, variance, count)[:2]
+        return batch_moments.global_moments(mean, variance, count, inputs, axes)[:2]
 
     return moments
 
 
 def _fused(original: Any) -> Any:
+    @programs.ours()
     def fused_batch_norm(
         x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC", is_training=True, name=None,
         exponential_avg_factor=1.0,
     ):  # fmt: skip
         import tensorflow as tf
 
-        if not is_training or not batch_moments.are_global():
+        x = tf.convert_to_tensor(x)
+        if not is_training or not batch_moments.are_global() or meetings.is_whole(x):
             return original(
                 x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor
             )
-        x = tf.convert_to_tensor(x)
         channel = 1 if data_format.startswith("NC") else x.shape.rank - 1
         axes = [axis for axis in range(x.shape.rank) if axis != channel]
         wide = tf.cast(x, scale.dtype)
         own_mean, own_variance = tf.nn.moments(wide, axes, keepdims=True)
         count = batch_moments.counted_elements(x, own_mean)
-        batch_mean, batch_variance, everything = batch_moments.global_moments(own_mean, own_variance, count)
+        batch_mean, batch_variance, everything = batch_moments.global_moments(own_mean, own_variance, count, x, axes)
         shape = tf.shape(batch_mean)
         y = tf.nn.batch_normalization(
             wide, batch_mean, batch_variance, tf.reshape(offset, shape), tf.reshape(scale, shape), epsilon

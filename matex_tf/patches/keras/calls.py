@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from matex_tf.loops import model_calls, model_watch, tape_stack
 from matex_tf.loops.parts import model_parts
+from matex_tf.runtime import script_frames
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -36,13 +38,15 @@ def _keras(module: Any) -> None:
 
 
 def _call(original: Any) -> Any:
+    of_script = functools.partial(script_frames.pass_on, original)
+
     def __call__(self, *args, **kwargs):
         tapes = tape_stack.here() if world.is_active() and not step_weight.is_alone() else []
         if not tapes:
-            return original(self, *args, **kwargs)
+            return of_script(self, *args, **kwargs)
         return model_calls.call(_in_parts, self, tapes, args, kwargs)
 
     def _in_parts(self, *args, **kwargs):
-        return model_parts.call(original, self, tape_stack.here(), args, kwargs)
+        return model_parts.call(of_script, self, tape_stack.here(), args, kwargs)
 
     return __call__

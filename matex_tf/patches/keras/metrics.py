@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, partial, replicated
-from matex_tf.gradients import recombine
+from matex_tf.gradients import meetings, recombine
 from matex_tf.metrics import custom_metrics, metrics
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.sharding import step_weight
@@ -96,8 +96,11 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
     """An update of `metric`, whose method is `code`, by `call`."""
     if step_weight.is_alone():
         return call(*args, **kwargs)
-    with _Outermost("update") as outermost:
-        gathered = _of_own_code(metric, code, args, kwargs)
+    with _Outermost("update") as outermost, programs.ours():
+        if getattr(_depth, "own", False):
+            metrics.keep(metric.variables)
+            return call(*args, **kwargs)  # it has all rows
+        gathered = _with_all_rows(metric, code, args, kwargs)
         metrics.keep(metric.variables)
         if gathered is not None:
             with metrics.counted(metric, step_weight.whole_count()), _within_own_code():
@@ -110,12 +113,28 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
             return call(*args, **kwargs)
 
 
-def _of_own_code(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """What an update by the script's own code is to be given instead of this rank's rows, if anything."""
-    if getattr(_depth, "own", False) or not _is_own(update):
-        return None
+def _with_all_rows(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """What an update is to be given in place of this rank's rows: those of all, where it lets them meet, or where some
+    of what it is given is of the whole batch already; None where its own rows will do.
+    """
     with _within_own_code():
-        return custom_metrics.rows_of_all(metric, update, args, kwargs)
+        meet = _has_whole_rows(args, kwargs) or (
+            custom_metrics.update_lets_rows_meet(metric, update, args, kwargs)
+            if _is_own(update)
+            else custom_metrics.function_lets_rows_meet(metric, _own_function(metric), args, kwargs)
+        )
+        return custom_metrics.rows_of_all(args, kwargs) if meet else None
+
+
+def _has_whole_rows(args: tuple, kwargs: dict) -> bool:
+    """Whether, in a step in which rows have met, something that is no scalar is of the whole batch."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or not meetings.are_resolved():
+        return False
+    found = interpreter.interpreter_of(tf.compat.v1.get_default_graph())
+    leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor)]
+    return any(leaf.shape.rank != 0 and not hasattr(leaf, "numpy") and found.of(leaf).is_same for leaf in leaves)
 
 
 def _is_own(code: Any) -> bool:
@@ -131,12 +150,18 @@ def _within_own_code() -> Iterator[None]:
         _depth.own = before
 
 
+def _own_function(metric: Any) -> Any:
+    """The function of the script's own that the mean `metric` is taken of; None if there is none."""
+    function = vars(metric).get("_fn")
+    module = str(getattr(function, "__module__", ""))
+    return None if module.startswith(("keras.", "tf_keras.", custom_metrics.__name__)) else function
+
+
 @contextlib.contextmanager
 def _with_global_figures(metric: Any) -> Iterator[None]:
     """Within it a function of the script's own that the mean `metric` is taken of gives the whole batch's figures."""
-    function = vars(metric).get("_fn")
-    module = str(getattr(function, "__module__", ""))
-    if function is None or module.startswith(("keras.", "tf_keras.", custom_metrics.__name__)):
+    function = _own_function(metric)
+    if function is None:
         yield
         return
     vars(metric)["_fn"] = custom_metrics.of_all_rows(function)

@@ -10,11 +10,13 @@ import inspect
 from typing import Any
 
 from matex_tf.analysis import verdict
+from matex_tf.gradients import meetings
 from matex_tf.keras import data_stage, fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
 from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime import script_frames
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
@@ -117,6 +119,8 @@ def _make_function(which: str) -> Any:
             if which == "test":
                 elastic.forget_after_loss(self, "test_function")
             made = getattr(self, f"{which}_function")
+            if made is not before:
+                step_check.forget_step(self, which)
             if which == "train" and made is not before:
                 self.train_function = _train_step(self, made)
                 # Keras 2 takes the function from what is returned, Keras 3 from the model.
@@ -131,15 +135,20 @@ def _make_function(which: str) -> Any:
     return make
 
 
-def _made_anew(model: Any, which: str, make: Any) -> None:
-    """A trace that failed leaves functions in a state in which they can make no variables; one for slices is not one
-    for whole batches in which the calls of the model are shared."""
+def _made_anew(model: Any, which: str, make: Any) -> Any:
+    """What the model calls for a step, made once more.
+
+    A trace that failed leaves functions in a state in which they can make no variables; one for slices is not one for
+    whole batches in which the calls of the model are shared, nor one in which values are made whole.
+    """
     setattr(model, f"{which}_function", None)
     make(model)
     made = getattr(model, f"{which}_function")
-    step_check.note_made_for_whole(made)
+    if not step_check.makes_whole(model, which):
+        step_check.note_made_for_whole(made)
     if which == "train":
         model.train_function = _train_step(model, made)
+    return made
 
 
 def _unpack(step: Any, model: Any, which: str) -> Any:
@@ -157,8 +166,10 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
         if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
             with model_calls.shared(call.model is model and not getattr(model, "jit_compile", False)):
                 return step(data.data)
-        traces.declare_rows(data.data)
-        logs = traces.exits(step(data.data))
+        with meetings.resolved(step_check.makes_whole(model, which)):
+            traces.declare_rows(data.data)
+            meetings.watch(tf.compat.v1.get_default_graph())
+            logs = traces.exits(script_frames.hand_over(step, data.data))
         step_check.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
         return logs
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from matex_tf.analysis import verdict
+from matex_tf.gradients import meetings
 from matex_tf.loops import model_calls, tape_gradients, tape_stack
 from matex_tf.runtime.replace import replace
 
@@ -35,12 +36,15 @@ def install() -> None:
         replace(forwardprop.ForwardAccumulator, name, _counted(more))
     replace(backprop.GradientTape, "_push_tape", _push)
     replace(backprop.GradientTape, "_pop_tape", _pop)
+    replace(backprop.GradientTape, "watch", _watch)
     replace(backprop.GradientTape, "gradient", _gradient)
     for name in ("jacobian", "batch_jacobian"):
         replace(backprop.GradientTape, name, _jacobian)
     import tensorflow as tf
+    from tensorflow.python.ops import custom_gradient
 
     replace(tf, "custom_gradient", _custom_gradient)
+    replace(custom_gradient, "_graph_mode_decorator", _with_gradients_of_its_own)
 
 
 def _push(original: Any) -> Any:
@@ -48,6 +52,7 @@ def _push(original: Any) -> Any:
         import tensorflow as tf
 
         original(self)
+        meetings.tapes_change()
         tape_stack.stack().append((self, None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()))
 
     return _push_tape
@@ -56,9 +61,18 @@ def _push(original: Any) -> Any:
 def _pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)
+        meetings.tapes_change()
         tape_stack.stack()[:] = [(tape, graph) for tape, graph in tape_stack.stack() if tape is not self]
 
     return _pop_tape
+
+
+def _watch(original: Any) -> Any:
+    def watch(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        meetings.tapes_change()
+
+    return watch
 
 
 def _counted(more: int) -> Any:
@@ -103,6 +117,17 @@ def _custom_gradient(original: Any) -> Any:
         return functools.wraps(function)(compute)
 
     return custom_gradient
+
+
+def _with_gradients_of_its_own(original: Any) -> Any:
+    """Its gradients are of the values that it computes, not of those that ranks would put together within it
+    (`meetings`): so it is called by us, as one whole.
+    """
+
+    def _graph_mode_decorator(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    return _graph_mode_decorator
 
 
 def _gradient(original: Any) -> Any:
