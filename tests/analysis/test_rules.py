@@ -14,7 +14,7 @@ import recombining
 import tensorflow as tf
 
 from matex_tf.analysis import interpreter
-from matex_tf.analysis.placement import UNKNOWN
+from matex_tf.analysis.placement import ROWS, UNKNOWN
 from matex_tf.analysis.rules import RULES
 
 SPLITS = ((4, 1), (2, 1, 2))
@@ -630,3 +630,22 @@ def test_nothing_wrong_is_claimed_where_rows_meet(function):
     graph, values = _graph(function)
     for rows in (*SPLITS, (3, 2)):
         assert recombining.wrong_claims(graph, values, rows) == []
+
+
+@tf.function
+def _helper(x):
+    return tf.tanh(x), tf.gather(tf.exp(x), tf.constant(1), axis=1), tf.cumsum(tf.tanh(x), 1)
+
+
+def test_a_function_through_which_a_gradient_was_taken_is_called_once_more():
+    """Its graph has more outputs then than this call of it."""
+
+    def step(x):
+        interpreter.declare(x, ROWS)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            first = tf.reduce_sum(_helper(x)[2])
+        return first, tape.gradient(first, x), _helper(x)[1]
+
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3], tf.float64)).graph
+    assert interpreter.placement_of(graph.outputs[2]) == ROWS
