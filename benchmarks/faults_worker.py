@@ -222,7 +222,7 @@ def save(folder: str, what: str) -> None:
 
     def watch() -> None:
         nonlocal started
-        with real_files.plainly():
+        with real_files.use_real_files():
             before = state()
             started = True
             while state() == before:

@@ -279,7 +279,7 @@ def stream(name, path, limit):
 def exchange(megabytes):
     """Under mpirun: seconds to exchange so many megabytes a rank, as reshuffle="epoch" does between epochs."""
     from matex_tf.runtime import objects
-    from matex_tf.sharding.exchange import exchange
+    from matex_tf.sharding.exchange import exchange_rows
     from matex_tf.world import world
 
     me = world.current()
@@ -291,7 +291,7 @@ def exchange(megabytes):
         for epoch in range(4):
             objects.barrier("the next exchange")
             begin = time.perf_counter()
-            exchange([rows], 0, epoch)
+            exchange_rows([rows], 0, epoch)
             times.append(time.perf_counter() - begin)
         if me.rank == 0:
             print(

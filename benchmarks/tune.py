@@ -69,7 +69,7 @@ def present() -> list[str]:
     found = []
     for name in engine.NAMES:
         try:
-            engine.check(name)
+            engine.check_engine(name)
             found.append(name)
         except engine.EngineMissingError:
             print(f"{name}: not installed")
@@ -80,7 +80,7 @@ def search(folder: Path, script: str, **settings: object) -> Path:
     """A new search in `folder`, the current one, of trials that are small Pythons or real."""
     fake_trials.prepare(folder, script, SPACE)
     asked = Settings(source=str(folder), name="space.yaml", **settings)  # type: ignore[arg-type]
-    return begin.new(["train.py"], SPACE, asked, database=str(folder / "tune.db"))
+    return begin.new_search(["train.py"], SPACE, asked, database=str(folder / "tune.db"))
 
 
 def quietly(work: Callable[[], object]) -> None:
@@ -104,10 +104,10 @@ def overhead() -> None:
         with tempfile.TemporaryDirectory() as root:
             os.chdir(root)
             where = search(Path(root), SLEEPS, trials=50, engine=name, warm_start=False)
-            quietly(lambda where=where: begin.go_on(where))
+            quietly(lambda where=where: begin.run_search(where))
             os.environ["SLEEP"] = "1"
             began, used = time.monotonic(), time.process_time()
-            quietly(lambda where=where: begin.go_on(where, trials=70))
+            quietly(lambda where=where: begin.run_search(where, trials=70))
             whole, used = time.monotonic() - began, time.process_time() - used
             del os.environ["SLEEP"]
             database, found = begin.open_search(where)
@@ -124,7 +124,7 @@ def efficiency() -> None:
             os.chdir(root)
             where = search(Path(root), TRAINS, trials=14, parallel=2, engine=name, warm_start=False)
             began = time.monotonic()
-            quietly(lambda where=where: begin.go_on(where))
+            quietly(lambda where=where: begin.run_search(where))
             whole = time.monotonic() - began
             database, found = begin.open_search(where)
             trials = database.trials(found.id)
@@ -177,8 +177,8 @@ def play(
     name: str, of: Callable[[Config], float], seed: int, trials: int, first: list[Config]
 ) -> list[tuple[float, Config]]:
     """A search of functions: costs and configurations in order."""
-    space = space_file.read(SPACE, "space").space
-    proposals = Proposals(engine.make(name, space, seed), space, seed)
+    space = space_file.read_space(SPACE, "space").space
+    proposals = Proposals(engine.make_engine(name, space, seed), space, seed)
     proposals.put_first(first)
     found = []
     while len(found) < trials:

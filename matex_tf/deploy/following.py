@@ -53,24 +53,24 @@ def _last(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def to_stdout() -> Lines | Plain:
+def stdout_bytes() -> Lines | Plain:
     """The standard output of this process."""
     return (Plain if sys.stdout.isatty() else Lines)(sys.stdout.buffer)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line for the person who follows."""
     print(f"matex: {text}", file=sys.stderr, flush=True)
 
 
-def follow(
+def follow_job(
     job: Job, state: Callable[[], State], more: Callable[[], bytes], write: Callable[[bytes], object] | None = None
 ) -> int:
     """Until the job has ended; its exit code. `more` gives what it printed since the last call.
 
     A scheduler that does not answer is asked again: the job does not depend on it being asked.
     """
-    out = None if write else to_stdout()
+    out = None if write else stdout_bytes()
     put = write or (out.write if out else lambda _: None)
     before, silent, next_time = "", False, 0.0
     while True:
@@ -81,7 +81,7 @@ def follow(
                 silent = False
             except UnreachableError as error:
                 if not silent:
-                    say(f"{error}; asked again every {ASK_EACH:.0f} s")
+                    print_line(f"{error}; asked again every {ASK_EACH:.0f} s")
                 silent = True
             next_time = time.monotonic() + ASK_EACH
         # What was printed before the end is there once the end is known.
@@ -91,7 +91,7 @@ def follow(
             before = str(now)
             if now.phase in (ENDED, FORGOTTEN) and out:
                 out.close()
-            say(f"{job.id} {now}")
+            print_line(f"{job.id} {now}")
         if now and now.phase in (ENDED, FORGOTTEN):
             return EXIT_UNKNOWN if now.code is None else now.code
         time.sleep(LOOK_EACH)

@@ -60,12 +60,12 @@ def cancel(does: Any, job: Job) -> None:
     Raises:
         JobError: it has ended already, or the cluster refuses.
     """
-    if (now := does.state(job)).phase in (ENDED, FORGOTTEN):
+    if (now := does.find_state(job)).phase in (ENDED, FORGOTTEN):
         raise JobError(f"{job.id} {now}: there is nothing to cancel")
-    does.cancel(job)
+    does.cancel_job(job)
 
 
-def ask(words: Sequence[str], get: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_scheduler(words: Sequence[str], get: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
     """The answer of a scheduler's command. `get` says where one has it from.
 
     Raises:

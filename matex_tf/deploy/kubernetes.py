@@ -12,11 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf.deploy import following
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask, many
+from matex_tf.deploy.job import (
+    ENDED,
+    FORGOTTEN,
+    RUNNING,
+    WAITING,
+    Job,
+    JobError,
+    State,
+    UnreachableError,
+    many,
+    run_scheduler,
+)
 from matex_tf.deploy.kubectl import words as kubectl_words
 from matex_tf.deploy.kubectl import yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import Options, seconds
+from matex_tf.deploy.options import Options, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
@@ -56,7 +67,7 @@ class Kubernetes(Options):
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
 
 
-def text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
+def write_text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob. `name` is what Kubernetes calls it."""
     script = _SCRIPT.format(
         setup="".join(f"{line}\n" for line in asked.setup),
@@ -81,11 +92,11 @@ def text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
         "backoffLimit": asked.restarts if asked.claim else 0,
     }
     if asked.time:
-        policy["activeDeadlineSeconds"] = seconds(asked.time)
+        policy["activeDeadlineSeconds"] = parse_time(asked.time)
     metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": asked.name}}
     if asked.namespace:
         metadata["namespace"] = asked.namespace
-    return yaml_text.dump(
+    return yaml_text.dump_yaml(
         {
             "apiVersion": "kubeflow.org/v2beta1",
             "kind": "MPIJob",
@@ -147,7 +158,7 @@ def is_name(name: str) -> bool:
     return re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) is not None
 
 
-def submit(asked: Kubernetes, target: Sequence[str]) -> Job:
+def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     """The job, which Kubernetes has accepted.
 
     Raises:
@@ -155,9 +166,9 @@ def submit(asked: Kubernetes, target: Sequence[str]) -> Job:
     """
     job = Job(make_name(asked.name), namespace=asked.namespace)
     try:
-        answer = _kubectl(job, "create", "-f", "-", given=text(asked, target, job.id))
+        answer = _kubectl(job, "create", "-f", "-", given=write_text(asked, target, job.id))
         if answer.returncode:
-            raise JobError(kubectl_words.refusal(answer.stderr))
+            raise JobError(kubectl_words.explain_refusal(answer.stderr))
     except BaseException:
         # What was interrupted, or had no answer in time, may have been created all the same.
         _withdraw(job)
@@ -169,14 +180,14 @@ def _withdraw(job: Job) -> None:
     try:
         _kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--ignore-not-found", "--wait=false")
     except UnreachableError:
-        following.say(f"Nobody answers whether {job.id} was created: look with `kubectl get mpijobs`")
+        following.print_line(f"Nobody answers whether {job.id} was created: look with `kubectl get mpijobs`")
     except JobError:
         pass  # without kubectl nothing was created either
 
 
 def _kubectl(job: Job, *words: str, given: str | None = None) -> Any:
     namespace = [f"--namespace={job.namespace}"] if job.namespace else []
-    return ask(["kubectl", *namespace, *words], GET, given)
+    return run_scheduler(["kubectl", *namespace, *words], GET, given)
 
 
 def _get(job: Job, *words: str) -> dict[str, Any] | None:
@@ -184,7 +195,7 @@ def _get(job: Job, *words: str) -> dict[str, Any] | None:
     answer = _kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
         kind = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
-        raise kind(kubectl_words.refusal(answer.stderr))
+        raise kind(kubectl_words.explain_refusal(answer.stderr))
     found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
     return found
 
@@ -200,7 +211,7 @@ def _launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
 
-def state(job: Job) -> State:
+def find_state(job: Job) -> State:
     """Where the job is.
 
     Raises:
@@ -232,8 +243,8 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     if failed := conditions.get("Failed"):
         code = next((code for each in reversed(containers) if (code := _exit_code(each))), None)
         why = ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
-        return State(ENDED, f"Failed ({why})", again, code, kubectl_words.exit_meaning(code))
-    if stuck := kubectl_words.waiting(pods):
+        return State(ENDED, f"Failed ({why})", again, code, kubectl_words.explain_exit(code))
+    if stuck := kubectl_words.explain_wait(pods):
         return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1])
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
@@ -249,7 +260,7 @@ def _exit_code(container: dict[str, Any]) -> int | None:
     return None
 
 
-def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     """Copy what the launcher prints until the job ends; its exit code."""
     with Logs(job.namespace) as logs:
 
@@ -260,17 +271,17 @@ def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 
-        return following.follow(job, look, logs.more, write)
+        return following.follow_job(job, look, logs.more, write)
 
 
-def cancel(job: Job) -> None:
+def cancel_job(job: Job) -> None:
     """End the job, which has not ended, and remove it. Raises JobError."""
     answer = _kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
     if answer.returncode:
-        raise JobError(kubectl_words.refusal(answer.stderr))
+        raise JobError(kubectl_words.explain_refusal(answer.stderr))
 
 
-def sent(job: Job, asked: Kubernetes) -> str:
+def describe_job(job: Job, asked: Kubernetes) -> str:
     """What was submitted, in a line."""
     where = f" in namespace {job.namespace}" if job.namespace else ""
     kept = "" if asked.claim else "; without --claim nothing is kept for another start"

@@ -48,7 +48,7 @@ def page(run: Shown, now: State) -> str:
 
 def _ranks(folder: str) -> str:
     try:
-        drawn = picture.draw(recording.open_run(folder))
+        drawn = picture.draw_run(recording.open_run(folder))
     except recording.RecordingError:
         return ""  # no rank has begun to write
     shown = io.StringIO()  # within a notebook rich would show it in a cell of its own

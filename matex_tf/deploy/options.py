@@ -67,7 +67,7 @@ class Options:
                     f"expected run and matex to be words as for a shell; given {text!r}: {error}"
                 ) from None
         if self.time:
-            seconds(self.time)
+            parse_time(self.time)
 
     @property
     def ranks(self) -> int:
@@ -85,7 +85,7 @@ class Options:
 Asked = TypeVar("Asked", bound=Options)
 
 
-def seconds(time: str) -> int:
+def parse_time(time: str) -> int:
     """A time limit as Slurm has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 
     Raises ValueError.
@@ -104,13 +104,13 @@ def seconds(time: str) -> int:
     return total
 
 
-def files() -> list[Path]:
+def list_files() -> list[Path]:
     """Where defaults are kept: the user's, then the current folder's, which wins."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
 
-def settle(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
+def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
     """The options `given`, over the defaults of the user's files. Lists add up: the files' come first.
 
     Raises:
@@ -132,7 +132,7 @@ def settle(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
             value = getattr(checked, name)
             settled[name] = (*settled.get(name, ()), *value) if name in lists else value
 
-    for path in files():
+    for path in list_files():
         if path.is_file():
             add(_read(path, asked.kind()), f"{path}: ")
     add(given, "")

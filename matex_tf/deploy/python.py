@@ -15,18 +15,18 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.options import Options, settle
+from matex_tf.deploy.options import Options, merge_options
 from matex_tf.monitor import progress, recording
 
 
 def make_slurm(**options: Any) -> slurm.Slurm:
     """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
-    return settle(slurm.Slurm, options)
+    return merge_options(slurm.Slurm, options)
 
 
 def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
     """A cluster for `launch`: the options of `matex submit --kubernetes`, over those of the user's files."""
-    return settle(kubernetes.Kubernetes, options)
+    return merge_options(kubernetes.Kubernetes, options)
 
 
 # Editors and `help` show the names of the options, and their defaults where no file has others.
@@ -46,18 +46,18 @@ class Here:
             )
         self.job = Job(str(self._child.pid), str(folder))
 
-    def state(self, job: Job) -> State:
+    def find_state(self, job: Job) -> State:
         """Where it is."""
         code = self._child.poll()
         if code is None:
             return State(RUNNING, "RUNNING here")
         return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
 
-    def follow(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
         """Copy what it prints until it ends; its exit code."""
-        return following.follow(job, lambda: self.state(job), run_folder.reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
 
-    def cancel(self, job: Job) -> None:
+    def cancel_job(self, job: Job) -> None:
         """End it."""
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()
@@ -90,7 +90,7 @@ class LaunchedRun:
 
     def now(self) -> State:
         """Where the run is, with its exit code. Raises what a scheduler does not answer."""
-        now: State = self._does.state(self._job)
+        now: State = self._does.find_state(self._job)
         return now
 
     def state(self) -> str:
@@ -99,12 +99,12 @@ class LaunchedRun:
 
     def follow(self) -> int:
         """Print what the run prints, and each change of its state, until it ends; its exit code."""
-        code: int = self._does.follow(self._job)
+        code: int = self._does.follow_job(self._job)
         return code
 
     def wait(self) -> int:
         """The exit code, once the run has ended. It prints only the changes of its state."""
-        code: int = self._does.follow(self._job, lambda _: None)
+        code: int = self._does.follow_job(self._job, lambda _: None)
         return code
 
     def cancel(self) -> None:
@@ -119,7 +119,7 @@ class LaunchedRun:
             run = recording.open_run(self.folder)
         except recording.RecordingError:
             return []  # the first epoch has not ended
-        done = progress.epochs([event for start in run.starts for event in start.events])
+        done = progress.list_epochs([event for start in run.starts for event in start.events])
         return [{"epoch": each.number, **each.logs} for each in done]
 
 
@@ -147,7 +147,7 @@ def launch(
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
-        folder = run_folder.make(Path(target[0]).stem)
+        folder = run_folder.make_folder(Path(target[0]).stem)
         here = Here([*shlex.split(command.own_command()), "run", "-n", str(ranks), *target], folder)
         return LaunchedRun(here, here.job)
     if not isinstance(cluster, Options):
@@ -160,4 +160,4 @@ def launch(
             )
         cluster = replace(cluster, ranks_per_node=each)
     does = command.CLUSTERS[cluster.kind()][1]
-    return LaunchedRun(does, does.submit(command.name_and_command(cluster, target), target))
+    return LaunchedRun(does, does.submit_job(command.name_and_command(cluster, target), target))

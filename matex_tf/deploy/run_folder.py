@@ -14,14 +14,14 @@ RUNS = Path("runs")
 _NOTE = "job.json"
 
 
-def propose(name: str) -> Path:
+def propose_folder(name: str) -> Path:
     """The first folder that a run of this name may have."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".") or "run"
     paths = (RUNS / f"{stem}-{number}" for number in itertools.count(1))
     return next(path for path in paths if not os.path.lexists(path))
 
 
-def make(name: str) -> Path:
+def make_folder(name: str) -> Path:
     """A new folder for a run of this name, also where others ask for one at the same time.
 
     Slurm opens a job's output in it before the job's first command, when its own number could not have named it.
@@ -29,13 +29,13 @@ def make(name: str) -> Path:
     RUNS.mkdir(exist_ok=True)
     while True:
         try:
-            (folder := propose(name)).mkdir()
+            (folder := propose_folder(name)).mkdir()
         except FileExistsError:
             continue
         return folder
 
 
-def reader(folder: str) -> Callable[[], bytes]:
+def make_reader(folder: str) -> Callable[[], bytes]:
     """What gives, at each call, what the run's output has got since the last one."""
     path, position = Path(folder, "output"), 0
 
@@ -62,25 +62,25 @@ def tail(folder: str, size: int) -> bytes:
         return b""  # the job has not begun
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove the folder of a run that never was."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def note(folder: Path, cluster: str, job: str) -> None:
+def write_note(folder: Path, cluster: str, job: str) -> None:
     """Note which job the run is."""
     (folder / _NOTE).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
 
 
-def read(folder: Path) -> tuple[str, str]:
+def read_note(folder: Path) -> tuple[str, str]:
     """Which cluster and job a run is. Raises OSError, or ValueError where the note is not one."""
     noted = json.loads((folder / _NOTE).read_text())
     return noted["cluster"], noted["job"]
 
 
-def find(cluster: str, job: str) -> str:
+def find_folder(cluster: str, job: str) -> str:
     """The folder here of a job's run; "" if there is none."""
     for path in RUNS.glob(f"*/{_NOTE}"):
-        if read(path.parent) == (cluster, job):
+        if read_note(path.parent) == (cluster, job):
             return str(path.parent)
     return ""

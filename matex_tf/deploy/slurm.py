@@ -11,8 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matex_tf.deploy import following, run_folder, slurm_words
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError, ask, many
-from matex_tf.deploy.options import Options, seconds
+from matex_tf.deploy.job import (
+    ENDED,
+    FORGOTTEN,
+    RUNNING,
+    WAITING,
+    Job,
+    JobError,
+    State,
+    UnreachableError,
+    many,
+    run_scheduler,
+)
+from matex_tf.deploy.options import Options, parse_time
 
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
@@ -38,9 +49,9 @@ class Slurm(Options):
                 raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
 
 
-def text(asked: Slurm, target: Sequence[str], folder: str) -> str:
+def write_text(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The job's script. `folder` is that of the run, seen from where the job is submitted."""
-    warning = min(WARNING, seconds(asked.time) // 4) if asked.time else WARNING
+    warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
     options = {
         "--job-name": asked.name,
         "--nodes": asked.nodes,
@@ -100,26 +111,26 @@ exit $code
 """
 
 
-def submit(asked: Slurm, target: Sequence[str]) -> Job:
+def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     """The job, which waits in Slurm's queue.
 
     Raises:
         JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
     """
-    folder = run_folder.make(asked.name)
+    folder = run_folder.make_folder(asked.name)
     script = folder / "job.sh"
     try:
-        script.write_text(text(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
-        answer = ask(["sbatch", "--parsable", str(script)], GET)
+        script.write_text(write_text(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
+        answer = run_scheduler(["sbatch", "--parsable", str(script)], GET)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_words.refusal(answer.stderr or answer.stdout, asked.partition))
-        run_folder.note(folder, "slurm", number)
+            raise JobError(slurm_words.explain_refusal(answer.stderr or answer.stdout, asked.partition))
+        run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
         left = _withdraw(script)
         if not left:
-            run_folder.remove(folder)
+            run_folder.remove_folder(folder)
         elif isinstance(error, JobError):
             raise JobError(f"{error}\n{left}") from None
         raise
@@ -129,37 +140,37 @@ def submit(asked: Slurm, target: Sequence[str]) -> Job:
 def _withdraw(script: Path) -> str:
     """Cancel whatever of this user's is queued to run `script`; what is to be said if nobody knows."""
     try:
-        queued = ask(["squeue", "--me", "--noheader", "--format=%i %o"], GET)
+        queued = run_scheduler(["squeue", "--me", "--noheader", "--format=%i %o"], GET)
     except UnreachableError:
         return f"Nobody answers whether {script} was queued: look with `squeue --me`"
     except JobError:
         return ""  # without squeue there is no sbatch either
     if queued.returncode:
-        return f"{slurm_words.words(queued.stderr)}: look with `squeue --me` whether {script} was queued"
+        return f"{slurm_words.own_words(queued.stderr)}: look with `squeue --me` whether {script} was queued"
     for line in queued.stdout.splitlines():
         number, _, command = line.partition(" ")
         if command == os.path.abspath(script):
-            ask(["scancel", number], GET)
+            run_scheduler(["scancel", number], GET)
     return ""
 
 
-def state(job: Job) -> State:
+def find_state(job: Job) -> State:
     """Where the job is.
 
     Raises:
         UnreachableError: Slurm does not answer now.
     """
-    answer = ask(["scontrol", "show", "job", job.id], GET)
+    answer = run_scheduler(["scontrol", "show", "job", job.id], GET)
     if answer.returncode == 0 and (found := _field(answer.stdout, "JobState")):
         reason, nodes = _field(answer.stdout, "Reason"), _field(answer.stdout, "NodeList")
         again = int(_field(answer.stdout, "Restarts") or 0)
         if found in _ENDS:
             return State(ENDED, found, again, exit_code(found, _field(answer.stdout, "ExitCode")))
         if nodes in ("", "(null)"):
-            return State(WAITING, f"{found} ({reason})", again, means=slurm_words.meaning(reason))
+            return State(WAITING, f"{found} ({reason})", again, means=slurm_words.explain_wait(reason))
         return State(RUNNING, f"{found} on {nodes}", again)
     if "Invalid job id" not in answer.stderr + answer.stdout:
-        raise UnreachableError(f"scontrol: {slurm_words.words(answer.stderr or answer.stdout)}")
+        raise UnreachableError(f"scontrol: {slurm_words.own_words(answer.stderr or answer.stdout)}")
     return _remembered(job)
 
 
@@ -173,7 +184,7 @@ def _remembered(job: Job) -> State:
     """The end of a job that Slurm has let go of: what its accounting or the run's folder knows."""
     with contextlib.suppress(JobError):
         words = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
-        answer = ask(words, GET)
+        answer = run_scheduler(words, GET)
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
         if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
@@ -194,37 +205,37 @@ def exit_code(name: str, codes: str) -> int | None:
     return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None
 
 
-def follow(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     """Copy what the job prints until it ends; its exit code."""
     path = Path(job.folder, "output")
-    code = following.follow(job, lambda: state(job), run_folder.reader(job.folder), write)
+    code = following.follow_job(job, lambda: find_state(job), run_folder.make_reader(job.folder), write)
     if code and job.folder and not path.is_file():
-        following.say(
+        following.print_line(
             f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
             "folder? Submit from a folder on a file system that all nodes share"
         )
     return code
 
 
-def cancel(job: Job) -> None:
+def cancel_job(job: Job) -> None:
     """End the job, which has not ended, or take it out of the queue. Raises JobError."""
-    answer = ask(["scancel", job.id], GET)
+    answer = run_scheduler(["scancel", job.id], GET)
     if answer.returncode or answer.stderr.strip():
-        raise JobError(f"scancel: {slurm_words.words(answer.stderr)}")
+        raise JobError(f"scancel: {slurm_words.own_words(answer.stderr)}")
 
 
-def find(number: str) -> Job:
+def find_job(number: str) -> Job:
     """The job of this number, with the folder of its run where Slurm or a folder here tells it."""
-    if folder := run_folder.find("slurm", number):
+    if folder := run_folder.find_folder("slurm", number):
         return Job(number, folder)
     with contextlib.suppress(UnreachableError):
-        answer = ask(["scontrol", "show", "job", number], GET)
+        answer = run_scheduler(["scontrol", "show", "job", number], GET)
         output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
         return Job(number, output.group(1) if output else "")
     return Job(number)
 
 
-def sent(job: Job, asked: Slurm) -> str:
+def describe_job(job: Job, asked: Slurm) -> str:
     """What was submitted, in a line."""
     where = f" on partition {asked.partition}" if asked.partition else ""
     limit = f", {asked.time}" if asked.time else ""

@@ -57,14 +57,14 @@ _REASONS = {
 }
 
 
-def words(text: str) -> str:
+def own_words(text: str) -> str:
     """Slurm's own words, without its programs' names."""
     return "; ".join(line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if line.strip())
 
 
-def refusal(text: str, partition: str) -> str:
+def explain_refusal(text: str, partition: str) -> str:
     """Why sbatch refused: its own words, what they mean, and what there is instead."""
-    said = f"sbatch: {words(text) or 'no number of a job, and no reason'}"
+    said = f"sbatch: {own_words(text) or 'no number of a job, and no reason'}"
     for sign, means, are, command in _REFUSALS:
         if sign.lower() in text.lower():
             there = _list(command) if command else ""
@@ -72,7 +72,7 @@ def refusal(text: str, partition: str) -> str:
     return said
 
 
-def meaning(reason: str) -> str:
+def explain_wait(reason: str) -> str:
     """What Slurm's reason for waiting means; "" where its own word says it or is not known."""
     name = reason.partition(",")[0]
     if name.startswith(("Assoc", "QOS")):

@@ -41,7 +41,7 @@ _trials: weakref.WeakKeyDictionary[Any, _Trial] = weakref.WeakKeyDictionary()
 _versions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def call(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `original(function, *args, **kwargs)` gives, `original` being the call of a `tf.function`.
 
     In eager code it may be timed, and ranks may agree on a way, as the last thing. All ranks must come to it.
@@ -56,7 +56,7 @@ def call(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwa
     return _trials.setdefault(function, _Trial()).call(original, function, args, kwargs)
 
 
-def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def trace_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The concrete function of `function` for these arguments, or their specs, which it will be called for."""
     with overlap.noticed() as seen:
         concrete = function.get_concrete_function(*args, **kwargs)

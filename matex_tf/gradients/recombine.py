@@ -23,18 +23,18 @@ _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"
 """Types that rows are gathered in."""
 
 
-def remember(tensor: Any, whole: Any) -> None:
+def remember_whole(tensor: Any, whole: Any) -> None:
     """Note that the tensor of a graph has this value for the whole batch."""
     _wholes.setdefault(tensor.graph, {})[tensor.name] = whole
     interpreter.declare(whole, SAME)
 
 
-def forget(graph: Any) -> None:
+def forget_graph(graph: Any) -> None:
     """Forget what `remember` was told of tensors of `graph`."""
     _wholes.pop(graph, None)
 
 
-def known(tensor: Any) -> Any:
+def find_whole(tensor: Any) -> Any:
     """What `remember` was told of a tensor; None if nothing."""
     return _wholes.get(tensor.graph, {}).get(tensor.name)
 
@@ -76,7 +76,7 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     found = interpreter.interpreter_of(tensors[0].graph)
     placements = [found.of(tensor) for tensor in tensors]
     for tensor, placement in zip(tensors, placements):
-        if known(tensor) is None and not placement.can_be_whole:
+        if find_whole(tensor) is None and not placement.can_be_whole:
             raise ValueError(f"the parts of {tensor.name} are {placement.kind}: they cannot be put together")
     boundary = Boundary(found, _wholes.setdefault(found.graph, {}))
     for tensor, placement in zip(tensors, placements):
@@ -85,7 +85,7 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     last = boundary.add_up(name)
     result = []
     for tensor, placement in zip(tensors, placements):
-        if placement.kind != SHARDED or known(tensor) is not None:
+        if placement.kind != SHARDED or find_whole(tensor) is not None:
             result.append(boundary.whole(tensor))
             continue
         with tf.control_dependencies(last):  # in graphs of `tf.compat.v1` nothing else orders them
@@ -94,7 +94,7 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     return result
 
 
-def seeds(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any], Placement | None]:
+def seed_targets(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any], Placement | None]:
     """What a backward pass of `targets`, tensors of the graph being built, is to begin with.
 
     Args:
@@ -153,7 +153,7 @@ def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]
     boundary.reach(target, through_known=True)  # a derived tensor's own gradient is that of its slice alone
     boundary.add_up("the figures of a loss")
     total = boundary.whole(target)
-    remember(target, total)
+    remember_whole(target, total)
     parts = [part for part in boundary.parts if part.dtype.is_floating and part.op.type != "Const"]
     wholes = [boundary.whole(part) for part in parts]
     slopes = gradients_impl.gradients([total], wholes, None if upstream is None else [upstream], stop_gradients=wholes)
@@ -286,13 +286,13 @@ def _gathered(tensor: Any, name: str) -> Any:
     import tensorflow as tf
 
     count = tf.shape(tensor, tf.int64)[0] * tf.cast(step_weight.numbers()[1] > 0, tf.int64)
-    made = gather(tensor[:count], name)
+    made = gather_rows(tensor[:count], name)
     made.set_shape([None, *tensor.shape.as_list()[1:]])
-    remember(tensor, made)
+    remember_whole(tensor, made)
     return made
 
 
-def gather(mine: Any, name: str) -> Any:
+def gather_rows(mine: Any, name: str) -> Any:
     """The ranks' rows one below the other. Collective; eager or in a graph."""
     import tensorflow as tf
 

@@ -34,7 +34,7 @@ def make_whole(tensors: Sequence[Any], found: Any, known: dict[str, Any]) -> lis
 
     Args:
         found: the interpreter of that graph.
-        known: those that were made so before, by name. Other than of `recombine.known`, gradients go through them.
+        known: those that were made so before, by name. Other than of `recombine.find_whole`, gradients go through them.
     """
     boundary = recombine.Boundary(found, known)
     placements = [found.of(tensor) for tensor in tensors]
@@ -82,7 +82,7 @@ def _numbered(numbers: Any, placement: Placement) -> Any:
 
     share, *_, of_rows = tf.unstack(step_weight.numbers())
     mine = tf.cast(tf.round(share * of_rows), numbers.dtype)
-    everyone = recombine.gather(mine[tf.newaxis], PLACE)
+    everyone = recombine.gather_rows(mine[tf.newaxis], PLACE)
     before = tf.reduce_sum(everyone[: world.current().rank])
     return _gathered(numbers + before * tf.constant(placement.unit, numbers.dtype))
 
@@ -92,7 +92,7 @@ def _gathered(rows: Any) -> Any:
 
     numbers = step_weight.numbers()
     count = tf.shape(rows, tf.int64)[0] * tf.cast(numbers[1] > 0, tf.int64)
-    made = recombine.gather(rows[:count], PLACE)
+    made = recombine.gather_rows(rows[:count], PLACE)
     if not made.dtype.is_floating:
         return made
     # Where every rank computes the whole batch it has all of a gradient: that of one of them counts.

@@ -31,7 +31,7 @@ _count = itertools.count(1)
 _state = threading.local()
 
 
-def underlying(variable: Any) -> Any:
+def tf_variable(variable: Any) -> Any:
     """The TensorFlow variable behind a Keras variable; any other is its own."""
     inner = getattr(variable, "_value", None)
     return inner if inner is not None and hasattr(inner, "assign") else variable
@@ -44,7 +44,7 @@ def name_of(variable: Any) -> str:
 
 def _number_of(variable: Any) -> int:
     """A number, from 1, that this variable has for as long as it lives and no other one gets."""
-    inner = underlying(variable)
+    inner = tf_variable(variable)
     key = id(inner)
     if key not in _numbers:
         number = next(_count)
@@ -61,9 +61,9 @@ def mark_reduced(variables: Sequence[Any], born: bool) -> None:
     """Remember whether the gradients of `variables` were reduced where they were born."""
     for variable in variables:
         if born:
-            _note(_born, underlying(variable))
+            _note(_born, tf_variable(variable))
         else:
-            _born.pop(id(underlying(variable)), None)
+            _born.pop(id(tf_variable(variable)), None)
 
 
 def _note(where: dict[int, Any], value: Any) -> None:
@@ -86,7 +86,7 @@ def are_same(gradients: Sequence[Any]) -> bool:
 
 def are_born_reduced(variables: Sequence[Any]) -> bool:
     """Whether the gradients of all `variables` reach the optimizer reduced already."""
-    return bool(variables) and all(id(underlying(variable)) in _born for variable in variables)
+    return bool(variables) and all(id(tf_variable(variable)) in _born for variable in variables)
 
 
 def are_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
@@ -106,7 +106,7 @@ def _values(gradient: Any) -> Any:
 
 
 @contextlib.contextmanager
-def reduced() -> Iterator[None]:
+def take_as_reduced() -> Iterator[None]:
     """Within it an optimizer takes its gradients as they are: an outer one has reduced them."""
     before = getattr(_state, "reduced", False)
     _state.reduced = True
@@ -116,7 +116,7 @@ def reduced() -> Iterator[None]:
         _state.reduced = before
 
 
-def inside_reduced() -> bool:
+def is_taking_as_reduced() -> bool:
     return getattr(_state, "reduced", False)
 
 
@@ -130,7 +130,7 @@ def are_checked() -> bool:
     return settings.current().check_numerics and not _scaling
 
 
-def updates() -> int:
+def count_updates() -> int:
     """How many reductions of gradients this rank has completed."""
     return ops.count(KIND_GRADIENTS)
 
@@ -142,13 +142,13 @@ def _dense(gradient: Any) -> Any:
 
 
 def _of_a_rank() -> int:
-    """Which of a step's numbers weighs a rank's gradients: in graphs they are parts of a sum (`recombine.seeds`)."""
+    """Which of a step's numbers weighs a rank's gradients: in graphs they are parts of a sum (`recombine.seed_targets`)."""
     import tensorflow as tf
 
     return 0 if tf.executing_eagerly() else 1
 
 
-def weigh(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
+def weight_gradients(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
     """Each gradient times this rank's weight in the step; zeros, not products, where the weight is 0."""
     import tensorflow as tf
 
@@ -162,7 +162,7 @@ def weigh(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
 
 
 @programs.ours()
-def reduce(
+def reduce_gradients(
     gradients: Sequence[Any],
     variables: Sequence[Any],
     scalars: Sequence[Any] = (),

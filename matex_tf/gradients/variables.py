@@ -21,7 +21,7 @@ _left_out: dict[int, Any] = {}
 
 def leave_out(variables: Iterable[Any], is_apart: Callable[[], bool]) -> None:
     """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then."""
-    for variable in map(reduction.underlying, variables):
+    for variable in map(reduction.tf_variable, variables):
         key = id(variable)
         _left_out[key] = is_apart, weakref.ref(variable, functools.partial(_no_longer_left_out, key))
 
@@ -39,7 +39,7 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
     seen: set[int] = set()
     found = []
     for variable in variables:
-        inner = reduction.underlying(variable)
+        inner = reduction.tf_variable(variable)
         is_one = hasattr(inner, "assign") and hasattr(inner, "dtype")
         if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
@@ -48,14 +48,14 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
 
 
 def _value(variable: Any) -> np.ndarray:
-    return np.asarray(reduction.underlying(variable).numpy())
+    return np.asarray(reduction.tf_variable(variable).numpy())
 
 
 def _digests(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
     return [(value.dtype.str, value.shape, ops.content_hash(value)) for value in values]
 
 
-def differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
+def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
     """The indices of the variables whose values are not the same on all ranks. Collective.
 
     Raises:
@@ -87,24 +87,26 @@ def _describe(row: Any) -> str:
     return f"'{name}' {np.dtype(dtype).name}{list(shape)}"
 
 
-def synchronize(variables: Iterable[Any], what: str = "comparing the variables as training starts") -> list[str]:
+def synchronize_variables(
+    variables: Iterable[Any], what: str = "comparing the variables as training starts"
+) -> list[str]:
     """Give every rank rank 0's values of `variables` where they differ. Collective; eager.
 
     Returns the names of those that differed.
     """
     chosen = _readable(variables)
     names = [reduction.name_of(variable) for variable in chosen]
-    changed = differing(names, [_value(variable) for variable in chosen], what)
+    changed = find_differing(names, [_value(variable) for variable in chosen], what)
     for index in changed:
         value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.underlying(chosen[index]).assign(value)
+        reduction.tf_variable(chosen[index]).assign(value)
     _remember(chosen)
     return [names[index] for index in changed]
 
 
 def _remember(variables: Iterable[Any]) -> None:
     for variable in variables:
-        inner = reduction.underlying(variable)
+        inner = reduction.tf_variable(variable)
         key = id(inner)
         _agreed[key] = weakref.ref(inner, functools.partial(_forget, key))
 
@@ -113,14 +115,14 @@ def _forget(key: int, _: object) -> None:
     _agreed.pop(key, None)
 
 
-def expect(variables: Sequence[Any]) -> None:
-    """Note that a reduction over `variables` was made; those not yet agreed are, once it has run (see `settle`)."""
-    new = [variable for variable in _readable(variables) if id(reduction.underlying(variable)) not in _agreed]
+def expect_agreement(variables: Sequence[Any]) -> None:
+    """Note a reduction over `variables`; ranks agree on new ones once it has run (see `settle_agreements`)."""
+    new = [variable for variable in _readable(variables) if id(reduction.tf_variable(variable)) not in _agreed]
     if new:
-        _waiting.append([weakref.ref(reduction.underlying(variable)) for variable in new])
+        _waiting.append([weakref.ref(reduction.tf_variable(variable)) for variable in new])
 
 
-def settle() -> None:
+def settle_agreements() -> None:
     """Agree on the variables of the reductions that have run for the first time. Collective where any wait.
 
     The first step of a loop of one's own computes the whole batch and takes rank 0's gradient, so that rank 0's weights
@@ -130,14 +132,14 @@ def settle() -> None:
         variables = [variable for variable in (reference() for reference in _waiting.pop(0)) if variable is not None]
         variables = [variable for variable in variables if id(variable) not in _agreed]
         if variables:
-            synchronize(variables)
+            synchronize_variables(variables)
 
 
-def waiting() -> bool:
+def has_agreements_due() -> bool:
     return bool(_waiting)
 
 
-def agreed() -> list[Any]:
+def agreed_variables() -> list[Any]:
     """The variables that all ranks once agreed on and that still live."""
     return [variable for variable in (reference() for reference in list(_agreed.values())) if variable is not None]
 
@@ -149,10 +151,10 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
     """
     chosen = _readable(variables)
     names = [reduction.name_of(variable) for variable in chosen]
-    changed = differing(names, [_value(variable) for variable in chosen], what)
-    trained = {id(reduction.underlying(variable)) for variable in trainable}
+    changed = find_differing(names, [_value(variable) for variable in chosen], what)
+    trained = {id(reduction.tf_variable(variable)) for variable in trainable}
     for index in changed:
-        if id(reduction.underlying(chosen[index])) in trained:
+        if id(reduction.tf_variable(chosen[index])) in trained:
             raise world.RankError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as an update outside of the optimizer "
@@ -160,4 +162,4 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
             )
         notes.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
         value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.underlying(chosen[index]).assign(value)
+        reduction.tf_variable(chosen[index]).assign(value)

@@ -31,7 +31,7 @@ _NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, e
 
 
 @contextlib.contextmanager
-def beside(path: str, make_folder: bool = False) -> Iterator[str]:
+def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     """Where to write what is to be at `path`, a file, a folder or what the names of several files begin with.
 
     All that was written there is moved to `path` at the end; after an error nothing is. `make_folder`: whether the
@@ -71,8 +71,8 @@ def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
             os.makedirs(above, exist_ok=True)
         # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
         above = target if os.path.ismount(target) else above
-        temp_folders.sweep(_prefix(), above, least=0)
-        return temp_folders.make(_prefix(), above)
+        temp_folders.sweep_folders(_prefix(), above, least=0)
+        return temp_folders.make_folder(_prefix(), above)
     except OSError as error:
         if error.errno in _NO_FOLDER:
             return None  # written in place it is the writer's own error, or none
@@ -104,7 +104,7 @@ def _move_all(folder: str, name: str, target: str) -> None:
                 os.unlink(place)
     for source, place in moves:
         if os.path.isfile(source):
-            to_disk(source)
+            sync_to_disk(source)
             if os.path.isfile(place):
                 shutil.copymode(place, source)
         try:
@@ -124,7 +124,7 @@ def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
     if os.path.isdir(source):
         for inside, _, names in os.walk(source):
             for name in names:
-                to_disk(os.path.join(inside, name))
+                sync_to_disk(os.path.join(inside, name))
     yield source, place
 
 
@@ -141,7 +141,7 @@ def _turn(source: str) -> int:
     return 2 if name == _STATE_FILE else int(name in _HEADS or name.endswith(_HEAD_ENDINGS))
 
 
-def to_disk(path: str) -> None:
+def sync_to_disk(path: str) -> None:
     """What a host that goes down would leave of a file that is only in its memory is an empty one."""
     handle = os.open(path, os.O_RDONLY)
     try:

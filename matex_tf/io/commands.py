@@ -38,10 +38,10 @@ def are_shared() -> bool:
         or settings.current().output == "all"
     ):
         return False
-    return threading.current_thread() is threading.main_thread() and not real_files.inside_plain()
+    return threading.current_thread() is threading.main_thread() and not real_files.uses_real_files()
 
 
-def once(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What `run` returns or raises on rank 0, on every rank, once it is done. Collective.
 
     Ranks whose commands are not the same, such as those that name a temporary folder, run each its own.
@@ -61,7 +61,7 @@ def once(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: M
             objects.barrier("a command begins")
             outcome = None
             if world.current().rank == 0:
-                with watchdog.busy(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
+                with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
                     outcome = _outcome(run)
             result, error = objects.broadcast(outcome, "what came of a command")
         objects.barrier("a command has ended")
@@ -80,10 +80,10 @@ def _view_of_changes(options: Mapping[str, Any]) -> Iterator[None]:
     """
     me = world.current()
     view = overlay.view() if me.host == me.hosts[0] else None
-    with real_files.plainly():
+    with real_files.use_real_files():
         own = view.own_on_disk() if view is not None else set()
     yield
-    with real_files.plainly():
+    with real_files.use_real_files():
         if (news := overlay.news()) is not None:
             news.caught_up()
         elif view is not None:

@@ -18,7 +18,7 @@ from matex_tf.world import world
 _PIECE = 64 << 20
 
 
-def parts(path: str) -> list[tuple[str, int, int]]:
+def list_parts(path: str) -> list[tuple[str, int, int]]:
     """The files that a save to `path` has made: (what follows `path` in the name, bytes, time of modification).
 
     `path` is a file, a folder, or what the names of a checkpoint's files begin with.
@@ -34,10 +34,10 @@ def parts(path: str) -> list[tuple[str, int, int]]:
     return [(name[len(path) :], state.st_size, state.st_mtime_ns) for name, state in states]
 
 
-def deliver(path: str) -> None:
+def deliver_file(path: str) -> None:
     """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
     me = world.current()
-    origin, made = objects.broadcast((path, parts(path)) if me.rank == 0 else None, "what was saved")
+    origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
     place = _place(path, origin)
     missing = [part for part in made if not _has(place + part[0], *part[1:])]
     if overlay.news() is not None:
@@ -63,13 +63,13 @@ def _place(path: str, origin: str) -> str:
     view = overlay.view()
     if view is None or path == origin:
         return path
-    with real_files.plainly():
+    with real_files.use_real_files():
         key = view.key(path)
         return path if key is None else view.writable(key, keep=False)
 
 
 def _has(path: str, size: int, modified: int) -> bool:
-    with real_files.plainly():
+    with real_files.use_real_files():
         try:
             handle = os.open(path, os.O_RDONLY)  # asks a file server anew
         except FileNotFoundError:
@@ -82,7 +82,7 @@ def _has(path: str, size: int, modified: int) -> bool:
 def _note(path: str, made: list[Any]) -> None:
     news = overlay.news()
     assert news is not None
-    with real_files.plainly():
+    with real_files.use_real_files():
         for part in made:
             news.delivered(os.path.realpath(path + part[0]))
 
@@ -90,7 +90,7 @@ def _note(path: str, made: list[Any]) -> None:
 def _show(path: str, made: list[Any]) -> None:
     view = overlay.view()
     assert view is not None
-    with real_files.plainly():
+    with real_files.use_real_files():
         view.come_home()
         for part in made:
             key = view.key(path + part[0])
@@ -102,7 +102,7 @@ def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> No
     name, size, modified = part
     target = place + name
     temporary = f"{target}.{os.getpid()}.part"
-    with real_files.plainly(), contextlib.ExitStack() as stack:
+    with real_files.use_real_files(), contextlib.ExitStack() as stack:
         source = stack.enter_context(open(path + name, "rb")) if world.current().rank == 0 else None
         sink = None
         if writes:
@@ -113,6 +113,6 @@ def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> No
             if sink:
                 sink.write(piece)
     if writes:
-        with real_files.plainly():
+        with real_files.use_real_files():
             os.utime(temporary, ns=(modified, modified))
             os.replace(temporary, target)

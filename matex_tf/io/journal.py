@@ -37,17 +37,17 @@ class Journal(notes.Notes):
 
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
-        temp_folders.hold(self.folder)
+        temp_folders.hold_folder(self.folder)
         shutdown.at_end.append(functools.partial(_drop, self.folder))
 
-    @notes.locked
+    @notes.with_lock
     def note(self, key: str, removed: bool = False, to: str = "") -> None:
         """Rank 0 is about to make or change `key`, or to remove it with all that is in it, or to move it `to` there.
 
         Once is enough: when the others have come to that, they have made or removed `key` for themselves.
         """
-        number = notes.meetings() or self.met_before_fork  # a forked process is where it was forked
-        state = notes.state_of(key)
+        number = notes.count_collectives() or self.met_before_fork  # a forked process is where it was forked
+        state = notes.file_state(key)
         if key in self._moved and state is not None:  # where others find what is to them still in its old place
             before, source = self._moved.pop(key)
             self._write(before, source, to or self._copy(number, key), state[0] if to else notes.NOT_MOVED)
@@ -66,7 +66,7 @@ class Journal(notes.Notes):
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
-        return key in self._touched and self._touched[key] != notes.state_of(key)
+        return key in self._touched and self._touched[key] != notes.file_state(key)
 
     def delivered(self, key: str) -> None:
         """All ranks have the file `key` as it is now."""
@@ -118,21 +118,21 @@ class Journal(notes.Notes):
         return {name for name in names if self._is_touched(os.path.join(folder, name))}
 
 
-def make(folder: str) -> None:
+def make_file(folder: str) -> None:
     """Make the file of a journal in `folder`."""
     with open(os.path.join(folder, notes.NAME), "wb") as file:
         file.write(notes.HEAD.to_bytes(notes.HEAD, "little"))
 
 
-def share() -> Journal:
+def share_journal() -> Journal:
     """The one journal of this run. Collective, before the sequence of collectives begins to be checked."""
     me = world.current()
     path = None
     if me.rank == 0:
         # On one host any disk will do; several have a folder in common only where users share one.
-        folder = os.fspath(cache.folder()) if me.has_several_hosts else private_folder.parent()
-        path = private_folder.make(_PREFIX, folder)
-        make(path)
+        folder = os.fspath(cache.folder()) if me.has_several_hosts else private_folder.choose_parent()
+        path = private_folder.make_folder(_PREFIX, folder)
+        make_file(path)
         # Others may not have come to the end of the script when rank 0 has, and still ask what is news to them.
         shutdown.at_end.append(functools.partial(_drop, path))
     return Journal(world.communicator("control").bcast(path), not me.has_several_hosts)

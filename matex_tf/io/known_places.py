@@ -89,7 +89,7 @@ class KnownPlaces:
 
     def _look(self, head: str) -> Places | None:
         changes = self._changes
-        with real_files.plainly():
+        with real_files.use_real_files():
             key = self._key_of(head or os.curdir)
             places: Places | None = {} if key is None else self._by_key.get(key)
             if key is not None and places is None:

@@ -17,7 +17,7 @@ _MOST_TRIES = 10
 
 def is_system(key: str) -> bool:
     """Whether `key` is no file but a door to the kernel, the same for every process."""
-    return any(path in _SYSTEM for path in notes.upwards(key))
+    return any(path in _SYSTEM for path in notes.list_parents(key))
 
 
 class Layers:
@@ -55,7 +55,7 @@ class Layers:
         self._kept.add(os.path.realpath(path))
 
     def _is_kept(self, key: str) -> bool:
-        return any(path in self._kept for path in notes.upwards(key))
+        return any(path in self._kept for path in notes.list_parents(key))
 
     def upper(self, key: str) -> str:
         return self.root + key
@@ -65,7 +65,7 @@ class Layers:
         return os.path.lexists(self.upper(key))
 
     def _is_hidden(self, key: str) -> bool:
-        known = (path for path in notes.upwards(key) if path in self.hidden or path in self._shown)
+        known = (path for path in notes.list_parents(key) if path in self.hidden or path in self._shown)
         return next(known, None) in self.hidden
 
     def below(self, key: str) -> str | None:
@@ -82,7 +82,7 @@ class Layers:
         self.known.forget()
 
     def _places_in(self, key: str) -> known_places.Places | None:
-        if not self._loose.isdisjoint(notes.upwards(key)):
+        if not self._loose.isdisjoint(notes.list_parents(key)):
             return None
         places = known_places.OwnPlaces() if self._is_hidden(key) else {}
         odd = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]

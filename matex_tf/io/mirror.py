@@ -11,7 +11,7 @@ COPIED_BYTES, ENTRIES = 16 << 20, 5000
 NOT_MIRRORED = {".git", ".venv", "venv", "__pycache__", "node_modules"}
 
 
-def mirror(source: Path, target: Path) -> dict[str, tuple[int, int]]:
+def mirror_folder(source: Path, target: Path) -> dict[str, tuple[int, int]]:
     """Make `target` look like the folder `source`: small files copied, large ones linked.
 
     A script that reads and writes beside itself then leaves the user's own files alone. Returns size and time of
@@ -25,7 +25,7 @@ def mirror(source: Path, target: Path) -> dict[str, tuple[int, int]]:
         for name in names:
             count += 1
             if count > ENTRIES:
-                return listing(target)
+                return list_files(target)
             file = Path(folder, name)
             if not file.is_file():
                 continue
@@ -33,10 +33,10 @@ def mirror(source: Path, target: Path) -> dict[str, tuple[int, int]]:
                 shutil.copy2(file, there / name)
             else:
                 (there / name).symlink_to(file.resolve())
-    return listing(target)
+    return list_files(target)
 
 
-def listing(folder: Path) -> dict[str, tuple[int, int]]:
+def list_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of modification of every file in `folder`, by its path."""
     files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
     return {
@@ -46,7 +46,7 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def mirrored(target: Sequence[str], source: Path, place: Path) -> list[str]:
+def mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
     """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
 
     The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there.

@@ -27,7 +27,7 @@ _KINDS = range(1, 8)
 _SECONDS = 60.0
 
 
-def meetings() -> int:
+def count_collectives() -> int:
     """How many collectives this rank has completed."""
     return sum(ops.count(kind) for kind in _KINDS)
 
@@ -40,7 +40,7 @@ class _Note:
     until: float
 
 
-def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+def with_lock(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that several threads of a script may come to, to read files."""
 
     @functools.wraps(method)
@@ -70,7 +70,7 @@ class Notes:
         self._lock = threading.RLock()
 
     def _keep_number(self) -> None:
-        self.met_before_fork = meetings() or self.met_before_fork
+        self.met_before_fork = count_collectives() or self.met_before_fork
 
     def _shared_count(self) -> Any:
         """The number of bytes that are written, which costs a rank nothing to look at."""
@@ -84,7 +84,7 @@ class Notes:
         """A number that grows with rank 0's notes."""
         if self._count is not None:
             return self._count[0]
-        with real_files.plainly():  # the view asks for this number before it answers
+        with real_files.use_real_files():  # the view asks for this number before it answers
             try:
                 handle = os.open(self._path, os.O_RDONLY)  # asks a file server anew
             except FileNotFoundError:
@@ -98,12 +98,12 @@ class Notes:
         """Whether nothing is known to be new, gone or changed, so that the disk is as this rank is to see it."""
         return self.known() == self._quiet_at
 
-    @locked
+    @with_lock
     def has_news(self) -> bool:
         self._read()
         return bool(self._notes)
 
-    @locked
+    @with_lock
     def before(self, key: str) -> str | None:
         """Where `key` is as it was when the ranks last met, "" if nowhere; None if nothing has changed since.
 
@@ -117,13 +117,13 @@ class Notes:
             return place if os.path.lexists(place) else ""
         return key if note.copy is None and above == key and os.path.isfile(key) else ""
 
-    @locked
+    @with_lock
     def is_gone(self, key: str) -> bool:
         """Whether rank 0 removed `key`, which was too large to be copied, since the ranks last met."""
         note, _ = self._note_of(key)
         return note is not None and note.copy is None
 
-    @locked
+    @with_lock
     def names_before(self, folder: str) -> list[str]:
         """The names of what may have been in `folder` when the ranks last met, beside what is there now."""
         self._read()
@@ -136,7 +136,7 @@ class Notes:
         self._read()
         if self._notes and world.is_active():  # to a forked child, which is no rank, things are as they are
             now = time.monotonic() if world.script_knows_ranks else 0.0
-            for path in upwards(key):
+            for path in list_parents(key):
                 for note in self._notes.get(path, ()):
                     # What was to be moved may still be in its place.
                     if note.until > now and (not note.inode or _inode(note.copy) == note.inode):
@@ -150,7 +150,7 @@ class Notes:
             self._read_notes()
             self._seen, self._number = known, -1
             self.heard()
-        number = meetings() if self._notes else 0
+        number = count_collectives() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}
@@ -175,7 +175,7 @@ class Notes:
             notes[at : at + 1] = [_Note(number, copy, max(inode, 0), until)]  # in place of where it was until now
 
 
-def state_of(key: str) -> tuple[int, ...] | None:
+def file_state(key: str) -> tuple[int, ...] | None:
     """What tells whether `key` was changed, for a folder whether it is another; None where it is not there."""
     try:
         state = os.lstat(key)
@@ -185,10 +185,10 @@ def state_of(key: str) -> tuple[int, ...] | None:
 
 
 def _inode(key: str | None) -> int:
-    return (state_of(key) or (0,))[0] if key else 0
+    return (file_state(key) or (0,))[0] if key else 0
 
 
-def upwards(key: str) -> Iterator[str]:
+def list_parents(key: str) -> Iterator[str]:
     """`key` and the folders that it is in, the innermost first."""
     while True:
         yield key

@@ -46,16 +46,16 @@ def news() -> journal.Journal | None:
     return _news if _view is None or _view.is_left else None
 
 
-def start() -> None:
+def start_overlay() -> None:
     """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
     global _view, _news
     me = world.current()
     if settings.current().output == "all":
         return
-    _news = journal.share()
+    _news = journal.share_journal()
     # What is measured is not to be kept, be it rank 0's.
     if me.rank > 0 or settings.current().plan is not None:
-        root = private_folder.make(_PREFIX, private_folder.parent())
+        root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
         _view = View(root, _news)
         atexit.register(_drop, root, me.process)
 
@@ -68,7 +68,7 @@ def after_loss(became_first: bool) -> None:
     view = _view
     if not became_first or view is None:
         return
-    with real_files.plainly():
+    with real_files.use_real_files():
         view.come_home()
         view.is_left = True
         view.news.take_over()
@@ -107,5 +107,5 @@ def _reopen(descriptor: int, key: str) -> None:
 
 def _drop(root: str, owner: int) -> None:
     if os.getpid() == owner:
-        with real_files.plainly():
+        with real_files.use_real_files():
             shutil.rmtree(root, ignore_errors=True)

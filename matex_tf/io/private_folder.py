@@ -20,7 +20,7 @@ _SECONDS = 1.0  # between two looks, or more where a look takes long
 _EASE = 20
 
 
-def parent() -> str:
+def choose_parent() -> str:
     """`MATEX_FILES_DIR`; else the first of the usual folders that lies on a disk, or the first if all are in memory."""
     if settings.current().files_dir:
         os.makedirs(settings.current().files_dir, exist_ok=True)
@@ -42,10 +42,10 @@ def is_in_memory(folder: str) -> bool:
     return bool(kinds) and kinds[0] in _IN_MEMORY
 
 
-def make(prefix: str, folder: str) -> str:
+def make_folder(prefix: str, folder: str) -> str:
     """A new folder in `folder` that this process holds until it ends. Those that ended ones have left are removed."""
-    temp_folders.sweep(prefix, None if folder == tempfile.gettempdir() else folder)
-    return temp_folders.make(prefix, folder)[0]
+    temp_folders.sweep_folders(prefix, None if folder == tempfile.gettempdir() else folder)
+    return temp_folders.make_folder(prefix, folder)[0]
 
 
 class Limit:
@@ -68,11 +68,11 @@ class Limit:
         while True:
             time.sleep(wait)
             begun = time.monotonic()
-            with real_files.plainly():
+            with real_files.use_real_files():
                 sizes = dict(self._sizes())
             if sum(sizes.values()) > self.most:
-                terminal.tell(self._text(sizes))
-                shutdown.abort(_EXIT_FULL)
+                terminal.write_text(self._text(sizes))
+                shutdown.abort_all_ranks(_EXIT_FULL)
             wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
 
     def _sizes(self) -> Iterator[tuple[str, int]]:

@@ -153,7 +153,7 @@ class View(Layers):
                     raise _error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
             elif not os.access(self.below(key) or key, os.W_OK):
                 raise _error(errno.EACCES, key)
-            for path in reversed([path for path in notes.upwards(key) if not self.is_own(path)]):
+            for path in reversed([path for path in notes.list_parents(key) if not self.is_own(path)]):
                 with contextlib.suppress(FileExistsError):  # another thread was first
                     os.mkdir(self.upper(path))
                 self.known.put(path)
@@ -203,7 +203,7 @@ class View(Layers):
         return None
 
     def _hide(self, key: str, is_folder: bool = True) -> None:
-        self._shown = {shown for shown in self._shown if key not in notes.upwards(shown)}
+        self._shown = {shown for shown in self._shown if key not in notes.list_parents(shown)}
         self.hidden.add(key)
         upper = self.upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):

@@ -86,7 +86,7 @@ class Stage:
         arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _leaves(inputs)]
         if not arrays or not fingerprint.are_shares(arrays, self.name):
             return
-        elastic.refuse(f"{self.name}, each rank's own share,")
+        elastic.refuse_after_loss(f"{self.name}, each rank's own share,")
         rows = {len(array) for array in arrays}
         if len(rows) != 1:
             raise world.RankError(f"{self.name}: this rank's arrays have different numbers of rows: {sorted(rows)}")
@@ -125,7 +125,7 @@ class Stage:
             return
         if share_arrays.whole_of(source) is not None:
             return
-        elastic.refuse(f"{self.name}, each rank's own share,")
+        elastic.refuse_after_loss(f"{self.name}, each rank's own share,")
         self.numbered = share_arrays.numbered_of(source)
         if self.numbered is not None:
             return
@@ -163,9 +163,9 @@ class Stage:
             import tensorflow as tf
 
             self.gives_whole_batches = True
-            mine = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
+            mine = iteration.exempt_dataset(dataset.prefetch(tf.data.AUTOTUNE))
         else:
-            mine, self.whole_pipeline = pushdown.slices(dataset, are_arrays, self._keep_first, self.shares)
+            mine, self.whole_pipeline = pushdown.push_down_slices(dataset, are_arrays, self._keep_first, self.shares)
         self.pending = dataset, mine
         return mine
 
@@ -177,13 +177,13 @@ class Stage:
                     'reshuffle="epoch" exchanges no rows between the epochs of fit on arrays under Keras 2, which '
                     "iterates them once for all epochs; as_dataset deals the rows anew in each"
                 )
-            return share_batches.shares(
+            return share_batches.share_dataset(
                 self.inputs, self.counts, self.batch_size, self.shuffle, self.dealt, epochs=self.epochs
             )
         if self.numbered is not None:
             return self.numbered
         if self.weak and not are_arrays and self.own_batches is None:
-            return weak_batches.grouped(dataset)
+            return weak_batches.group_batches(dataset)
         if self.own_batches is not None:
             return share_batches.own_batches(dataset, self._most_batches())
         return None
@@ -246,7 +246,7 @@ class Stage:
         else:
             explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
         if not self.gives_whole_batches:
-            iteration.iterate_instead(mine, sliced_dataset.whole(whole))
+            iteration.iterate_instead(mine, sliced_dataset.whole_dataset(whole))
         if met is not None:
             return False
         return step_check.is_made_for_whole(function) or (why != traces.NAMED and not self.trains)
@@ -264,7 +264,7 @@ class Stage:
             return
         self.proof = None
         self._say_no_turns(why)
-        sliced, self.whole_pipeline = pushdown.slices(whole, self.are_arrays, self._keep_first)
+        sliced, self.whole_pipeline = pushdown.push_down_slices(whole, self.are_arrays, self._keep_first)
         self.element_spec = sliced.element_spec
         iteration.iterate_instead(mine, sliced)
 

@@ -41,7 +41,7 @@ def current_fit() -> Run | None:
 
 
 @contextlib.contextmanager
-def run(kind: str, model: Any) -> Iterator[Run]:
+def enter_call(kind: str, model: Any) -> Iterator[Run]:
     """Around a call of `kind` "fit", "evaluate" or "predict" on `model`."""
     stack = _state.__dict__.setdefault("stack", [])
     if any(call.turns is not None and call.turns.is_within for call in stack):
@@ -178,7 +178,7 @@ class Run:
         """Give all ranks the same variables, if the model has them already; whether it has. Collective where it has."""
         if self._built():
             self.agreed = True
-            variables.synchronize(self._variables())
+            variables.synchronize_variables(self._variables())
         return self.agreed
 
     def after_step(self) -> None:
@@ -195,7 +195,7 @@ class Run:
         if not self.agreed:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
-            variables.synchronize(self._variables())
+            variables.synchronize_variables(self._variables())
         if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
             self.rows = first[0] if first else 0
@@ -222,7 +222,7 @@ class Run:
         if self.turns is not None:
             self.turns.report()
         if self.kind != "predict":
-            metrics.leave_whole(list(map(reduction.underlying, self._split_weights()[1])))
+            metrics.store_whole_state(list(map(reduction.tf_variable, self._split_weights()[1])))
 
     @property
     def turns(self) -> asynchronous.Turns | None:
@@ -252,10 +252,10 @@ class Run:
 
     def _split_weights(self) -> tuple[list[Any], list[Any]]:
         """The model's weights, and the variables of metrics that Keras 2 counts among them."""
-        counted = {id(reduction.underlying(variable)) for variable in metrics.variables_of(self.model)}
+        counted = {id(reduction.tf_variable(variable)) for variable in metrics.variables_of(self.model)}
         parts: tuple[list[Any], list[Any]] = ([], [])
         for weight in self.model.weights:
-            parts[id(reduction.underlying(weight)) in counted].append(weight)
+            parts[id(reduction.tf_variable(weight)) in counted].append(weight)
         return parts
 
     def _variables(self) -> list[Any]:

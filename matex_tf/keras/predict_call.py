@@ -30,7 +30,7 @@ class Answer:
     """How one call of `predict` on `model` is sharded."""
 
     def __init__(self, model: Any, whole: bool):
-        """`whole`: every rank is to compute all rows."""
+        """`gather_outputs`: every rank is to compute all rows."""
         self.model = model
         self.whole = whole
         self.once = self.are_arrays = False
@@ -61,12 +61,12 @@ class Answer:
         import tensorflow as tf
 
         if self.whole or not _are_rows(self.model, dataset.element_spec):
-            return iteration.exempt(dataset)
+            return iteration.exempt_dataset(dataset)
         # The answer is put together of all ranks' rows, so that their order must be the same.
         options = tf.data.Options()
         options.deterministic = True
         self.compares = True
-        return pushdown.slices(dataset.with_options(options), self.are_arrays, self._keep_first)[0]
+        return pushdown.push_down_slices(dataset.with_options(options), self.are_arrays, self._keep_first)[0]
 
     def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
@@ -79,7 +79,7 @@ class Answer:
                 raise OtherRows
 
 
-def whole(outputs: Any, batch: Any) -> Any:
+def gather_outputs(outputs: Any, batch: Any) -> Any:
     """The outputs for all rows of a batch, from those for this rank's rows in `batch`. Collective."""
     import tensorflow as tf
 
@@ -105,7 +105,7 @@ def _gather(part: Any) -> Any:
     return tf.cast(ops.allgather(tf.cast(part, between), name="an output of predict"), part.dtype)
 
 
-def give_up(model: Any, error: Exception) -> bool:
+def fall_back_to_whole(model: Any, error: Exception) -> bool:
     """Whether `error` says, on all ranks alike, that this `predict` cannot be sharded; it is said and remembered."""
     if isinstance(error, OtherRows):
         notes.note(

@@ -23,7 +23,7 @@ _current: list[Any] = []
 
 
 @contextlib.contextmanager
-def training(model: Any, batch: dict[str, Any]) -> Iterator[None]:
+def enter_step(model: Any, batch: dict[str, Any]) -> Iterator[None]:
     """Around one training step of `model` on `batch`, structures of arrays by name. Collective."""
     asynchronous.say_not("train_on_batch", "only fit trains so")
     before = step_weight.current_values()
@@ -55,7 +55,7 @@ def _numbers(batch: dict[str, Any]) -> list[float]:
     return step_weight.whole_values()
 
 
-def feed(iterator: Any) -> Any:
+def feed_slice(iterator: Any) -> Any:
     """In place of Keras 2's iterator over the one batch of `train_on_batch` one over this rank's part of it."""
     import tensorflow as tf
 

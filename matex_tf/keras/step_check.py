@@ -96,7 +96,7 @@ def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = 
     known = _known.setdefault(model, {})
     try:
         with open_shapes.watched(is_fixed):
-            overlap_trial.traced(functions[0], (iterator_ops.IteratorSpec(spec),), {})
+            overlap_trial.trace_function(functions[0], (iterator_ops.IteratorSpec(spec),), {})
     except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
         return traces.NAMED
     return known.get((kind, shapes_of(spec.data)), ("it is none of Keras' training steps", None))[0]

@@ -66,7 +66,7 @@ class Proof:
         counted = {id(inner(one)) for one in metrics.variables_of(self._model)}
         weights = [one for one in self._model.weights if id(inner(one)) not in counted]
         additions = additive.Additions(weights, self._model.trainable_variables)
-        with additions, step_weight.alone(), tape_stack.plain(), reduction.reduced():
+        with additions, step_weight.alone(), tape_stack.keep_plain(), reduction.take_as_reduced():
             yield
         self._is_traced = True
         graph, variables = tf.compat.v1.get_default_graph(), additions.variables

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from matex_tf.io.mirror import listing, mirror
+from matex_tf.io.mirror import list_files, mirror_folder
 
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2
@@ -50,12 +50,12 @@ class Row:
     note: str = ""
 
 
-def lines_of(text: str) -> list[str]:
+def final_lines(text: str) -> list[str]:
     """What a person reads in the end: without blank lines, and of a line that was overwritten its last state."""
     return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
 
 
-def difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+def relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     """The largest difference, relative to the larger of the first's maximum and 1e-3."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:
@@ -75,7 +75,7 @@ def same_line(one: str, other: str) -> bool:
     return all(abs(float(a) - float(b)) <= CLOSE * max(abs(float(a)), 1e-3) for a, b in pairs)
 
 
-def verdict(distance: float) -> str:
+def judge_difference(distance: float) -> str:
     return "equal" if distance <= EQUAL else "close" if distance <= CLOSE else "differs"
 
 
@@ -83,7 +83,7 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
     """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal."""
     place, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
-    before = mirror(source, place)
+    before = mirror_folder(source, place)
     started = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
@@ -91,17 +91,17 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
         cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     seconds = time.monotonic() - started
-    files = {name: size for name, (size, when) in listing(place).items() if before.get(name) != (size, when)}
+    files = {name: size for name, (size, when) in list_files(place).items() if before.get(name) != (size, when)}
     ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
     figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
     weights = [ranks[0][f"weight{index}"] for index in range(sum(k != "figures" for k in ranks[0]))] if ranks else []
     agree = all(
         rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
     )
-    return Outcome(ended.returncode, seconds, lines_of(ended.stdout), files, figures, weights, agree)
+    return Outcome(ended.returncode, seconds, final_lines(ended.stdout), files, figures, weights, agree)
 
 
-def compare(alone: Outcome, together: Outcome) -> list[Row]:
+def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     """The rows of the table."""
     codes = str(alone.code), str(together.code)
     rows = [Row("exit code", *codes, "equal" if codes[0] == codes[1] else "differs")]
@@ -109,12 +109,12 @@ def compare(alone: Outcome, together: Outcome) -> list[Row]:
     rows.append(Row("training steps", str(steps[0]), str(steps[1]), "equal" if steps[0] == steps[1] else "differs"))
     shown = [", ".join(f"{value:.6g}" for value in (o.figures or [[]])[-1][:2]) or "none" for o in (alone, together)]
     pairs = [(a, b) for a, b in zip(alone.figures, together.figures)]
-    worst = max((difference(a, b) for a, b in pairs), default=0.0)
-    rows.append(Row("loss and figures", shown[0], shown[1], verdict(worst), f"largest difference {worst:.1e}"))
+    worst = max((relative_difference(a, b) for a, b in pairs), default=0.0)
+    rows.append(Row("loss and figures", shown[0], shown[1], judge_difference(worst), f"largest difference {worst:.1e}"))
     count = [f"{len(outcome.weights)} arrays" for outcome in (alone, together)]
-    worst = max((difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
+    worst = max((relative_difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
     worst = worst if len(alone.weights) == len(together.weights) else np.inf
-    rows.append(Row("weights", count[0], count[1], verdict(worst), f"largest difference {worst:.1e}"))
+    rows.append(Row("weights", count[0], count[1], judge_difference(worst), f"largest difference {worst:.1e}"))
     rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
     count = [str(len(outcome.printed)) for outcome in (alone, together)]
     unlike = next(((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None)
@@ -129,7 +129,7 @@ def compare(alone: Outcome, together: Outcome) -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
+def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
     """The rows as text, with the times for information."""
     head = Row("", "alone", f"{ranks} ranks", "")
     times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
@@ -139,15 +139,15 @@ def table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) ->
     )
 
 
-def check(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int) -> int:
+def check_script(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int) -> int:
     """Run both commands for `steps` training steps and print the table. Exit code 1 if anything differs."""
     with tempfile.TemporaryDirectory(prefix="matex-check-") as temporary:
         outcomes = []
         for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
             print(f"matex: {steps} steps {name} ...", flush=True)
             outcomes.append(run_once(command, str(steps), Path(temporary, name.split()[-1]), Path.cwd()))
-    rows = compare(*outcomes)
-    print(table(rows, ranks, *outcomes))
+    rows = compare_outcomes(*outcomes)
+    print(format_table(rows, ranks, *outcomes))
     wrong = [row.what for row in rows if row.verdict == "differs"]
     if outcomes[0].code or outcomes[1].code:
         wrong.insert(0, "a run failed, its message is above")

@@ -27,7 +27,7 @@ from matex_tf.launch import (
     simulate,
 )
 from matex_tf.launch.monitoring import journal, live
-from matex_tf.launch.monitoring.command import report, top
+from matex_tf.launch.monitoring.command import show_top, write_report
 from matex_tf.launch.planning.command import plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand, Strategy
 from matex_tf.ops import cache
@@ -70,7 +70,7 @@ def matex(ctx: click.Context) -> int:
     return 0
 
 
-@matex.command(cls=RunCommand, context_settings=HELP, short_help="Train SCRIPT.py on several ranks.")
+@matex.command(name="run", cls=RunCommand, context_settings=HELP, short_help="Train SCRIPT.py on several ranks.")
 @click.option("-n", "ranks", type=Count("ranks"), metavar="RANKS", help="How many ranks; -np, --np and -c say it, too.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun, and run nothing.")
 @click.option(
@@ -101,7 +101,7 @@ def matex(ctx: click.Context) -> int:
     f"{run_options.RESTARTS} times.",
 )
 @click.pass_context
-def run(ctx: click.Context, /, **given: Any) -> int:
+def run_script(ctx: click.Context, /, **given: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
 
     Options of mpirun may stand among these. One that matex does not know may follow `--`:
@@ -122,12 +122,12 @@ def run(ctx: click.Context, /, **given: Any) -> int:
         print(shlex.join(command_line(asked)))
         return 0
     if asked.check:
-        return check_run.check(
+        return check_run.check_script(
             asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
         )
     record = asked.record or os.environ.get("MATEX_RECORD", "")
-    picture = live.shown(record if asked.live else "")
-    with output_file.Outlet() as out, journal.recorded(record, asked.target) as said, picture:
+    picture = live.show_while(record if asked.live else "")
+    with output_file.Outlet() as out, journal.open_journal(record, asked.target) as said, picture:
         code = _start_ranks(asked, said.tell)
         said.end(code)
     return out.exit_code(code)
@@ -139,14 +139,14 @@ def show_info() -> int:
 
     The exit code is 1 if something is wrong.
     """
-    facts = info.gather()
-    print(info.report(facts), end="")
-    return 1 if info.complaints(facts) else 0
+    facts = info.gather_facts()
+    print(info.write_report(facts), end="")
+    return 1 if info.find_complaints(facts) else 0
 
 
-@matex.command(context_settings=HELP, short_help="Compile the ops now.")
+@matex.command(name="build", context_settings=HELP, short_help="Compile the ops now.")
 @click.option("--xla", is_flag=True, help="Compile the kernels for jit_compile=True, too.")
-def build(xla: bool) -> int:
+def build_ops(xla: bool) -> int:
     """Compile the ops now rather than at first use, and print where they are."""
     from matex_tf.ops import build as builder
 
@@ -187,18 +187,18 @@ def show_settings(name: str | None) -> int:
     return 0
 
 
-matex.add_command(simulate.simulate)
-for _command in (deploying.submit, deploying.follow, deploying.cancel):
+matex.add_command(simulate.simulate_command)
+for _command in (deploying.submit_script, deploying.follow_job, deploying.cancel_job):
     matex.add_command(_command)
 matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
-matex.add_command(tuning.tune)
-matex.add_command(top)
-matex.add_command(report)
+matex.add_command(tuning.tune_command)
+matex.add_command(show_top)
+matex.add_command(write_report)
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """What the words after `matex run` ask for. Raises click.UsageError."""
-    return run_options.read_run(run.make_context("run", list(words)))
+    return run_options.read_run(run_script.make_context("run", list(words)))
 
 
 def check_target(run: Run) -> None:
@@ -210,7 +210,7 @@ def check_target(run: Run) -> None:
 
 def find_mpirun() -> mpirun_command.Mpirun:
     """This machine's mpirun. Raises click.UsageError if there is none, or none of the MPI that mpi4py loads."""
-    library = probe.mpi_library()
+    library = probe.find_mpi_library()
     mpirun = probe.find_mpirun(library)
     if mpirun is None:
         raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")
@@ -241,10 +241,10 @@ def command_line(run: Run) -> list[str]:
         variables["MATEX_ELASTIC"] = "1"
     by_memory = probe.has_memory_for(run.ranks, mpirun)
     environment = {name: value for name, value in os.environ.items() if name != "MATEX_RECORD" or not run.record}
-    options = mpirun_command.options(
+    options = mpirun_command.choose_options(
         mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
     )
-    return mpirun_command.command(mpirun, options, sys.executable, run.target)
+    return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
 
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
@@ -260,7 +260,7 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
             os.environ.get("MATEX_STATE") or restarts.state_folder(asked.target),
             tell,
         )
-    with process.proof_folder(shared) as folder:
+    with process.make_proof_folder(shared) as folder:
         return process.run_to_end(command_line(asked), folder)
 
 
@@ -284,7 +284,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     except KeyboardInterrupt:
-        return process.ended_by({signal.SIGINT})
+        return process.signal_exit_code({signal.SIGINT})
 
 
 if __name__ == "__main__":

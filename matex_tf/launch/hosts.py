@@ -28,7 +28,7 @@ class Host:
     slots: int
 
 
-def groups(options: Sequence[str]) -> list[list[str]]:
+def group_options(options: Sequence[str]) -> list[list[str]]:
     """mpirun's options, each with its words."""
     found: list[list[str]] = []
     at = 0
@@ -51,7 +51,7 @@ def _value(group: Sequence[str]) -> str:
 def list_hosts(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]:
     """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them."""
     found: dict[str, int] = {}
-    for group in groups(options):
+    for group in group_options(options):
         name = mpirun_options.option_name(group[0])
         if name in _HOST_OPTIONS:
             for part in _value(group).split(","):
@@ -100,10 +100,10 @@ def is_here(host: Host) -> bool:
     return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
 
 
-def question(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
+def reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
     """The command that ends well if `host` can be reached in the way that `options` of mpirun say."""
     kept: list[str] = []
-    for group in groups(options):
+    for group in group_options(options):
         name = mpirun_options.option_name(group[0])
         if name.endswith("mca") or name in ("launcher", "launcher-exec", "bootstrap", "prefix", "allow-run-as-root"):
             kept += group
@@ -116,7 +116,7 @@ def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     asked = {
         host.name: subprocess.Popen(
-            question(mpirun, options, host),
+            reach_command(mpirun, options, host),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -155,7 +155,9 @@ def _end_children(children: Sequence[subprocess.Popen]) -> None:
 
 def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
     """`options` of mpirun less those of these names."""
-    return [word for group in groups(options) if mpirun_options.option_name(group[0]) not in names for word in group]
+    return [
+        word for group in group_options(options) if mpirun_options.option_name(group[0]) not in names for word in group
+    ]
 
 
 def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
@@ -166,6 +168,6 @@ def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> 
     return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]
 
 
-def ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:
+def count_ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:
     """How many of `ranks` ranks on `all_hosts` the hosts that are left take."""
     return ranks * sum(host.slots for host in left) // sum(host.slots for host in all_hosts)

@@ -39,19 +39,19 @@ class Facts:
         return self.tensorflow.get("ops", {})
 
 
-def gather() -> Facts:
+def gather_facts() -> Facts:
     """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
-    library = probe.mpi_library()
+    library = probe.find_mpi_library()
     compression = "unknown: a setting is wrong"
     try:
-        compression = compression_in_words(settings.Settings(os.environ))
+        compression = describe_compression(settings.Settings(os.environ))
         settings_error = None
     except settings.SettingError as error:
         settings_error = str(error)
     return Facts(
         library=library,
-        threads=probe.mpi_threads() if "error" not in library else {},
-        tensorflow=probe.tensorflow(),
+        threads=probe.find_thread_level() if "error" not in library else {},
+        tensorflow=probe.find_tensorflow(),
         mpirun=probe.find_mpirun(library),
         cores=placement.cores(),
         gpus=placement.gpu_count(),
@@ -67,12 +67,12 @@ def _links() -> list[str]:
     from matex_tf.observe import link_costs
 
     try:
-        return [str(link) for link in link_costs.known()]
+        return [str(link) for link in link_costs.known_links()]
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         return [f"unknown: {error}"]
 
 
-def compression_in_words(chosen: settings.Settings) -> str:
+def describe_compression(chosen: settings.Settings) -> str:
     """What of the gradients travels compressed, and what that means."""
     if chosen.compression == settings.NO_COMPRESSION:
         return "none"
@@ -80,7 +80,7 @@ def compression_in_words(chosen: settings.Settings) -> str:
     return f"{chosen.compression} {links}: results are not those of the script alone"
 
 
-def complaints(facts: Facts) -> list[str]:
+def find_complaints(facts: Facts) -> list[str]:
     """What is wrong, each with its fix; empty if all is well."""
     found = []
     if facts.settings_error:
@@ -89,7 +89,7 @@ def complaints(facts: Facts) -> list[str]:
         found.append(
             f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
         )
-    elif version_tuple(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
+    elif parse_version(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, OLDEST_TENSORFLOW))
         found.append(
             f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
@@ -116,8 +116,8 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     """That `mpirun` is of another MPI than mpi4py loads, of which `probe` says `library`, and what to do; "" if not."""
     if "error" in library or mpirun.fits(library["library"]):
         return ""
-    family = mpirun_command.family_of(library["library"])
-    wanted = f"{family} {mpirun_command.version_of(library['library'])}"
+    family = mpirun_command.find_family(library["library"])
+    wanted = f"{family} {mpirun_command.find_version(library['library'])}"
     return (
         f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {wanted} "
         f"({library['path']}): ranks would not find each other. Put the mpirun of {wanted} first on PATH, or build "
@@ -125,12 +125,12 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     )
 
 
-def version_tuple(text: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     """The numbers of a version: (2, 15, 1) for "2.15.1"."""
-    return tuple(int(part) for part in mpirun_command.version_of(text).split(".") if part)
+    return tuple(int(part) for part in mpirun_command.find_version(text).split(".") if part)
 
 
-def rows(facts: Facts) -> list[tuple[str, str]]:
+def list_rows(facts: Facts) -> list[tuple[str, str]]:
     """The report's lines as label and text."""
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
@@ -156,12 +156,12 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
     return lines
 
 
-def report(facts: Facts) -> str:
+def write_report(facts: Facts) -> str:
     """The text of `matex info`."""
-    lines = rows(facts)
+    lines = list_rows(facts)
     width = max(len(label) for label, _ in lines)
     text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
-    wrong = complaints(facts)
+    wrong = find_complaints(facts)
     if not wrong:
         return text + "\nNothing is wrong.\n"
     return text + "\nWhat is wrong:\n" + "".join(f"- {complaint}\n" for complaint in wrong)

@@ -31,17 +31,17 @@ class Mpirun:
 
     @property
     def major(self) -> int:
-        return major_of(self.version)
+        return find_major(self.version)
 
     def fits(self, library: str) -> bool:
         """Whether it starts ranks of the MPI that says `library` of itself; so it may where one of them is unknown."""
-        family, major = family_of(library), major_of(version_of(library))
+        family, major = find_family(library), find_major(find_version(library))
         return not (self.family and family) or (
             self.family == family and (self.major == major or 0 in (self.major, major))
         )
 
 
-def family_of(text: str) -> str:
+def find_family(text: str) -> str:
     """The MPI that `text` (of `mpirun --version` or MPI_Get_library_version) speaks of; "" if none is recognised."""
     for family, sign in (
         (mpirun_options.OPENMPI, r"Open MPI|OpenRTE|open-mpi\.org"),
@@ -53,18 +53,18 @@ def family_of(text: str) -> str:
     return ""
 
 
-def version_of(text: str) -> str:
+def find_version(text: str) -> str:
     """The first version number in `text`, "" if there is none."""
     found = re.search(r"\d+\.\d+(\.\d+)*", text)
     return found.group() if found else ""
 
 
-def major_of(version: str) -> int:
+def find_major(version: str) -> int:
     """The first number of a version, 0 if it is unknown."""
     return int(version.split(".")[0]) if version else 0
 
 
-def candidates(library_path: str | None, path: str, prefix: str) -> list[str]:
+def list_candidates(library_path: str | None, path: str, prefix: str) -> list[str]:
     """Where mpirun may be, best first: beside the MPI library in use, on `path`, beside this Python (`prefix`)."""
     folders = []
     if library_path:
@@ -85,7 +85,7 @@ def chooses_transport(options: Sequence[str], environment: Mapping[str, str], li
     return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
 
 
-def files_of_parameters(mpirun: str, home: str) -> list[str]:
+def list_parameter_files(mpirun: str, home: str) -> list[str]:
     """Where Open MPI reads parameters from: the user's file, the installation's, and Debian's of the latter."""
     above = [os.path.dirname(os.path.dirname(path)) for path in (mpirun, os.path.realpath(mpirun))]
     return [
@@ -95,12 +95,12 @@ def files_of_parameters(mpirun: str, home: str) -> list[str]:
     ]
 
 
-def oversubscribing(mpirun: Mpirun) -> list[str]:
+def oversubscribe_options(mpirun: Mpirun) -> list[str]:
     """The options by which Open MPI's mpirun starts more ranks than there are places for."""
     return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
 
 
-def options(
+def choose_options(
     mpirun: Mpirun,
     ranks: int,
     cores: int,
@@ -135,7 +135,7 @@ def options(
         if not own_binding:
             words += ["--bind-to", "none"]
         if here_only and "map-by" not in map(mpirun_options.option_name, given):
-            words += oversubscribing(mpirun)
+            words += oversubscribe_options(mpirun)
         if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.option_name, given):
             words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
@@ -165,7 +165,7 @@ def options(
     return [*words, *given, "-n", str(ranks)]
 
 
-def command(
+def make_command(
     mpirun: Mpirun, mpirun_options: Sequence[str], python: str, target: Sequence[str], module: bool = True
 ) -> list[str]:
     """The whole command line: `mpirun OPTIONS python -m matex_tf TARGET`, without `-m matex_tf` if not `module`."""

@@ -61,7 +61,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def ask(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}.
 
     `extra` is added to its environment.
@@ -84,34 +84,34 @@ def ask(program: str, timeout: float = 120, extra: Mapping[str, str] | None = No
     return {"error": complaint[-1]}
 
 
-def mpi_library() -> dict[str, Any]:
+def find_mpi_library() -> dict[str, Any]:
     """The MPI library that mpi4py loads: "mpi4py" (its version), "library" (its own words), "path"; or "error"."""
-    return ask(MPI_LIBRARY)
+    return ask_child(MPI_LIBRARY)
 
 
-def mpi_threads() -> dict[str, Any]:
+def find_thread_level() -> dict[str, Any]:
     """The thread level that MPI gives: "threads" is single, funneled, serialized or multiple; or "error"."""
     # Open MPI leaves the memory that a process without mpirun would share with others.
-    return ask(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
+    return ask_child(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
 
 
-def tensorflow() -> dict[str, Any]:
+def find_tensorflow() -> dict[str, Any]:
     """Versions "tensorflow", "keras", the list "gpus" that it sees, and "ops", the state of their build; or "error"."""
-    return ask(TENSORFLOW)
+    return ask_child(TENSORFLOW)
 
 
 def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
-    """The mpirun of the MPI that mpi4py loads (`library` as given by `mpi_library`); None if there is none at all."""
+    """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`); None if there is none at all."""
     wanted = library.get("library", "")
     first = None
-    for path in mpirun_command.candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
+    for path in mpirun_command.list_candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, env=without_launcher(os.environ))
         mpirun = mpirun_command.Mpirun(
-            path, mpirun_command.family_of(answer.stdout), mpirun_command.version_of(answer.stdout)
+            path, mpirun_command.find_family(answer.stdout), mpirun_command.find_version(answer.stdout)
         )
-        if mpirun.family and mpirun_command.family_of(wanted) and mpirun.fits(wanted):
+        if mpirun.family and mpirun_command.find_family(wanted) and mpirun.fits(wanted):
             return mpirun
         first = first or mpirun
     return first
@@ -129,7 +129,7 @@ def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/de
     if not os.access(folder, os.W_OK) or state.f_bavail * state.f_frsize < ranks * SHARED_BYTES:
         return False
     lines: list[str] = []
-    for path in mpirun_command.files_of_parameters(mpirun.path, os.path.expanduser("~")):
+    for path in mpirun_command.list_parameter_files(mpirun.path, os.path.expanduser("~")):
         with contextlib.suppress(OSError), open(path, errors="replace") as file:
             lines += file
     return not mpirun_command.chooses_transport([], {}, lines)

@@ -27,17 +27,17 @@ _PREFIX = "matex_tf-run-"
 
 
 @contextlib.contextmanager
-def proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
+def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
     """A new private folder for the proof, of which MATEX_PROOF tells the ranks; in `shared` if some are elsewhere."""
-    temp_folders.sweep(_PREFIX, shared, may_go=shared_memory.remove)
+    temp_folders.sweep_folders(_PREFIX, shared, may_go=shared_memory.remove_files)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
-        temp_folders.hold(folder)
+        temp_folders.hold_folder(folder)
         os.environ["MATEX_PROOF"] = folder
         try:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
-            shared_memory.remove(folder, even_used=True)  # mpirun has, if it was not killed
+            shared_memory.remove_files(folder, even_used=True)  # mpirun has, if it was not killed
 
 
 def hear_children() -> None:
@@ -55,7 +55,7 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
     if code == 0 and exit_marks.is_given(folder):
         return 0
     if ended := heard & _ENDING:
-        return ended_by(ended)
+        return signal_exit_code(ended)
     if code != 0:
         return code
     print(
@@ -81,7 +81,7 @@ def wait_for_ranks(
     return code
 
 
-def ended_by(signals: set[int]) -> int:
+def signal_exit_code(signals: set[int]) -> int:
     """The exit code of what one of `signals` has ended, as a shell has it."""
     return 128 + min(signals)
 
@@ -105,7 +105,9 @@ def wait_for_command(
     try:
         with Witness(watched) as witness:
             child = subprocess.Popen(
-                command, preexec_fn=child_process.prepare(before, os.getpid()), start_new_session=instead is not None
+                command,
+                preexec_fn=child_process.make_preparation(before, os.getpid()),
+                start_new_session=instead is not None,
             )
             while child.poll() is None:
                 found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _LONG)

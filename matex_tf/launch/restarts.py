@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf.launch import hosts, process
-from matex_tf.launch.mpirun_command import Mpirun, oversubscribing
+from matex_tf.launch.mpirun_command import Mpirun, oversubscribe_options
 from matex_tf.resilience import state_files
 from matex_tf.runtime import exit_marks
 from matex_tf.world.mpirun_options import ALLOCATIONS, OPENMPI
@@ -49,7 +49,7 @@ class Attempt:
     options: list[str] = field(default_factory=list)
 
 
-def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
+def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
     # Ranks that were asked to end have ended together, too, and mpirun may call that 0: where Slurm preempts a job it
     # asks ranks and mpirun's daemons alike.
@@ -69,7 +69,7 @@ def judge(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     return LOST
 
 
-def reason(code: int) -> str:
+def explain_end(code: int) -> str:
     """Why a run was lost, in words."""
     if code > 128:
         try:
@@ -83,7 +83,7 @@ def reason(code: int) -> str:
     return known.get(code, f"a rank or a host was lost (exit code {code})")
 
 
-def pause(restart: int) -> float:
+def pause_seconds(restart: int) -> float:
     """Seconds before restart number `restart`, from 1: a fault that lasts a while has time to pass."""
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
@@ -111,9 +111,9 @@ def run_with_restarts(
     while True:
         heard: set[int] = set()
         began = time.monotonic()
-        with process.proof_folder(shared) as folder:
+        with process.make_proof_folder(shared) as folder:
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD)
-            end = judge(code, folder, heard)
+            end = judge_end(code, folder, heard)
         if end == INTERRUPTED:
             return _interrupted(heard & _PERSONS, state, say)
         if end == WELL:
@@ -122,7 +122,7 @@ def run_with_restarts(
             if lost:
                 say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
             return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
-        lost.append(reason(code))
+        lost.append(explain_end(code))
         if "SLURM_JOB_ID" in os.environ:
             # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
             os.environ["SLURM_OVERLAP"] = "1"
@@ -131,7 +131,7 @@ def run_with_restarts(
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
             say(f"{after}{up}. The same command goes on from {state}")
             return code or process.EXIT_UNPROVED
-        wait = pause(len(lost))
+        wait = pause_seconds(len(lost))
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
         try:
             with _listening():
@@ -150,7 +150,7 @@ def run_with_restarts(
 
 def _interrupted(signals: set[int], state: str, say: Callable[[str], None]) -> int:
     """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
-    code = process.ended_by(signals)
+    code = process.signal_exit_code(signals)
     kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
     how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
     say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
@@ -192,7 +192,7 @@ def _on_what_is_left(
     left = hosts.find_answering(known, mpirun.path, first.options)
     if not left or len(left) == len(known):
         return first
-    ranks = hosts.ranks_on(left, known, first.ranks)
+    ranks = hosts.count_ranks_on(left, known, first.ranks)
     if ranks < 2:
         # One rank alone would not know of the state.
         ranks, left = 2, [hosts.Host(left[0].name, 2)]
@@ -201,7 +201,7 @@ def _on_what_is_left(
     say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
     options = hosts.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options = [*hosts.drop_options(options, ["map-by"]), *oversubscribing(mpirun)]
+        options = [*hosts.drop_options(options, ["map-by"]), *oversubscribe_options(mpirun)]
     return Attempt(ranks, options)
 
 

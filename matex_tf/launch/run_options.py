@@ -79,7 +79,7 @@ class RunCommand(click.Command):
         words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **takes})
         own: list[str] = []
         others: list[str] = []
-        for group in hosts.groups(words):
+        for group in hosts.group_options(words):
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:
                 group, name = ["-n", *([value] if equals else []), *group[1:]], "-n"
@@ -102,7 +102,7 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
     Raises:
         click.UsageError: with the option that was meant.
     """
-    for word, *_ in hosts.groups(options):
+    for word, *_ in hosts.group_options(options):
         name = mpirun_options.option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue

@@ -29,12 +29,12 @@ class Seconds(click.ParamType):
         if isinstance(value, float):
             return value
         try:
-            return what_if.seconds(value)
+            return what_if.parse_seconds(value)
         except ValueError:
             self.fail(f"expected a time as 80ms or 1.5s; given {value!r}", param, ctx)
 
 
-@click.command(context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
+@click.command("simulate", context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
 @click.argument("plan", required=False, metavar="[PLAN.json]")
 @click.option(
     "--ranks", type=Numbers(), metavar="N,...", help="How many ranks; the plan's largest measured unless told."
@@ -56,7 +56,7 @@ class Seconds(click.ParamType):
     "--target", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
     help="Of --servers: the efficiency to be reached.",
 )  # fmt: skip
-def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
+def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     """Simulate the step of PLAN.json, which `matex plan` wrote, on numbers of ranks that are not there.
 
     In place of a plan a file of MATEX_TIMELINE is played again, with `--what slow=RANK:FACTOR`.
@@ -83,7 +83,7 @@ def simulate(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     try:
         if plan and replay.is_timeline(plan):
             return _show_replay(plan, ranks, asked)
-        loaded = plan_file.load(plan) if plan else None
+        loaded = plan_file.load_plan(plan) if plan else None
         if asked["servers"]:
             return _show_servers(loaded, ranks, asked)
         if loaded is None:
@@ -110,11 +110,11 @@ def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) 
             f"a timeline is played again with slow=RANK:FACTOR only; {[*others, '--servers'][0]} needs a plan"
         )
     table = Table(Column("what", no_wrap=True), "step, ms")
-    again = replay.replay(path)
+    again = replay.replay_timeline(path)
     table.add_row("measured", f"{1e3 * again.measured:.2f}")
     table.add_row("played again", f"{1e3 * again.replayed:.2f}")
     for word in words:
-        table.add_row(word, f"{1e3 * replay.replay(path, what_if.read([word]).slow).replayed:.2f}")
+        table.add_row(word, f"{1e3 * replay.replay_timeline(path, what_if.read_changes([word]).slow).replayed:.2f}")
     console = Console()
     console.print(table)
     console.print(f"Means of {again.steps} steps, with what lies between epochs. Collectives take as long as they did.")
@@ -135,7 +135,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
         servers = [word for word in words if word.startswith("servers=")]
         changes = [(name, one + servers if name.startswith("pull=") else one) for name, one in changes]
         changes.append(("all of these", words))
-    read = [(name, what_if.read(one)) for name, one in changes]
+    read = [(name, what_if.read_changes(one)) for name, one in changes]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
     for count in ranks:
@@ -143,10 +143,10 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
             is_last = count == ranks[-1] and name == read[-1][0]
             per_host = what.ranks_per_host or plan.ranks_per_host
             path = asked["timeline"] if is_last else None
-            drawn, note = trace.opened(path, count, per_host)
+            drawn, note = trace.open_trace(path, count, per_host)
             if drawn and what.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
-            outcome = run.run(plan, count, what, asked["steps"], asked["seed"], note)
+            outcome = run.simulate_plan(plan, count, what, asked["steps"], asked["seed"], note)
             table.add_row(str(count), name, *_figures(outcome))
             assumptions += [one for one in outcome.assumptions if one not in assumptions]
             if drawn and path:
@@ -202,7 +202,7 @@ def _servers_table(
     for workers in ranks:
         mean, moved = compute, transfer
         if plan is not None:
-            one = program.of_plan(plan, workers)
+            one = program.program_of_plan(plan, workers)
             network = predict.Links(plan).network
             mean = one.compute if mean is None else mean
             moved = 2 * network.message(one.bytes) if moved is None else moved

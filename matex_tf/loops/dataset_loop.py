@@ -64,7 +64,7 @@ class Loop:
         """Whether there was an update since the loop gave its last batch, in this turn or one before."""
         if self in _own:
             return True
-        updates, self.updates = self.updates, reduction.updates()
+        updates, self.updates = self.updates, reduction.count_updates()
         if updates is None or updates == self.updates:
             return False
         script_loops.say_loop()
@@ -141,10 +141,10 @@ def watch_drift() -> None:
     """Every so many updates, compare the weights of all ranks."""
     global _checked
     every = settings.current().drift_steps
-    done = reduction.updates()
+    done = reduction.count_updates()
     if every and done - _checked >= every:
         _checked = done
-        agreed = variables.agreed()
+        agreed = variables.agreed_variables()
         # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
         trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
         variables.check_drift(trained, trained, f"after {done} updates")

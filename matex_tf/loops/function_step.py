@@ -51,7 +51,7 @@ class _Plan:
         self.kept = [leaf for leaf in arguments.leaves if not hasattr(leaf, "shape")]  # known to its key by address
 
 
-def call(
+def call_step(
     run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     function: Any,
     args: tuple[Any, ...],
@@ -75,12 +75,12 @@ def call(
     is_own = step_weight.is_sliced() or settings.current().scaling == "weak"
     if key not in plans and not is_own:
         # As the script alone makes it: variables come to be, and whether it trains shows.
-        updates, states = reduction.updates(), dry_trace.random_states()
-        model_calls.noticed()
+        updates, states = reduction.count_updates(), dry_trace.random_states()
+        model_calls.has_noticed()
         with traces.frame(function, [], is_border=False):
             result = run(function, args, kwargs)
-        calls_model = model_calls.noticed()
-        if reduction.updates() == updates:
+        calls_model = model_calls.has_noticed()
+        if reduction.count_updates() == updates:
             plans[key] = _Plan(WHOLE, None, arguments)
         elif function._created_variables:
             # Alone, its next call traces it again, without the variables that came to be.
@@ -99,7 +99,7 @@ def call(
         with traces.frame(function, step_arguments.placements(arguments), is_border=True):
             return run(_open[function], args, kwargs), plan.why
     if plan.kind == WHOLE or arguments.rows < 2 or is_own:
-        with traces.frame(function, [], is_border=False), model_calls.shared(plan.calls_model and not is_own):
+        with traces.frame(function, [], is_border=False), model_calls.share_models(plan.calls_model and not is_own):
             return run(plan.function if plan.function and not plan.meets else function, args, kwargs), plan.why
     frame = traces.frame(function, step_arguments.placements(arguments), is_border=True, holds=True)
     with frame, meetings.resolved(plan.meets):
@@ -143,7 +143,7 @@ def _plan(
     if not calls_model or is_compiled:
         return _Plan(WHOLE, None, arguments, reasons[0])
     made = function._clone(None)
-    with traces.frame(function, [], is_border=False), model_calls.shared(True):
+    with traces.frame(function, [], is_border=False), model_calls.share_models(True):
         graph = _traced(made, arguments.given, states)
     is_same = graph is not None and (own is None or programs.program(graph).figures <= own.figures)
     failed = _of_all("" if is_same else "it cannot be traced again")
@@ -176,7 +176,7 @@ def _of_slices(
     start = states or dry_trace.random_states()
     frame = traces.frame(made, step_arguments.placements(arguments), is_border=True)
     with frame, open_shapes.watched(is_known), meetings.resolved(meets):
-        graph = _traced(made, arguments.with_rows(step_arguments.of_any_rows), states)
+        graph = _traced(made, arguments.with_rows(step_arguments.spec_of_any_rows), states)
     if graph is None:
         return None, traces.NAMED
     why = str(verdict.failure(graph) or "")
@@ -203,7 +203,7 @@ def _traced(function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], states
     """
     with contextlib.nullcontext() if states is None else dry_trace.unnoticed(states):
         try:
-            return overlap_trial.traced(function, *given).graph
+            return overlap_trial.trace_function(function, *given).graph
         except Exception:  # of the script's code, any
             return None
 
@@ -220,7 +220,7 @@ def _shared(
     plan.calls += 1
     count = arguments.rows
     if plan.calls & (plan.calls - 1) == 0:
-        step_arguments.compare(arguments, plan.calls == 1, "the arguments of a training step")
+        step_arguments.compare_arguments(arguments, plan.calls == 1, "the arguments of a training step")
     me, adapting = world.current(), plan.adapting
     start, stop, has_rows = row_shares.slice_bounds(count, me.rank, adapting.shares if adapting else me.size)
     args, kwargs = arguments.with_rows(lambda leaf: leaf[start:stop])

@@ -76,7 +76,7 @@ class _Plan:
 
 
 @contextlib.contextmanager
-def shared(are: bool) -> Iterator[None]:
+def share_models(are: bool) -> Iterator[None]:
     """Around the trace of a step that every rank computes whole: whether the calls of models in it are shared."""
     before, _state.in_graphs = getattr(_state, "in_graphs", False), are
     try:
@@ -85,7 +85,7 @@ def shared(are: bool) -> Iterator[None]:
         _state.in_graphs = before
 
 
-def noticed() -> bool:
+def has_noticed() -> bool:
     """Whether a model that may be shared by itself was called in a graph under a tape since this was asked."""
     found = getattr(_state, "noticed", False)
     _state.noticed = False
@@ -100,7 +100,7 @@ def note_whole(tape: Any, why: str) -> None:
                 plan.why = plan.why or why
 
 
-def call(
+def call_model(
     original: Callable[..., Any], model: Any, tapes: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What `original(model, *args, **kwargs)` gives while `tapes` record. Collective where it is sharded."""
@@ -147,7 +147,7 @@ def call(
         return plain()
     plan.calls += 1
     if is_eager and plan.calls & (plan.calls - 1) == 0:
-        step_arguments.compare(arguments, plan.calls == 1, f"the arguments of the model '{known.name}'")
+        step_arguments.compare_arguments(arguments, plan.calls == 1, f"the arguments of the model '{known.name}'")
     watch = model_watch.Watch(model, arguments, is_first=False)
 
     def watched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,7 +48,7 @@ def proof(
             verdict.fail(graph, verdict.Reason(ADDS))
         watched = list(tape.watched_variables())
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
-        with tape_stack.plain():
+        with tape_stack.keep_plain():
             of = tape.gradient(targets, watched) if watched and targets else []
         for variable, gradient in zip(watched, of):
             if isinstance(gradient, tf.IndexedSlices) and found.of(gradient.indices).is_same:
@@ -57,7 +57,7 @@ def proof(
     looking = tf.function(look, autograph=False)
     with dry_trace.unnoticed(), traces.frame(looking, step_arguments.placements(arguments), is_border=False):
         try:
-            args, kwargs = arguments.with_rows(step_arguments.of_any_rows)
+            args, kwargs = arguments.with_rows(step_arguments.spec_of_any_rows)
             with open_shapes.watched(arguments.rows > 0):
                 graph = looking.get_concrete_function(*args, **kwargs).graph
         except Exception:  # of the script's code, any

@@ -39,21 +39,21 @@ def tensors_of(outputs: Any) -> list[Any]:
     if not all(isinstance(part, tf.Tensor) for part in flat):
         raise TypeError("a model gives something that is no tensor")
     attached = [getattr(part, name, None) for part in flat for name in ATTACHED]
-    return [*flat, *(one for one in attached if one is not None), *(before(part) for part in flat)]
+    return [*flat, *(one for one in attached if one is not None), *(logits_behind(part) for part in flat)]
 
 
-def before(part: Any) -> Any:
+def logits_behind(part: Any) -> Any:
     """The logits of which a tensor of a graph is made; any other is its own."""
     is_made = not hasattr(part, "numpy") and part.op.type in ACTIVATIONS
     return part.op.inputs[0] if is_made else part
 
 
-def made_anew(part: Any, wholes: dict[int, Any]) -> Any:
+def rebuild_output(part: Any, wholes: dict[int, Any]) -> Any:
     """An output of all rows, with what was attached to that of some; `wholes` are by the ids of what those were."""
     import tensorflow as tf
 
-    whole = wholes[id(before(part))]
-    if before(part) is not part:
+    whole = wholes[id(logits_behind(part))]
+    if logits_behind(part) is not part:
         whole = tf.sigmoid(whole) if part.op.type == "Sigmoid" else tf.nn.softmax(whole)
     for name in ATTACHED:
         if getattr(part, name, None) is not None:
@@ -133,7 +133,7 @@ class Call:
             flat = tf.nest.flatten(outputs)
             mine = {id(one): one for one in tensors_of(outputs)}
             for part in flat:
-                if before(part) is not part:
+                if logits_behind(part) is not part:
                     del mine[id(part)]  # made anew of its logits
             wholes = {key: self._gathered(one, like=one) for key, one in mine.items()}
         self._variables = list(self._inner.watched_variables())
@@ -142,7 +142,7 @@ class Call:
         self._targets = {key: one for key, one in mine.items() if one.dtype.is_floating}
         handles = [variable.handle for variable in self._variables]
         record.record_operation("MatexModel", [wholes[key] for key in self._targets], [*inputs, *handles], self._back)
-        result = [made_anew(part, wholes) for part in flat]
+        result = [rebuild_output(part, wholes) for part in flat]
         return tf.nest.pack_sequence_as(outputs, result)
 
     def _of_slice(self) -> contextlib.AbstractContextManager[None]:
@@ -153,7 +153,7 @@ class Call:
         import tensorflow as tf
 
         tensor = tf.convert_to_tensor(tensor)
-        whole = recombine.gather(tensor[: self._mine], "the rows of a model")
+        whole = recombine.gather_rows(tensor[: self._mine], "the rows of a model")
         if self._is_eager:
             return whole
         rows = None if self._arguments.rows < 0 else self._arguments.rows
@@ -179,7 +179,7 @@ class Call:
             for target, one in zip(self._targets.values(), upstream)
             if one is not None
         ]
-        with self._of_slice(), tape_stack.plain():
+        with self._of_slice(), tape_stack.keep_plain():
             found = self._inner.gradient(
                 [target for target, _ in pairs], [*self._sources, *self._variables], [one for _, one in pairs]
             )
@@ -203,14 +203,14 @@ class Call:
                 self._declare(one)
         weight = tf.stack([tf.cast(self._numbers[1], tf.float64), tf.cast(self._of_rows, tf.float64)])
         place = "the gradients of a model"
-        reduced, _ = reduction.reduce(dense, self._variables, weight=weight, place=place)
+        reduced, _ = reduction.reduce_gradients(dense, self._variables, weight=weight, place=place)
         for index, one in enumerate(found):
             if dense[index] is not one:
                 reduced[index] = tf.IndexedSlices(reduced[index], one.indices, one.dense_shape)
         reduction.note_same(reduced)
         if self._is_eager:
-            variables.expect(self._variables)
-            variables.settle()
+            variables.expect_agreement(self._variables)
+            variables.settle_agreements()
         return reduced
 
     def _declare(self, gradient: Any) -> None:

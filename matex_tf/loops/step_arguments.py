@@ -20,7 +20,7 @@ class Arguments:
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         import tensorflow as tf
 
-        self.given = bound(function, args, kwargs)
+        self.given = bind_arguments(function, args, kwargs)
         self.leaves = tf.nest.flatten(self.given)
         counts = [_rows_of(leaf) for leaf in self.leaves]
         known = [count for count in counts if count is not None]
@@ -51,7 +51,9 @@ class Arguments:
         return tf.nest.pack_sequence_as(self.given, leaves)
 
 
-def bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def bind_arguments(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call in the order of the function's parameters, with those that are left out.
 
     Raises:
@@ -87,21 +89,21 @@ def placements(arguments: Arguments) -> list[Placement | None]:
     return [ROWS if is_rows else None for is_rows in arguments.are_rows]
 
 
-def of_any_rows(leaf: Any) -> Any:
+def spec_of_any_rows(leaf: Any) -> Any:
     """What an argument of rows is traced for: any number of them."""
     import tensorflow as tf
 
     return tf.TensorSpec([None, *(_sizes(leaf) or ())[1:]], tf.as_dtype(leaf.dtype))
 
 
-def compare(arguments: Arguments, is_first: bool, what: str) -> None:
+def compare_arguments(arguments: Arguments, is_first: bool, what: str) -> None:
     """Whether all ranks hold the same rows; at the first call also the same variables. Collective."""
     if is_first:
         script_loops.say_loop()
-        if variables.waiting():
-            variables.settle()
+        if variables.has_agreements_due():
+            variables.settle_agreements()
     total = 0
     for leaf, is_rows in zip(arguments.leaves, arguments.are_rows):
         if is_rows:
-            total = fingerprint.digest(leaf, total)
+            total = fingerprint.digest_value(leaf, total)
     fingerprint.compare_batch((arguments.rows, total), what)

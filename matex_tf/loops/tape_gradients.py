@@ -1,7 +1,7 @@
 """Gradients where the tape gives them: those with respect to variables, within any structure, are reduced at once.
 
-In graphs the backward pass begins with what `recombine.seeds` says, so that gradients with respect to variables are
-partial sums over the rows, and those with respect to rows are those rows' own.
+In graphs the backward pass begins with what `recombine.seed_targets` says, so that gradients with respect to variables
+are partial sums over the rows, and those with respect to rows are those rows' own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN_ROWS = (
 
 
 def _is_trained_variable(source: Any) -> bool:
-    return hasattr(reduction.underlying(source), "assign")
+    return hasattr(reduction.tf_variable(source), "assign")
 
 
 def not_of_slices(sources: Any, why: str) -> None:
@@ -66,7 +66,7 @@ def in_graph(
         chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
     else:
         given = [None] * len(flat) if upstream is None else tf.nest.flatten(upstream)
-        chosen, factors, why = recombine.seeds(tensors, given)
+        chosen, factors, why = recombine.seed_targets(tensors, given)
         if why is not None:
             chosen, factors = target, upstream
         elif all(one is None for one in factors):
@@ -85,24 +85,24 @@ def in_graph(
     if not trained or not reduces:
         return result
     of = [flat_sources[index] for index in trained]
-    unsplit.say()
+    unsplit.say_unsplit()
     if owed:
         reduction.mark_reduced(of, born=False)
         return result
     asynchronous.say_not("a loop of the script's own", "only fit trains so")
     reduction.mark_reduced(of, born=True)
-    unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.known(part) is None]
+    unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.find_whole(part) is None]
     scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
-    reduced, totals = reduction.reduce(
+    reduced, totals = reduction.reduce_gradients(
         [found[index] for index in trained],
         of,
         [_weighted(part) for part in scalars],
         place="tape.gradient",
     )
     for part, total in zip(scalars, totals):
-        recombine.remember(part, total)
+        recombine.remember_whole(part, total)
     if not step_weight.in_session_graph():
-        variables.expect(of)
+        variables.expect_agreement(of)
     for index, value in zip(trained, reduced):
         found[index] = value
     return _pack_like(result, found)
@@ -167,7 +167,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     if not chosen:
         return result
     of = [flat_sources[index] for index in chosen]
-    unsplit.say()
+    unsplit.say_unsplit()
     flat = _flatten_like(result, len(flat_sources))
     mine = [flat[index] for index in chosen]
     if reduces:
@@ -181,10 +181,10 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     if step_weight.is_sliced() and settings.current().scaling == "strong":
         notes.note(OWN_ROWS)
     asynchronous.say_not("a loop of the script's own", "only fit trains so")
-    reduced, _ = reduction.reduce(mine, of, place="tape.gradient")
+    reduced, _ = reduction.reduce_gradients(mine, of, place="tape.gradient")
     reduction.note_same(reduced)
-    variables.expect(of)
-    variables.settle()
+    variables.expect_agreement(of)
+    variables.settle_agreements()
     for index, value in zip(chosen, reduced):
         flat[index] = value
     return _pack_like(result, flat)

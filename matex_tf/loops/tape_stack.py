@@ -38,14 +38,14 @@ def count_accumulator(more: int) -> None:
 
 
 @contextlib.contextmanager
-def plain() -> Iterator[None]:
+def keep_plain() -> Iterator[None]:
     """Within it gradients are as TensorFlow gives them: they are parts of larger ones."""
-    before, _state.plain = is_plain(), True
+    before, _state.plain = keeps_plain(), True
     try:
         yield
     finally:
         _state.plain = before
 
 
-def is_plain() -> bool:
+def keeps_plain() -> bool:
     return getattr(_state, "plain", False)

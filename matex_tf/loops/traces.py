@@ -58,7 +58,7 @@ def nested(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> cont
     if interpreter.has_declared(graph):
         found = interpreter.interpreter_of(graph)
         try:
-            leaves = tf.nest.flatten(step_arguments.bound(function, args, kwargs))
+            leaves = tf.nest.flatten(step_arguments.bind_arguments(function, args, kwargs))
         except TypeError:  # as the call itself says
             leaves = []
         for leaf in leaves:
@@ -100,7 +100,7 @@ def _declare(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     import tensorflow as tf
 
     try:
-        leaves = tf.nest.flatten(step_arguments.bound(here.function, args, kwargs))
+        leaves = tf.nest.flatten(step_arguments.bind_arguments(here.function, args, kwargs))
     except TypeError:
         leaves = []
     if len(leaves) != len(here.placements):
@@ -156,7 +156,7 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
     for index in places:
         placement = found.of(flat[index])
         can = placement.can_be_whole and not (is_compiled and placement.kind == SHARDED)
-        if recombine.known(flat[index]) is None and not can:
+        if recombine.find_whole(flat[index]) is None and not can:
             reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
             clause = f"the ranks' parts of what it returns, {placement.kind}, cannot be put together"
             verdict.fail(graph, reason or verdict.Reason(clause, flat[index].op))

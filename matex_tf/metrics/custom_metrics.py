@@ -24,7 +24,7 @@ _ROWS, _MEAN, _SUM, _OTHER = "rows", "mean", "sum", "other"
 _known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
-def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+def make_global(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function(y_true, y_pred)` with its value for the whole batch, on every rank, where that is a single number."""
     import tensorflow as tf
 
@@ -67,7 +67,7 @@ def function_lets_rows_meet(metric: Any, function: Any, args: tuple[Any, ...], k
     return _kind_of(function, rows, getattr(metric, "_fn_kwargs", {})) == _OTHER
 
 
-def rows_of_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def gather_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an update, and their masks, with the rows of all ranks. Collective."""
     import tensorflow as tf
 
@@ -111,7 +111,7 @@ def _adds_up(metric: Any, update: Callable[..., Any], args: tuple[Any, ...], kwa
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         graph = tf.compat.v1.get_default_graph()
-        interpreter.account(graph, [variable.handle for variable in map(reduction.underlying, metric.variables)])
+        interpreter.account(graph, [variable.handle for variable in map(reduction.tf_variable, metric.variables)])
         _declare_rows((args, kwargs))
         update(metric, *args, **kwargs)
 

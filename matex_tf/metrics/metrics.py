@@ -1,7 +1,7 @@
 """Metrics of all the data from metrics that each rank feeds with its own slices.
 
 Keras' metrics add up their state (totals, counts, confusion matrices), so the state over all data is the sum of the
-ranks' states. Each rank keeps its own sum; `whole_state` puts the sum over ranks in its place while a result is
+ranks' states. Each rank keeps its own sum; `hold_whole_state` puts the sum over ranks in its place while a result is
 computed.
 """
 
@@ -22,12 +22,12 @@ _state = threading.local()
 _whole: dict[int, Any] = {}  # by id: the variables of which every rank holds the sum, until one counts again
 
 
-def inside_whole_state() -> bool:
+def is_in_whole_state() -> bool:
     return getattr(_state, "depth", 0) > 0
 
 
 @contextlib.contextmanager
-def whole_state(variables: Sequence[Any]) -> Iterator[None]:
+def hold_whole_state(variables: Sequence[Any]) -> Iterator[None]:
     """Within it `variables` (Keras or TensorFlow ones) hold the sum of their values over the ranks. Collective.
 
     Works in eager code and in functions; one reduction for each dtype.
@@ -59,7 +59,7 @@ def variables_of(model: Any) -> list[Any]:
     return [variable for metric in found for variable in metric.variables]
 
 
-def leave_whole(variables: Sequence[Any]) -> None:
+def store_whole_state(variables: Sequence[Any]) -> None:
     """Put the sum over ranks in `variables` to stay, as they are saved and compared with others. Collective; eager."""
     _add_up(variables)
     _whole.update((id(variable), variable) for variable in variables)
@@ -73,8 +73,8 @@ def count_apart(variables: Sequence[Any] | None = None) -> None:
             variable.assign(variable * 0)
 
 
-def detached(result: Any) -> Any:
-    """`result` of a metric with copies in place of variables, whose values are other ones once `whole_state` ends."""
+def copy_result(result: Any) -> Any:
+    """`result` of a metric with copies in place of variables, whose values change once `hold_whole_state` ends."""
     import tensorflow as tf
 
     found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
@@ -94,12 +94,12 @@ def _read(variable: Any) -> Any:
 def _add_up(variables: Sequence[Any]) -> list[Any]:
     """Put the sum over ranks in `variables`; returns what this rank had."""
     own = [_read(variable) for variable in variables]
-    for variable, total in zip(variables, sums(own)):
+    for variable, total in zip(variables, sum_over_ranks(own)):
         variable.assign(total)
     return own
 
 
-def sums(values: Sequence[Any]) -> list[Any]:
+def sum_over_ranks(values: Sequence[Any]) -> list[Any]:
     """The sums over the ranks of tensors of the same shapes and dtypes; one reduction for each dtype. Collective."""
     import tensorflow as tf
 
@@ -116,7 +116,7 @@ def sums(values: Sequence[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def counted(metric: Any, counts: Any = None) -> Iterator[None]:
+def count_where_due(metric: Any, counts: Any = None) -> Iterator[None]:
     """Within it an update of `metric` takes effect only where this rank's rows count in the current step.
 
     `counts` (a number, 1 or 0) overrides the step's own.
@@ -126,7 +126,7 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     outer, _state.before = getattr(_state, "before", None), (graph, {})
     try:
-        keep(metric.variables)
+        keep_variables(metric.variables)
         yield
         counts = step_weight.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
         for variable, old in _state.before[1].values():
@@ -137,8 +137,8 @@ def counted(metric: Any, counts: Any = None) -> Iterator[None]:
         _state.before = outer
 
 
-def keep(variables: Sequence[Any]) -> None:
-    """Within `counted`: an update may change `variables` from here on; where it is not to count, they go back to this.
+def keep_variables(variables: Sequence[Any]) -> None:
+    """Within `count_where_due`: an update may change `variables` from here on; where it is not to count, they go back.
 
     A metric may tell of its variables only in its first update. So those that it has, those of each metric within
     it, and those that it makes are read where they come up: in a function each run reads what it finds there.
@@ -148,7 +148,7 @@ def keep(variables: Sequence[Any]) -> None:
     known: tuple[Any, dict[int, Any]] | None = getattr(_state, "before", None)
     graph, before = known or (None, {})
     if graph is not tf.compat.v1.get_default_graph():
-        return  # outside of `counted`, or in a trace that only looks at what an update does
+        return  # outside of `count_where_due`, or in a trace that only looks at what an update does
     new = [variable for variable in variables if id(variable) not in before]
     count_apart(new)
     graph_ops.note_accounts(new)

@@ -43,7 +43,7 @@ class Log:
                 return False
 
 
-def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
+def pick_numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """Of what Keras logs, that which is a number."""
     return {
         str(name): float(value) for name, value in (logs or {}).items()

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from matex_tf.monitor import progress, waits
-from matex_tf.monitor.progress import size
+from matex_tf.monitor.progress import format_bytes
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
 
 WINDOW = 10.0
@@ -23,30 +23,33 @@ _AROUND = 7  # lines of the picture that are no ranks
 _COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
 
 
-def draw(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
+def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
     """The picture of the run's last start as it is; of many ranks those that fit `height` lines (0: all)."""
     start = run.starts[-1]
     recent = _recent(start)
     if not recent:
-        return Text(f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet")
+        return Text(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet")
     steps = waits.steps_of(recent)
     shown = _chosen(recent, steps, height)
     lines: list[RenderableType] = [Text(_head(run, start, recent)), _table(start, recent, steps, shown)]
     if len(shown) < len(recent):
         lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait no less", style="dim"))
-    said = [waits.sentence(recent, steps, start.hosts), *_silent(start, recent, time.time() if now is None else now)]
+    said = [
+        waits.describe_waits(recent, steps, start.hosts),
+        *_silent(start, recent, time.time() if now is None else now),
+    ]
     said += [_shared(start, recent)]
     lines += [Text(text) for text in said if text]
     return Group(*lines)
 
 
-def line(run: Run) -> str:
+def describe_run(run: Run) -> str:
     """The same in one line."""
     start = run.starts[-1]
     recent = _recent(start)
     if not recent:
-        return f"{progress.command(start)}, {progress.hosts_of(start)}: no sample yet"
-    said = waits.sentence(recent, waits.steps_of(recent), start.hosts)
+        return f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet"
+    said = waits.describe_waits(recent, waits.steps_of(recent), start.hosts)
     return _head(run, start, recent) + (f"; {said}" if said else "")
 
 
@@ -66,24 +69,24 @@ def has_ended(run: Run) -> bool:
 def _head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
     """What runs, where it is, how fast it goes."""
     first = recent.get(0) or next(iter(recent.values()))
-    parts = [progress.command(start), progress.hosts_of(start)]
+    parts = [progress.describe_command(start), progress.describe_ranks(start)]
     if len(run.starts) > 1:
         parts.append(f"start {start.number}")
-    epochs = progress.epochs(start.events)
+    epochs = progress.list_epochs(start.events)
     if epochs:
         last = epochs[-1]
         parts.append(f"epoch {last.number}" + (f" of {last.of}" if last.of else "") + " done")
     parts.append(f"{int(first['up'][-1])} updates")
-    if updates := progress.rate(first, "up"):
+    if updates := progress.rate_of(first, "up"):
         parts.append(f"{1e3 / updates:.1f} ms an update")
-    if rows := progress.rate(first, "rows"):
+    if rows := progress.rate_of(first, "rows"):
         parts.append(f"{rows:,.0f} rows/s")
     if epochs:
         parts += [f"{name} {value:.4g}" for name, value in epochs[-1].logs.items()]
     if first.ended:
         parts.append(first.ended)
-    elif remains := progress.left(epochs, start.about["at"]):
-        parts.append(f"left {progress.lasting(remains)}")
+    elif remains := progress.seconds_left(epochs, start.about["at"]):
+        parts.append(f"left {progress.format_seconds(remains)}")
     return ", ".join(parts)
 
 
@@ -121,7 +124,7 @@ def _table(
         *(["GPU", "GPU mem"] if has_gpu else []),
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    slow = waits.slowest(steps)
+    slow = waits.find_slowest(steps)
     for rank in shown:
         style = "bold red" if slow and slow[0] == rank else ""
         name = start.hosts[rank] if rank < start.size else "?"
@@ -136,14 +139,14 @@ def _table(
 
 def _figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
     memory = float(series["mem"][-1])
-    machine = (progress.rate(series, "cpu"), memory, progress.rate(series, "tx"), progress.rate(series, "rx"))
+    machine = (progress.rate_of(series, "cpu"), memory, progress.rate_of(series, "tx"), progress.rate_of(series, "rx"))
     return (*machine, *((step.compute, step.waiting, step.sums) if step else (0.0, 0.0, 0.0)))
 
 
 def _of_machine(figures: Sequence[float]) -> list[str]:
     cpu, memory, sent, received = figures
-    known = size(memory) if memory == memory else "-"
-    return [f"{cpu:.0%}", known, size(sent), size(received)]
+    known = format_bytes(memory) if memory == memory else "-"
+    return [f"{cpu:.0%}", known, format_bytes(sent), format_bytes(received)]
 
 
 def _cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
@@ -151,7 +154,7 @@ def _cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
     cells = _of_machine(figures[:4]) + ([f"{value * 1e3:.1f} ms" for value in figures[4:]] if step else ["-"] * 3)
     if has_gpu:
         last = series.samples[-1]
-        cells += [f"{last['gpu']:.0f}%", size(last["vram"])] if "gpu" in last else ["-", "-"]
+        cells += [f"{last['gpu']:.0f}%", format_bytes(last["vram"])] if "gpu" in last else ["-", "-"]
     return cells
 
 
@@ -159,12 +162,12 @@ def _silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]
     """Ranks of which nothing is heard any more; clocks of hosts may differ, but not by as much."""
     lines = []
     limit = SILENT * start.seconds
-    for host, ranks in waits.by_host(recent, start.hosts).items():
+    for host, ranks in waits.group_by_host(recent, start.hosts).items():
         still = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
         late = [rank for rank, seconds in still.items() if seconds > limit]
         if late:
             who = f"rank {late[0]}" if len(late) == 1 else f"{len(late)} ranks, the first rank {late[0]},"
-            lines.append(f"nothing from {who} ({host}) for {progress.lasting(max(still[one] for one in late))}")
+            lines.append(f"nothing from {who} ({host}) for {progress.format_seconds(max(still[one] for one in late))}")
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
     missing = [
@@ -177,6 +180,6 @@ def _silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]
 
 def _shared(start: Start, recent: Mapping[int, Series]) -> str:
     """The host on which most is done by others than ranks."""
-    hosts = waits.by_host(recent, start.hosts)
+    hosts = waits.group_by_host(recent, start.hosts)
     host, cores = max(((host, waits.others_of(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1])
     return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

@@ -22,12 +22,12 @@ class Epoch:
     logs: dict[str, float]
 
 
-def epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
+def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
     """The epochs, in the order in which they ended."""
     return [Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {})) for one in events if "epoch" in one]
 
 
-def left(done: Sequence[Epoch], began: float) -> float | None:
+def seconds_left(done: Sequence[Epoch], began: float) -> float | None:
     """Seconds to the end of `fit`, by what its epochs took; None where that is not known."""
     if not done or not done[-1].of:
         return None
@@ -40,26 +40,26 @@ def left(done: Sequence[Epoch], began: float) -> float | None:
     return (done[-1].of - done[-1].number) * (done[-1].t - since) / counted
 
 
-def rate(series: Series, name: str) -> float:
+def rate_of(series: Series, name: str) -> float:
     """How much more of `name` a second, from the first of the samples to the last; 0 where nothing is known."""
     took = series.grew("t")
     grown = series.grew(name)
     return grown / took if took > 0 and grown > 0 else 0.0
 
 
-def command(start: Start) -> str:
+def describe_command(start: Start) -> str:
     """The script with its arguments, in short."""
     words = [str(word) for word in start.about["command"]]
     return " ".join([Path(words[0]).name, *words[1:]]) if words else "?"
 
 
-def hosts_of(start: Start) -> str:
+def describe_ranks(start: Start) -> str:
     """How many ranks there are, and on how many hosts."""
     hosts = len(set(start.hosts))
     return f"{start.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
 
 
-def lasting(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A time in words."""
     if seconds >= DAY:
         return f"{seconds / DAY:.1f} days"
@@ -68,7 +68,7 @@ def lasting(seconds: float) -> str:
     return f"{int(seconds // MINUTE)} min {int(seconds % MINUTE):02} s" if seconds >= MINUTE else f"{seconds:.0f} s"
 
 
-def size(amount: float) -> str:
+def format_bytes(amount: float) -> str:
     """Bytes in words."""
     for unit in ("B", "KB", "MB", "GB"):
         if amount < 999.5:

@@ -23,7 +23,7 @@ _METRICS = (
 )
 
 
-def text(run: Run) -> str:
+def format_metrics(run: Run) -> str:
     """The last sample of each rank of the run's last start; labels are the run's folder, start, rank and host."""
     start = run.starts[-1]
     recent = read_recent(start, 0)

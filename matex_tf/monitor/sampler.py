@@ -26,7 +26,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.monitor.gpu import Gpus
-from matex_tf.monitor.log import HALVED, Log, figures
+from matex_tf.monitor.log import HALVED, Log, pick_numbers
 from matex_tf.monitor.machine import Machine
 from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
 from matex_tf.observe import profile
@@ -42,14 +42,14 @@ _PATIENCE = 5.0  # seconds that the end of a rank waits for a disk
 _recorder: Recorder | None = None
 
 
-def start() -> None:
+def start_sampler() -> None:
     """Begin, where `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
     global _recorder
     asked = settings.current().record
     me = world.current()
     if not asked or me.is_phantom:
         return
-    with real_files.plainly():
+    with real_files.use_real_files():
         made = _make_folder(Path(asked).absolute()) if me.rank == 0 else None
         folder, token, why = objects.broadcast(made, "the folder in which the run is recorded")
         log = None
@@ -70,7 +70,7 @@ def start() -> None:
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
     if _recorder is not None and _speaks(_recorder):
-        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=figures(logs))
+        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs))
 
 
 def after_loss(became_first: bool) -> None:
@@ -171,7 +171,7 @@ class Recorder:
         """Write a line of what has happened."""
         if self.log is None:
             return
-        with real_files.plainly():
+        with real_files.use_real_files():
             try:
                 if self.events is None:
                     self.events = Log(Path(self.folder, EVENTS.format(self.rank)))
@@ -188,10 +188,10 @@ class Recorder:
             everyone = world.communicator("control").gather((records.totals(), self.log.lost if self.log else 0))
         if everyone is None:
             return
-        text = profile.table([totals for totals, _ in everyone], world.current().hosts, None)
+        text = profile.format_table([totals for totals, _ in everyone], world.current().hosts, None)
         try:
             if self.log is not None:
-                with real_files.plainly():
+                with real_files.use_real_files():
                     Path(self.folder, PROFILE).write_text(text)
         except OSError as error:
             self._say(error)
@@ -200,7 +200,7 @@ class Recorder:
 
     def _watch(self) -> None:
         due = time.monotonic()
-        with real_files.plainly():
+        with real_files.use_real_files():
             while not self.ended.wait(max(due - time.monotonic(), 0)):
                 self._write(self.sample())
                 if self.log is not None and self.log.lines % HALVED == 0:
@@ -215,7 +215,7 @@ class Recorder:
         if self.thread is not threading.current_thread():
             self.thread.join(_PATIENCE)
         if not self.thread.is_alive():
-            with real_files.plainly():
+            with real_files.use_real_files():
                 self._write({**self.sample(), "end": how})
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.monitor.log import Log, figures
+from matex_tf.monitor.log import Log, pick_numbers
 from matex_tf.runtime import real_files
 
 _VARIABLE = settings.PREFIX + "TRIAL"
@@ -21,14 +21,14 @@ _log: Log | None = None
 _process = 0
 
 
-def start(rank: int) -> None:
+def start_log(rank: int) -> None:
     """Begin, on rank 0. Children of the script are told nothing of it."""
     global _log, _process
     path = settings.current().trial
     os.environ.pop(_VARIABLE, None)
     if not path or rank:
         return
-    with real_files.plainly():
+    with real_files.use_real_files():
         _log = Log(path, goes_on=True)
     _process = os.getpid()
 
@@ -40,7 +40,7 @@ def is_on() -> bool:
 
 def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended: its number from 0, how many there are to be, its figures."""
-    _write(epoch=epoch + 1, of=of, logs=figures(logs))
+    _write(epoch=epoch + 1, of=of, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:
@@ -48,7 +48,7 @@ def note_task(**features: Any) -> None:
     _write(task=features)
 
 
-def report(told: Mapping[str, float], epoch: int | None) -> None:
+def report_figures(told: Mapping[str, float], epoch: int | None) -> None:
     """What the script says itself of how well it does."""
     _write(epoch=epoch, logs=dict(told))
 
@@ -56,7 +56,7 @@ def report(told: Mapping[str, float], epoch: int | None) -> None:
 def _write(**line: Any) -> None:
     if _log is None or not is_on():
         return
-    with real_files.plainly():
+    with real_files.use_real_files():
         if _log.write({"t": round(time.time(), 3), **line}):
             return
     if _log.lost == 1:

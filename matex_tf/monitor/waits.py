@@ -34,7 +34,7 @@ def step_of(series: Series) -> Step | None:
     return Step(*(series.grew(name) / steps for name in ("com", "wait", "sum")))
 
 
-def stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
+def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
     """The ranks that wait, those that do not, for how long and where; None where nobody waits for long."""
     waiting = {rank: series.waits for rank, series in ranks.items() if not series.ended}
     here = [rank for rank, (seconds, _) in waiting.items() if seconds >= STALLED]
@@ -44,7 +44,7 @@ def stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, s
     return here, [rank for rank in waiting if rank not in here], *longest
 
 
-def slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
+def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
     """The rank that others wait for, and how many seconds more in each step they wait; None where all are even."""
     if len(steps) < 2:
         return None
@@ -54,9 +54,9 @@ def slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
     return (rank, behind) if behind >= EVEN * steps[rank].whole else None
 
 
-def sentence(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
+def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
     """Who is waited for, in words; empty where too little is known."""
-    if stall := stalled(ranks):
+    if stall := find_stalled(ranks):
         here, late, seconds, what = stall
         whom = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late[:3]) or "one another"
         more = f" and {len(late) - 3} more" if len(late) > 3 else ""
@@ -64,7 +64,7 @@ def sentence(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequ
         return f"{who} waited {seconds:.0f} s for {whom}{more} at {what}"
     if not steps:
         return ""
-    found = slowest(steps)
+    found = find_slowest(steps)
     if found is None:
         return "the ranks are even: none is waited for by more than 1% of a step" if len(steps) > 1 else ""
     rank, behind = found
@@ -72,7 +72,7 @@ def sentence(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequ
     return f"the others wait for rank {rank} ({hosts[rank]}): {behind * 1e3:.1f} ms in each step, {share:.0%} of it"
 
 
-def by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
+def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
     """The ranks of each host."""
     found: dict[str, list[int]] = {}
     for rank in ranks:

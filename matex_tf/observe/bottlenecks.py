@@ -19,7 +19,7 @@ _waited = 0.0
 _waited_in_functions: Any = None  # a variable, float64
 
 
-def timed(pull: Callable[[], Any]) -> Any:
+def time_pull(pull: Callable[[], Any]) -> Any:
     """The element that `pull` takes out of an input pipeline. How long that takes counts as waiting for it.
 
     In a function it counts each time that the function runs, unless the script wants deterministic ops.

@@ -36,7 +36,7 @@ def offset_of(rounds: Sequence[tuple[int, int, int]]) -> Offset:
     return Offset(middle, answered - middle, (received - sent + 1) // 2)
 
 
-def to_rank_0(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
+def to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
     """Times of a host as rank 0's clock tells them, in nanoseconds: clocks part evenly from the start to the end."""
     begin, finish = start.at + start.ahead, end.at + end.ahead
     if finish <= begin:

@@ -40,7 +40,7 @@ class Link:
         return f"{where}{more}: {self.start_up * 1e6:.1f} us a transfer and {1e-9 / self.byte:.3g} GB/s ({day})"
 
 
-def start() -> None:
+def start_links() -> None:
     """Keep what the engine measures in this run."""
     if world.current().rank == 0:
         shutdown.at_end.append(_keep)
@@ -53,7 +53,7 @@ def _keep() -> None:
     link = Link(dict(Counter(world.current().hosts)), *found, time.time())
     name = hashlib.blake2b(json.dumps(link.hosts).encode(), digest_size=8).hexdigest()
     try:
-        with real_files.plainly():
+        with real_files.use_real_files():
             folder = _folder()
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
@@ -63,7 +63,7 @@ def _keep() -> None:
         notes.note(f"what transfers cost here could not be kept for `matex info`: {error}")
 
 
-def known() -> list[Link]:
+def known_links() -> list[Link]:
     """What was kept, the newest first."""
     found = [Link(**json.loads(path.read_text())) for path in _folder().glob("*.json")]
     return sorted(found, key=lambda link: -link.when)[:_SHOWN]

@@ -27,7 +27,7 @@ _EVENTS = 1 << 18
 _GRADIENTS = 1  # see `ops.count`
 
 
-def start() -> None:
+def start_measuring() -> None:
     """Begin, where `matex plan` started this process (setting `plan`)."""
     asked = settings.current().plan
     if asked is None:
@@ -38,7 +38,7 @@ def start() -> None:
     threading.Thread(target=measured.watch, name="matex plan", daemon=True).start()
 
 
-def resident(name: str) -> int:
+def resident_bytes(name: str) -> int:
     """Bytes of resident memory: VmRSS, what there is, or VmHWM, the most that there was."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
@@ -58,12 +58,12 @@ class Measured:
     def watch(self) -> None:
         """Wait until there are enough updates, and end the process."""
         began = 0.0
-        with real_files.plainly():
+        with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
                 updates = ops.count(_GRADIENTS)
                 if updates == 0:
-                    self.base = resident("VmRSS")
+                    self.base = resident_bytes("VmRSS")
                 elif not began:
                     began = time.monotonic()
                 late = began and time.monotonic() - began > SECONDS
@@ -81,11 +81,11 @@ class Measured:
             me = world.current()
             name = f"copy-{self.asked.copy if me.is_phantom else me.rank}.npz"
             events, _ = records.events()
-            with real_files.plainly():
+            with real_files.use_real_files():
                 file = Path(self.asked.folder, name)
                 np.savez(
                     file.with_suffix(".part.npz"), events=events, labels=np.array(records.labels(), dtype=str),
-                    base=self.base, peak=resident("VmHWM"), updates=ops.count(_GRADIENTS),
+                    base=self.base, peak=resident_bytes("VmHWM"), updates=ops.count(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)

@@ -18,7 +18,7 @@ _EVEN = 0.01  # of a step: less is no imbalance
 _COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
 
 
-def start() -> None:
+def start_profile() -> None:
     """Begin, where `MATEX_PROFILE` or `matex run --profile` asks for it. Collective."""
     if not settings.current().profile:
         return
@@ -33,12 +33,12 @@ def start() -> None:
         with ops.exchanging("putting the profile together"):
             everyone = world.communicator("control").gather(records.totals())
         if everyone is not None:
-            terminal.tell(table(everyone, world.current().hosts, link, disturbed))
+            terminal.write_text(format_table(everyone, world.current().hosts, link, disturbed))
 
     shutdown.at_end.append(finish)
 
 
-def table(
+def format_table(
     ranks: Sequence[Sequence[records.Totals]],
     hosts: Sequence[str],
     link: tuple[float, float] | None,

@@ -37,7 +37,7 @@ _LABELLED = {"update": "", "collective": "", "message": "", "bucket": "bucket: "
 _timeline: Timeline | None = None
 
 
-def start() -> None:
+def start_timeline() -> None:
     """Begin, where `MATEX_TIMELINE` names a file. Collective.
 
     Raises:
@@ -61,7 +61,7 @@ def _complaint(path: str) -> str:
     """Why the file cannot be written, and what to do; "" if it can."""
     folder = os.path.dirname(path)
     try:
-        with real_files.plainly(), open(path, "a"):
+        with real_files.use_real_files(), open(path, "a"):
             return ""
     except OSError as error:
         mend = "Make that folder first" if not os.path.isdir(folder) else "Name a file that can be written"
@@ -84,18 +84,18 @@ class Timeline:
         me, communicator = world.current(), world.communicator("control")
         ends = self.clocks.measure()
         events, dropped = records.events()
-        mine = part(events, records.labels(), me.rank, me.host, self._time(events, ends[me.rank]))
+        mine = format_part(events, records.labels(), me.rank, me.host, self._time(events, ends[me.rank]))
         everyone = communicator.gather(dropped)
         if me.rank > 0:
             communicator.send(mine, 0)
             return
         parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
         try:
-            write(self.path, parts, self._remarks(everyone, ends))
+            write_file(self.path, parts, self._remarks(everyone, ends))
         except OSError as error:
             for _ in parts:  # the other ranks send all the same
                 pass
-            terminal.tell(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
+            terminal.write_text(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
             return
         lost = f"; of {sum(map(bool, everyone))} ranks only the last {CAPACITY} events" if any(everyone) else ""
         notes.note(f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing")
@@ -109,14 +109,14 @@ class Timeline:
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
         events, dropped = records.events()
-        mine = part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
-        write(path, [mine], self._remarks([dropped], self.offsets))
-        terminal.tell(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
+        mine = format_part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
+        write_file(path, [mine], self._remarks([dropped], self.offsets))
+        terminal.write_text(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
     def _time(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
         """When events begin and end, in nanoseconds since rank 0 began to record."""
         times = np.stack([events["start"], events["start"] + events["duration"]])
-        return clocks.to_rank_0(times, self.offsets[world.current().rank], end) - self.zero
+        return clocks.to_rank_0_time(times, self.offsets[world.current().rank], end) - self.zero
 
     def _remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
         hosts = world.current().hosts
@@ -129,15 +129,15 @@ class Timeline:
         return {"clock": "that of rank 0", "clocks of other hosts": apart, "events not kept": list(dropped)}
 
 
-def write(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
+def write_file(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
     """Write the file `path` of the parts of ranks; it is there when it is complete."""
-    with real_files.plainly(), atomic.beside(path) as place, open(place, "w") as file:
+    with real_files.use_real_files(), atomic.write_beside(path) as place, open(place, "w") as file:
         file.write('{"traceEvents": [')
         file.writelines((",\n" if number else "\n") + text for number, text in enumerate(parts))
         file.write(f'],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(remarks)}}}\n')
 
 
-def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times: np.ndarray) -> str:
+def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times: np.ndarray) -> str:
     """The events of one rank as members of a JSON array.
 
     Args:
@@ -152,7 +152,9 @@ def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times:
         rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
     texts = [json.dumps(row) for row in rows]
     head = {}
-    for lane, name, kind, begin, end, size in sorted(slices(events, labels, times), key=lambda one: (one[3], -one[4])):
+    for lane, name, kind, begin, end, size in sorted(
+        list_slices(events, labels, times), key=lambda one: (one[3], -one[4])
+    ):
         if (name, kind, lane) not in head:
             named = json.dumps({"name": name, "cat": kind, "ph": "X", "pid": rank, "tid": lane})
             head[name, kind, lane] = named[:-1]
@@ -163,7 +165,7 @@ def part(events: np.ndarray, labels: Sequence[str], rank: int, host: str, times:
     return ",\n".join(texts)
 
 
-def slices(
+def list_slices(
     events: np.ndarray, labels: Sequence[str], times: np.ndarray
 ) -> Iterator[tuple[int, str, str, int, int, int]]:
     """What is drawn, as (lane, name, category, begin, end, bytes).

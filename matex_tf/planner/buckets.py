@@ -24,20 +24,20 @@ MOST_GRADIENTS = 128
 """More are brought together by neighbours before buckets are chosen."""
 
 
-def sampled(price: Price, most: float) -> Price:
+def sample_price(price: Price, most: float) -> Price:
     """`price` read off a straight line between some of its values, up to `most` bytes: thousands are asked for."""
     points = [0.0, *(2 ** (at / 2) for at in range(ceil(2 * log2(max(most, 2.0))) + 1))]
     return MeasuredLink(points, [price(point) for point in points]).message
 
 
-def neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
+def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
     """At most `MOST_GRADIENTS`, each of as many that follow each other."""
     together = ceil(len(sizes) / MOST_GRADIENTS) or 1
     starts = range(0, len(sizes), together)
     return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
 
 
-def best(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+def best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     """The plan whose last transfer is over first."""
     last, held = _last(ready), [0.0, *itertools.accumulate(sizes)]
     ends, before = [0.0], [0]
@@ -53,17 +53,17 @@ def best(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     return tuple(reversed(plan))
 
 
-def greedy(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+def greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     """iBatch's plan with time turned around: its pulls come before the computation that needs them, sums after."""
     last, start_up = _last(ready), price(0.0)
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *last])]
     layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
     mirrored = (ibatch.whole(layers), ibatch.front_to_back(layers), ibatch.back_to_front(layers))
     plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in mirrored if plan]
-    return min(plans, key=lambda plan: end(plan, ready, sizes, price))
+    return min(plans, key=lambda plan: plan_end(plan, ready, sizes, price))
 
 
-def closed_at(sizes: Sequence[float], most: float) -> Plan:
+def plan_by_size(sizes: Sequence[float], most: float) -> Plan:
     """A transfer is closed once it has `most` bytes."""
     plan, held = [0], 0.0
     for past, size in enumerate(sizes, 1):
@@ -74,12 +74,12 @@ def closed_at(sizes: Sequence[float], most: float) -> Plan:
     return tuple(plan)
 
 
-def each(sizes: Sequence[float]) -> Plan:
+def plan_each(sizes: Sequence[float]) -> Plan:
     """Each gradient by itself."""
     return tuple(range(len(sizes) + 1))
 
 
-def end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
+def plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
     """When the last transfer of `plan` is over."""
     last, free = _last(ready), 0.0
     for first, past in itertools.pairwise(plan):

@@ -20,7 +20,7 @@ class Choice:
     reason: str
 
 
-def choose(
+def choose_ranks(
     predictor: Predictor, predictions: Sequence[Prediction], target: float = TARGET, deadline: float = 0.0,
     steps: int = 0, memory: float = 0.0,
 ) -> Choice:  # fmt: skip
@@ -77,7 +77,7 @@ def _named(one: Prediction) -> str:
     return f"{one.ranks} rank{'s' * (one.ranks > 1)} on {one.hosts} host{'s' * (one.hosts > 1)}"
 
 
-def limits(one: Prediction, alone: float) -> dict[str, float]:
+def list_limits(one: Prediction, alone: float) -> dict[str, float]:
     """What a step consists of, beside its even share of the computation; seconds."""
     return {
         "computation that no number of ranks lowers": max(one.compute - alone / one.ranks, 0.0),
@@ -94,7 +94,7 @@ def _more(predictor: Predictor, fit: Sequence[Prediction], best: Prediction) -> 
     after = min(later, key=lambda one: one.ranks)
     alone = predictor.compute.seconds(1)
     alone = alone * after.ranks if predictor.plan.scaling == "weak" else alone
-    found = limits(after, alone)
+    found = list_limits(after, alone)
     what = max(found, key=lambda name: found[name])
     text = (
         f". {after.ranks} would be {best.step / after.step:.2f} times as fast a step at efficiency "

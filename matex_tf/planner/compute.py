@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, typical
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, typical_step
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
@@ -127,7 +127,7 @@ class Compute:
     def spread(self, ranks: int) -> list[float]:
         """Measured steps, by the typical one."""
         steps = self.nearest(ranks).steps
-        return sorted(step / typical(steps) for step in steps)
+        return sorted(step / typical_step(steps) for step in steps)
 
     def slowest(self, ranks: int) -> tuple[float, float]:
         """How much longer than a typical step the slowest of so many ranks takes: by the measured steps, and if rare

@@ -24,7 +24,7 @@ ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two host
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
 
 
-def typical(steps: Sequence[float]) -> float:
+def typical_step(steps: Sequence[float]) -> float:
     """The step that half of `steps` take longer than."""
     return statistics.median(steps)
 
@@ -76,7 +76,7 @@ class Size:
     @property
     def typical(self) -> float:
         """The seconds of a step, typically."""
-        return typical(self.steps)
+        return typical_step(self.steps)
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ class Plan:
         return next((found[scope] for scope in scopes if scope in found), None)
 
 
-def save(plan: Plan, path: str | os.PathLike[str]) -> None:
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to `path`, as JSON."""
     Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
+def load_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan in the file `path`.
 
     Raises:

@@ -53,10 +53,10 @@ class Links:
         self._between = plan.link(ALL_RANKS, TWO_HOSTS)
         self.memory: AnyLink = collectives.MEMORY
         if self._within:
-            self.memory = messages(self._within.bytes, self._within.seconds, self._within.ranks)
-        self.network: AnyLink = network_of(plan.network)
+            self.memory = fit_messages(self._within.bytes, self._within.seconds, self._within.ranks)
+        self.network: AnyLink = parse_network(plan.network)
         if self._between:
-            self.network = messages(self._between.bytes, self._between.asleep, self._between.hosts)
+            self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
 
     def mark(self, ranks: int) -> str:
         if ranks == 1:
@@ -103,7 +103,7 @@ class Links:
         )
 
 
-def network_of(text: str) -> Link:
+def parse_network(text: str) -> Link:
     """The link between hosts that `text` names, or gives as START_UP:BYTES (seconds, bytes a second).
 
     Raises:
@@ -124,7 +124,7 @@ def network_of(text: str) -> Link:
     return link
 
 
-def messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
+def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
     """The messages of which sums over `ranks` are made: log2(ranks) exchanges of all that is summed."""
     rounds = max((ranks - 1).bit_length(), 1)
     return MeasuredLink(
@@ -138,7 +138,7 @@ def _in_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: 
     return told + pieces * sum_of(size / pieces)
 
 
-def predict(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
+def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
     """The step on so many ranks. `squeeze`: the share of the gradients' bytes that travels between hosts."""
     return Predictor(plan).step(ranks, squeeze)
 
@@ -189,7 +189,9 @@ class Predictor:
             # On one host sums take the cores that compute: nothing is hidden.
             if plan.overlaps and ranks > self.links.per_host:
                 told = self.links.small(ranks, 0) * READY_BYTES / collectives.MEETING
-                price = buckets.sampled(functools.partial(_in_chunks, sum_of, chunk, told), sum(sizes))
-                few = buckets.neighbours([longer * at for at in ready], sizes)
-                found.append((max(buckets.end(buckets.best(*few, price), *few, price), longer * computed), name, True))
+                price = buckets.sample_price(functools.partial(_in_chunks, sum_of, chunk, told), sum(sizes))
+                few = buckets.join_neighbours([longer * at for at in ready], sizes)
+                found.append(
+                    (max(buckets.plan_end(buckets.best_plan(*few, price), *few, price), longer * computed), name, True)
+                )
         return min(found)

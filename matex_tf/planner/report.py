@@ -17,7 +17,7 @@ from matex_tf.planner.predict import Prediction, Predictor
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 
 
-def table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
+def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     """A row for each number of ranks; milliseconds, MiB."""
     made = Table(box=None, pad_edge=False)
     for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting"):
@@ -43,7 +43,7 @@ def table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     return made
 
 
-def heading(plan: Plan, predictor: Predictor) -> str:
+def format_heading(plan: Plan, predictor: Predictor) -> str:
     """What was measured."""
     fixed, row = predictor.compute.fixed()
     sizes = ", ".join(f"{size.ranks}" for size in plan.sizes)
@@ -62,7 +62,7 @@ def heading(plan: Plan, predictor: Predictor) -> str:
     return "\n".join(lines)
 
 
-def closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
+def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
     """What all of it stands on."""
     lines = []
     if memory and plan.rows:
@@ -73,7 +73,7 @@ def closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
     return "\n".join(lines)
 
 
-def for_programs(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
+def as_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
     """The same as numbers: seconds, bytes."""
     return {
         "script": list(plan.script),
@@ -87,7 +87,7 @@ def for_programs(plan: Plan, predictions: Sequence[Prediction], choice: Choice) 
 _WIDTH, _HEIGHT, _MARGIN = 640, 360, 60
 
 
-def chart(predictions: Sequence[Prediction]) -> str:
+def draw_chart(predictions: Sequence[Prediction]) -> str:
     """Step time (with its range) and efficiency over ranks, as SVG; ranks and milliseconds by powers of two."""
     most = max(one.high for one in predictions)
     least = min(one.low for one in predictions)

@@ -28,7 +28,7 @@ class Writer:
     def write(self, kind: str, number: int, content: Any) -> None:
         """Have `content` written. It is copied before this returns, which waits where two others are to be written."""
         arrays: list[np.ndarray] = []
-        packed = serialization.pack(content, arrays)
+        packed = serialization.pack_value(content, arrays)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="matex_tf run state", daemon=True)
             self._thread.start()
@@ -42,7 +42,7 @@ class Writer:
         while True:
             order = self._orders.get()
             try:
-                with real_files.plainly():
+                with real_files.use_real_files():
                     self.folder.write(*order)
                 self.failed = None
             except Exception as error:

@@ -20,7 +20,7 @@ _NEVER = ("model", "_model", "params", "_params", "validation_data")
 _LIBRARIES = ("keras.", "tf_keras.")
 
 
-def large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
+def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
     """The large arrays that callbacks hold as training begins, by place: what they are and their hash."""
     return {
         (index, name): (id(value), ops.content_hash(value))
@@ -34,10 +34,10 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes > _LARGE and not value.dtype.hasobject
 
 
-def states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
+def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The kind of each callback and what it knows; large arrays that are as they were when training began are left out.
 
-    `unchanged` is what `large` gave then. Nothing is copied.
+    `unchanged` is what `find_large` gave then. Nothing is copied.
     """
     found = []
     for index, callback in enumerate(callbacks):
@@ -61,12 +61,12 @@ def _attributes(callback: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def put_back(callbacks: Sequence[Any], kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def restore_states(callbacks: Sequence[Any], kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """Give callbacks what was kept of those at the same places."""
     for callback, (kind, state) in zip(callbacks, kept):
         if type(callback).__name__ == kind:
             for name, value in state.items():
-                vars(callback)[name] = serialization.put_back(vars(callback).get(name), value)
+                vars(callback)[name] = serialization.restore_value(vars(callback).get(name), value)
 
 
 def begin_anew(callbacks: Sequence[Any]) -> list[str]:

@@ -45,7 +45,7 @@ def generation() -> int:
 def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
-        membership.retry_with(attempt)
+        membership.retry_with(attempt_work)
         after_loss.extend([excepthook.after_loss, overlay.after_loss, step_weight.after_loss])
 
 
@@ -54,7 +54,7 @@ def forget_after_loss(holder: Any, attribute: str) -> None:
     _forgotten.setdefault(holder, set()).add(attribute)
 
 
-def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """What `work` gives, when all ranks that are left have completed it. Collective.
 
     Where a rank is lost meanwhile, `undo` is called and then `work` again, with the smaller world. Within another
@@ -103,14 +103,14 @@ def _all_have(done: bool) -> bool:
 
 
 def _give_up(seconds: int) -> None:
-    terminal.tell(
+    terminal.write_text(
         f"matex_tf: {world.current().place}: a rank is lost, and for {seconds} s the others have not come to agree on "
         f"going on; ending the job (exit code {exit_marks.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
     )
-    shutdown.abort(exit_marks.EXIT_STALLED)
+    shutdown.abort_all_ranks(exit_marks.EXIT_STALLED)
 
 
-def refuse(what: str) -> None:
+def refuse_after_loss(what: str) -> None:
     """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
     if _generation:
         raise membership.cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
@@ -134,7 +134,7 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
     for work in after_loss:
         work(before > 0 and me.rank == 0)
     if me.rank == 0 and not settings.current().quiet:
-        terminal.tell(f"matex_tf: {_describe_loss(hosts, left)}, at: {what}\n")
+        terminal.write_text(f"matex_tf: {_describe_loss(hosts, left)}, at: {what}\n")
 
 
 def _describe_loss(hosts: list[str], left: list[int]) -> str:

@@ -48,7 +48,7 @@ class Feed:
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
         dataset = tf.data.Dataset.range(1).repeat().map(take).take_while(lambda is_there, *_: is_there).map(batch)
-        self._dataset = iteration.exempt(dataset.with_options(options))
+        self._dataset = iteration.exempt_dataset(dataset.with_options(options))
         self._iterator = iter(self._dataset)
 
     def put(self, batches: Sequence[sliced_dataset.Batch]) -> Any:
@@ -96,12 +96,12 @@ def functions_in(plain: Any) -> list[Any]:
 
 def make_undo(source: Any) -> Callable[[], None]:
     """What is to be done before a call that goes through the data `source` is made again."""
-    before = random_state.states()
+    before = random_state.copy_states()
 
     def undo() -> None:
         if hasattr(source, "__next__"):
             raise membership.cannot_go_on("batches that a generator has given do not come again")
-        random_state.put_back(before)
+        random_state.restore_states(before)
 
     return undo
 
@@ -141,12 +141,12 @@ class Training:
         feed = self._feed
         if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
-            changed = elastic.attempt("tracing the step of fit", lambda: self._trace(feed))
-            self._state.counted = elastic.attempt("what metrics have counted", self._state.count)
+            changed = elastic.attempt_work("tracing the step of fit", lambda: self._trace(feed))
+            self._state.counted = elastic.attempt_work("what metrics have counted", self._state.count)
             self._begins = False
             self._state.find_variables(changed)
         self._state.save()
-        draws = random_state.states() if getattr(self._model, "run_eagerly", False) else None
+        draws = random_state.copy_states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list[Any]]:
             sliced = [self._slice(batch) for batch in batches]
@@ -157,12 +157,12 @@ class Training:
                 raise membership.cannot_go_on("the step makes variables, which cannot be undone")
             self._state.restore()
             if draws is not None:
-                random_state.put_back(draws)
+                random_state.restore_states(draws)
             self._state.sync()
 
         self._is_in_step = True
         try:
-            logs, self._state.counted = elastic.attempt("a step of fit", compute, undo)
+            logs, self._state.counted = elastic.attempt_work("a step of fit", compute, undo)
         finally:
             self._is_in_step = False
         return logs

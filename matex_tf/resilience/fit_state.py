@@ -64,7 +64,7 @@ class Fit:
     def begins(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
         """After callbacks were told that training begins."""
         self.callbacks, self.params = callbacks, params or {}
-        self._large = callback_state.large(callbacks)
+        self._large = callback_state.find_large(callbacks)
         if self.saved is None:
             return
         self.put_back()
@@ -90,7 +90,7 @@ class Fit:
         self._present = self.state.load(self.saved["variables"])
         self.missing = not self._is_complete(self._present)
         if not self.is_over:
-            callback_state.put_back(self.callbacks, self.saved["callbacks"])
+            callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def _is_complete(self, present: dict[str, int]) -> bool:
         kept = self.saved["variables"]
@@ -109,7 +109,7 @@ class Fit:
         make()
         self.state.restore()
         if not self._is_complete(self.state.load(self.saved["variables"], self._present)):
-            raise state.other_model("fewer variables", "more")
+            raise state.describe_difference("fewer variables", "more")
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
@@ -130,7 +130,7 @@ class Fit:
 
     def put_back_random(self) -> None:
         """Go on drawing random numbers where the state was taken."""
-        random_state.put_back(self.saved["random"])
+        random_state.restore_states(self.saved["random"])
 
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
         """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
@@ -141,9 +141,9 @@ class Fit:
             )
         for callback in callbacks:
             callback.set_model(model)
-        callback_state.put_back(callbacks, saved["callbacks"])
+        callback_state.restore_states(callbacks, saved["callbacks"])
         history = next((one for one in callbacks if type(one).__name__ == "History"), history)
-        callback_state.put_back([history], [saved["history"]])
+        callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
         self.put_back_random()
         return history
@@ -219,10 +219,10 @@ class Fit:
                     "ended": ended,
                     "ranks": world.current().size,
                     "variables": variables,
-                    "callbacks": callback_state.states(self.callbacks, self._large),
+                    "callbacks": callback_state.copy_states(self.callbacks, self._large),
                     "stop": bool(self.model.stop_training),
-                    "history": None if history is None else callback_state.states([history], {})[0],
-                    "random": random_state.states(),
+                    "history": None if history is None else callback_state.copy_states([history], {})[0],
+                    "random": random_state.copy_states(),
                 }
                 run.number += kind == "state"
                 run.write(kind, run.number if kind == "state" else self.number, content)

@@ -15,7 +15,7 @@ _STATEFUL = {
 }  # fmt: skip
 
 
-def states() -> dict[str, Any]:
+def copy_states() -> dict[str, Any]:
     """The states of Python's and NumPy's generators, and of TensorFlow's, if imported, for the seeds of eager ops."""
     context = sys.modules.get("tensorflow.python.eager.context")
     seeds = getattr(context.context(), "_rng", None) if context is not None else None
@@ -37,8 +37,8 @@ def step_draws() -> bool:
     return any(node.op in _STATEFUL for name in names for node in inner.get_function_def(name).node_def)
 
 
-def put_back(kept: dict[str, Any]) -> None:
-    """Go on drawing where `states` was called."""
+def restore_states(kept: dict[str, Any]) -> None:
+    """Go on drawing where `copy_states` was called."""
     random.setstate(kept["python"])
     np.random.set_state(kept["numpy"])
     if kept["seed"] is not None and kept["tensorflow"] is not None:

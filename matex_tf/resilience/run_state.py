@@ -44,7 +44,7 @@ def is_kept() -> bool:
     return _run is not None
 
 
-def entropy() -> int | None:
+def kept_entropy() -> int | None:
     """What the run began with, where this is one that goes on: its random numbers are to be the same."""
     return None if _run is None else _run.entropy
 
@@ -82,13 +82,13 @@ class Run:
 
     def __init__(self, path: str):
         self.path = path
-        self.script = script_file.digest()
+        self.script = script_file.digest_script()
         self.fits = 0
         self.within: Any = None  # the `fit_state.Fit` of the call that is under way
         self.asked: str | None = None
         self.saved_at = time.monotonic()
         self.writer: async_writer.Writer | None = None
-        with real_files.plainly():
+        with real_files.use_real_files():
             self.folder = self._open()
             self._look()
         for number in _SIGNALS:
@@ -135,7 +135,7 @@ class Run:
             self.source = 0 if source_is_lost else left.index(self.source)
         if not became_first:
             return
-        with real_files.plainly():
+        with real_files.use_real_files():
             self.folder = state_files.Folder(self.path)
             self.writer = async_writer.Writer(self.folder)
             if not self._hold(self.folder):
@@ -166,7 +166,7 @@ class Run:
         self.entropy, self.ends, self.fit, self.number = (
             found.begin["entropy"], set(found.ends), found.fit, found.number
         )  # fmt: skip
-        random_state.put_back(found.begin["random"])
+        random_state.restore_states(found.begin["random"])
 
     def _find(self) -> _Found | None:
         if self.folder is None or os.path.exists(self.folder.place(state_files.ENDED)):
@@ -186,10 +186,10 @@ class Run:
         if self.writer is None or self.source == 0:
             return
         arrays: list[np.ndarray] = []
-        content = {"script": self.script, "entropy": entropy, "random": random_state.states()}
-        packed = serialization.pack(content, arrays)
-        with real_files.plainly():
-            state_files.write(self.writer.folder.place(state_files.BEGIN), packed, arrays)
+        content = {"script": self.script, "entropy": entropy, "random": random_state.copy_states()}
+        packed = serialization.pack_value(content, arrays)
+        with real_files.use_real_files():
+            state_files.write_state(self.writer.folder.place(state_files.BEGIN), packed, arrays)
 
     # What is put back
 
@@ -197,7 +197,7 @@ class Run:
         """What is kept of the call of fit with that number: of its end, else within it; None if nothing. Collective."""
         found = None
         if fit in self.ends:
-            with real_files.plainly():
+            with real_files.use_real_files():
                 found = self._send(lambda: self._read_end(fit))
         if found is None and fit == self.fit:
             found = self._send(lambda: self.saved)
@@ -210,18 +210,18 @@ class Run:
         return self.folder.read(state_files.name_of("end", fit))
 
     def _send(self, read: Callable[[], Any]) -> Any:
-        """What `read` gives on the rank that has the state, on every rank; arrays go one by one."""
+        """What `read_state` gives on the rank that has the state, on every rank; arrays go one by one."""
         what = "the state of the run"
         arrays: list[np.ndarray] = []
         packed = None
         assert self.source is not None  # where there is what is to be put back
         if world.current().rank == self.source:
-            packed = serialization.pack(read(), arrays)
+            packed = serialization.pack_value(read(), arrays)
         packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
         arrays = [
             objects.broadcast(arrays[index] if arrays else None, what, root=self.source) for index in range(number)
         ]
-        return serialization.unpack(packed, arrays)
+        return serialization.unpack_value(packed, arrays)
 
     # What is kept
 
@@ -253,21 +253,21 @@ class Run:
         else:
             self.writer.flush()
         exit_marks.mark_ask_again()
-        terminal.tell(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
-        shutdown.abort(EXIT_REQUEUE)
+        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
+        shutdown.abort_all_ranks(EXIT_REQUEUE)
 
     def leave(self, asked: str, where: str) -> None:
         """End all ranks, which have come to this together, once all is on the disk. Collective."""
         failed = None
         if self.writer is not None:
-            with watchdog.busy(f"saving the state of the run to {self.path}", watchdog.SAVING):
+            with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
         if world.current().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
             exit_marks.mark_ask_again()
-            terminal.tell(f"matex_tf: {asked}: {saved}; {self._how_to_go_on()}\n")
+            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._how_to_go_on()}\n")
         sys.exit(EXIT_REQUEUE)
 
     def _how_to_go_on(self) -> str:
@@ -277,8 +277,8 @@ class Run:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
         if self.writer is None:
             return
-        with watchdog.busy(f"saving the state of the run to {self.path}", watchdog.SAVING):
+        with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
             self.writer.flush()
         if shutdown.exit_code() == 0:
-            with real_files.plainly():
+            with real_files.use_real_files():
                 self.writer.folder.close(remove=not settings.current().proof)

@@ -12,17 +12,17 @@ from matex_tf.resilience import state_files
 from matex_tf.runtime import real_files
 
 
-def digest() -> str:
+def digest_script() -> str:
     """What tells this script and its arguments from others."""
     words = sys.orig_argv[1:]
-    path, content = find(words), b""
+    path, content = find_script(words), b""
     if path is not None and os.path.isfile(path):
-        with real_files.plainly(), open(path, "rb") as file:
+        with real_files.use_real_files(), open(path, "rb") as file:
             content = file.read()
-    return state_files.digest("\0".join(words).encode() + b"\0" + content)
+    return state_files.digest_content("\0".join(words).encode() + b"\0" + content)
 
 
-def find(words: Sequence[str]) -> str | None:
+def find_script(words: Sequence[str]) -> str | None:
     """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
     for at, word in enumerate(words[1:], 1):
         if word == "matex_tf" and words[at - 1] == "-m":

@@ -28,7 +28,7 @@ def say_loop() -> None:
     It cannot begin with fewer ranks either, whose functions were made for more (but see `with_fewer_ranks`).
     """
     if not _with_fewer:
-        elastic.refuse("a loop of the script's own")
+        elastic.refuse_after_loss("a loop of the script's own")
     if run_state.is_kept():
         notes.note(
             "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "

@@ -1,7 +1,7 @@
 """Plain data as JSON and arrays and back, so that what is kept on a disk can be read without running anything.
 
 Plain are None, bool, numbers, text, lists, tuples, sets and dicts of them, NumPy arrays and numbers, eager tensors, and
-functions of NumPy and Keras by their name. `pack` copies: what it gives does not change with what it was made from.
+functions of NumPy and Keras by name. `pack_value` copies: what it gives does not change with what it was made from.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class NotPlain(TypeError):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `pack` takes `value`."""
+    """Whether `pack_value` takes `value`."""
     try:
-        pack(value, None)
+        pack_value(value, None)
     except NotPlain:
         return False
     return True
 
 
-def pack(value: Any, arrays: list[np.ndarray] | None) -> Any:
+def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
     """What JSON takes for `value`; copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):
-        return [pack(part, arrays) for part in value]
+        return [pack_value(part, arrays) for part in value]
     if isinstance(value, dict):
-        return {"dict": [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]}
+        return {"dict": [[pack_value(key, arrays), pack_value(part, arrays)] for key, part in value.items()]}
     if type(value) in (tuple, set, frozenset):
-        return {type(value).__name__: [pack(part, arrays) for part in value]}
+        return {type(value).__name__: [pack_value(part, arrays) for part in value]}
     if isinstance(value, np.ndarray):
         return {"array": _store(value, arrays)}
     if isinstance(value, np.generic):
@@ -50,18 +50,18 @@ def pack(value: Any, arrays: list[np.ndarray] | None) -> Any:
     return {"function": name}
 
 
-def unpack(packed: Any, arrays: list[np.ndarray]) -> Any:
-    """The value that `pack` was given. Raises NotPlain for what it cannot have made."""
+def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
+    """The value that `pack_value` was given. Raises NotPlain for what it cannot have made."""
     if isinstance(packed, list):
-        return [unpack(part, arrays) for part in packed]
+        return [unpack_value(part, arrays) for part in packed]
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()
     if kind == "dict":
-        return {unpack(key, arrays): unpack(part, arrays) for key, part in content}
+        return {unpack_value(key, arrays): unpack_value(part, arrays) for key, part in content}
     if kind in ("tuple", "set", "frozenset"):
         made = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
-        return made(unpack(part, arrays) for part in content)
+        return made(unpack_value(part, arrays) for part in content)
     if kind == "array":
         return arrays[content].copy()
     if kind == "number":
@@ -75,7 +75,7 @@ def unpack(packed: Any, arrays: list[np.ndarray]) -> Any:
     raise NotPlain(f"there is no kind {kind!r}")
 
 
-def put_back(now: Any, value: Any) -> Any:
+def restore_value(now: Any, value: Any) -> Any:
     """What is to stand where `now` stands: `now` itself with the content of `value` where others may refer to it."""
     if type(now) is type(value) is list:
         now[:] = value

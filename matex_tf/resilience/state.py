@@ -23,7 +23,7 @@ _SUMS = (METRICS, ACCUMULATED)  # of which each rank has a part
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
-def groups(model: Any) -> dict[str, list[Any]]:
+def group_variables(model: Any) -> dict[str, list[Any]]:
     """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers."""
     layers = [layer for layer in metrics.layers_of(model) if layer is not model]
     seen: set[int] = set()
@@ -57,7 +57,7 @@ def _weights(model: Any) -> list[Any]:
 def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
-        inner = reduction.underlying(variable)
+        inner = reduction.tf_variable(variable)
         # Variables of text are no state of training, and no plain data.
         is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
         if is_kept and id(inner) not in seen:
@@ -161,9 +161,9 @@ class State:
         Collective. What all have completed is for `counted`.
         """
         counted = [*metrics.variables_of(self._model), *reduction.accumulators(getattr(self._model, "optimizer", None))]
-        counted = list(map(reduction.underlying, counted))
+        counted = list(map(reduction.tf_variable, counted))
         own = [variable.read_value() for variable in counted]
-        return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sums(own))]
+        return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sum_over_ranks(own))]
 
     def sync(self) -> None:
         """Have the first rank that is left go on with the sums that all had `counted`, where nothing changed since."""
@@ -174,9 +174,11 @@ class State:
                 self.counted[at] = (variable, mine, total)
 
     def _all(self) -> list[Any]:
-        known = [reduction.underlying(variable) for group in groups(self._model).values() for variable in group]
+        known = [
+            reduction.tf_variable(variable) for group in group_variables(self._model).values() for variable in group
+        ]
         seen = {*map(id, known), *map(id, step_weight.own_variables())}
-        others = [variable for variable in map(reduction.underlying, self._changed) if id(variable) not in seen]
+        others = [variable for variable in map(reduction.tf_variable, self._changed) if id(variable) not in seen]
         return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 
     @contextlib.contextmanager
@@ -185,9 +187,9 @@ class State:
 
         The values may change with the variables once it is left; copy them before.
         """
-        chosen = groups(self._model)
+        chosen = group_variables(self._model)
         holding.make_whole()
-        with metrics.whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
+        with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             yield _read(chosen) if world.current().rank == 0 else {}
 
     def load(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
@@ -199,10 +201,10 @@ class State:
             RankError: what was kept is of another model.
         """
         present = {}
-        for group, variables in groups(self._model).items():
+        for group, variables in group_variables(self._model).items():
             values = kept.get(group, [])
             if len(variables) > len(values):
-                raise other_model(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
+                raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
             present[group] = len(variables)
             begin = (skip or {}).get(group, 0)
             for variable, (name, value) in list(zip(variables, values))[begin:]:
@@ -211,23 +213,23 @@ class State:
 
 
 def _assign(variable: Any, name: str, value: np.ndarray) -> None:
-    inner = reduction.underlying(variable)
+    inner = reduction.tf_variable(variable)
     if tuple(inner.shape) != value.shape or inner.dtype.as_numpy_dtype != value.dtype:
         here = f"'{reduction.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
-        raise other_model(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
+        raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
 
 
 def _read(chosen: dict[str, list[Any]]) -> Kept:
     return {
         group: [
-            (reduction.name_of(variable), np.asarray(reduction.underlying(variable).numpy())) for variable in variables
+            (reduction.name_of(variable), np.asarray(reduction.tf_variable(variable).numpy())) for variable in variables
         ]
         for group, variables in chosen.items()
     }
 
 
-def other_model(here: str, there: str) -> world.RankError:
+def describe_difference(here: str, there: str) -> world.RankError:
     return world.RankError(
         f"the state that was kept of this run is of another model: the script has {here} where {there} was kept. Has "
         "the script, or what it reads, changed since? Remove the folder of the state (MATEX_STATE) to begin anew."

@@ -37,12 +37,12 @@ class Foreign(PermissionError):
     """Another user could have written what is in the folder."""
 
 
-def write(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
+def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
     """Write a state to `path`, whole or not at all, also where the host goes down."""
     header = json.dumps(
         [packed, [[serialization.name_of_dtype(array.dtype), list(array.shape)] for array in arrays]]
     ).encode()
-    with atomic.beside(path) as place:
+    with atomic.write_beside(path) as place:
         checksum = hashlib.blake2b(digest_size=32)
         with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
 
@@ -58,10 +58,10 @@ def write(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
                 for start in range(0, len(content), _PIECE):
                     put(content[start : start + _PIECE])
             file.write(checksum.digest())
-    atomic.to_disk(os.path.dirname(path))
+    atomic.sync_to_disk(os.path.dirname(path))
 
 
-def read(path: str) -> Any:
+def read_state(path: str) -> Any:
     """What was written to `path`. Raises Damaged or OSError."""
     with open(path, "rb") as file:
         data = file.read()
@@ -79,7 +79,7 @@ def read(path: str) -> Any:
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape).copy())
         at += size
-    return serialization.unpack(packed, arrays)
+    return serialization.unpack_value(packed, arrays)
 
 
 class Folder:
@@ -108,7 +108,7 @@ class Folder:
         try:
             if os.lstat(path).st_uid != os.getuid():
                 return None
-            return read(path)
+            return read_state(path)
         except (Damaged, serialization.NotPlain, FileNotFoundError, json.JSONDecodeError):
             return None
 
@@ -122,7 +122,7 @@ class Folder:
 
     def write(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
         """Write a state; of the kind "state" only the newest generations stay."""
-        write(self.place(name_of(kind, number)), packed, arrays)
+        write_state(self.place(name_of(kind, number)), packed, arrays)
         if kind == "state":
             for old in self.numbers("state")[:-GENERATIONS]:
                 os.unlink(self.place(name_of("state", old)))
@@ -156,5 +156,5 @@ def name_of(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}"
 
 
-def digest(content: bytes) -> str:
+def digest_content(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -21,13 +21,13 @@ from matex_tf.world import membership, terminal, world
 _lines = 1  # the descriptor of standard output, as the launcher gave it
 
 
-def attach() -> None:
+def attach_hooks() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
     global _lines
     me = world.current()
     shutdown.script_ended.append(report_unreported)
     _lines = os.dup(1)
-    faulthandler.enable(file=terminal.keep())
+    faulthandler.enable(file=terminal.keep_stderr())
     sys.excepthook = _report
     if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
         _redirect(me.rank)
@@ -104,17 +104,17 @@ def _exit_at_once(code: int) -> None:
     stack = traceback.extract_stack()[:-1]
     is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
-        shutdown.leave()
+        shutdown.end_rank()
         _plain_exit_at_once(code)
     me = world.current()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
     how = f"os._exit({code})"
-    shutdown.abort_with(
+    shutdown.abort_with_error(
         f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: {how} at {place}\n", how, code, is_loss=True
     )
 
 
-def describe(error: BaseException, trace: TracebackType | None) -> str:
+def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
     me = world.current()
     if isinstance(error, world.CannotGoOn):
@@ -171,7 +171,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
-    shutdown.abort_with(describe(error, trace), _name(error), code, follows, membership.is_loss(error))
+    shutdown.abort_with_error(describe_error(error, trace), _name(error), code, follows, membership.is_loss(error))
 
 
 def report_unreported() -> None:

@@ -75,7 +75,7 @@ def is_given(folder: str | os.PathLike[str]) -> bool:
 
 def _write(name: str, text: str = "") -> None:
     folder = settings.current().proof
-    with real_files.plainly():
+    with real_files.use_real_files():
         if folder and os.path.isdir(folder):
             # Several may write the same at once: ranks, or processes of which each takes itself for the only one.
             part = Path(folder, f"{name}.{world.current().host}-{os.getpid()}.part")

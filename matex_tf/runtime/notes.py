@@ -24,7 +24,7 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def unsaid() -> Iterator[None]:
+def hold_notes() -> Iterator[None]:
     """Within it notes are not said; they may be later."""
     global _unsaid
     before, _unsaid = _unsaid, True

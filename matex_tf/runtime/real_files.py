@@ -15,7 +15,7 @@ _state = _State()
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
+def use_real_files() -> Iterator[None]:
     """Within it this thread's files are the real ones, on every rank."""
     _state.depth += 1
     try:
@@ -24,5 +24,5 @@ def plainly() -> Iterator[None]:
         _state.depth -= 1
 
 
-def inside_plain() -> bool:
+def uses_real_files() -> bool:
     return _state.depth > 0

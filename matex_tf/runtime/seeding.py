@@ -20,7 +20,7 @@ from matex_tf.runtime.replace import when_imported
 from matex_tf.world import world
 
 
-def agree(entropy: int | None = None) -> int:
+def agree_on_seeds(entropy: int | None = None) -> int:
     """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
 
     `entropy` is that of a run which goes on: it draws what it drew before.

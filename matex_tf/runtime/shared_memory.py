@@ -19,12 +19,12 @@ _NAMES = ("sm_segment.", "vader_segment.")
 _NOTE = "shared-"
 
 
-def note() -> None:
+def note_files() -> None:
     """Note the files of memory that this rank shares with others; nothing without `matex run`."""
     from matex_tf.runtime import real_files
 
     folder = settings.current().proof
-    with real_files.plainly(), contextlib.suppress(OSError):
+    with real_files.use_real_files(), contextlib.suppress(OSError):
         found = []
         for path in _mapped("self"):
             state = os.stat(path)
@@ -33,7 +33,7 @@ def note() -> None:
             Path(folder, f"{_NOTE}{_boot()}-{os.getpid()}").write_text(json.dumps(found))
 
 
-def remove(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
+def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
     """Remove the files of this host that are noted in `folder` and that no process uses; whether none is left.
 
     `even_used`: those, too, that a process uses which is about to end; it keeps the memory, without a name.

@@ -30,23 +30,23 @@ _exit_text = ""
 _aborting = False
 
 
-def register() -> None:
+def register_end() -> None:
     """Have this rank end together with the others, as the script ends or calls `MPI.Finalize`."""
     from mpi4py import MPI
 
     plain = MPI.Finalize
 
     def Finalize() -> None:
-        leave()
+        end_rank()
         if not MPI.Is_finalized():
             plain()
 
     Finalize.plain = plain  # type: ignore[attr-defined]
     MPI.Finalize = Finalize
-    atexit.register(leave)
+    atexit.register(end_rank)
 
 
-def last_words() -> None:
+def run_last_words() -> None:
     """Do what is to be done before the job is ended; whatever goes wrong with that, it ends."""
     while before_abort:
         try:
@@ -55,26 +55,26 @@ def last_words() -> None:
             print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def abort_with(text: str, exception: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
+def abort_with_error(text: str, exception: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
     """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
-    last_words()
+    run_last_words()
     sys.stdout.flush()
     me = world.current()
     record = error_records.ErrorRecord(
         me.rank, me.size, me.host, exception, text, ops.waiting().number, follows, is_loss
     )
     try:
-        with real_files.plainly():
-            error_records.show(record, cache.folder() if me.has_several_hosts else None)
+        with real_files.use_real_files():
+            error_records.show_record(record, cache.folder() if me.has_several_hosts else None)
     finally:  # whatever goes wrong with that
-        abort(code)
+        abort_all_ranks(code)
 
 
-def abort(code: int) -> None:
+def abort_all_ranks(code: int) -> None:
     """End all ranks now."""
     global _aborting
     _aborting = True
-    last_words()
+    run_last_words()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -118,7 +118,7 @@ def _await_others_at_end(error: ops.MismatchError) -> None:
         world.communicator("control").Barrier()
 
 
-def leave() -> None:
+def end_rank() -> None:
     """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
     from mpi4py import MPI
 
@@ -134,12 +134,12 @@ def leave() -> None:
     except ops.MismatchError as error:
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
-        abort_with(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
+        abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
     for work in at_end:
         work()
     objects.barrier("what is done after the script")
     me = world.current()
-    with mpi_timeout.watched(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+    with mpi_timeout.time_limit(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         exit_marks.mark_ended()
         for work in before_finalize:
             work()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 _MINUTE, _DAY = 60.0, 86400.0
 
 
-def hold(path: str) -> int | None:
+def hold_folder(path: str) -> int | None:
     """Hold `path` while the descriptor that is returned is open in this process or one that it forks.
 
     None where another process holds it. On a file system without such locks all that open it hold it.
@@ -41,12 +41,12 @@ def hold_file(path: str) -> int | None:
         os.close(handle)  # who held it has removed it
 
 
-def make(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
+def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
     """A new folder in `folder` that this process holds, and the descriptor to close when it is done with."""
     while True:
         path = tempfile.mkdtemp(prefix=prefix, dir=folder)
         with contextlib.suppress(FileNotFoundError):  # who sweeps takes it for one that is left
-            handle = hold(path)
+            handle = hold_folder(path)
             if handle is not None:
                 if os.path.isdir(path):
                     return path, handle
@@ -68,7 +68,7 @@ def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> tuple[int, bool
     return handle, True, True
 
 
-def sweep(
+def sweep_folders(
     prefix: str,
     folder: str | os.PathLike[str] | None = None,
     least: float | None = None,

@@ -41,7 +41,7 @@ _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
-def busy(what: str, times: float = math.inf) -> Iterator[None]:
+def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
     """Within it this rank does `what`, for which others wait `times` MATEX_ABORT_SECONDS; by default without an end."""
     one = (what, time.monotonic() + times * settings.current().abort_seconds if _limits()[1] else math.inf)
     _busy.append(one)
@@ -210,14 +210,14 @@ class _Watch:
         if ops.waiting().number > stalled.number:
             self.stalled = None
             return
-        terminal.tell(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
+        terminal.write_text(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
         stalled.asked, stalled.told = None, waited
         is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
-            terminal.tell(
+            terminal.write_text(
                 f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n"
             )
-            shutdown.abort(EXIT_STALLED)
+            shutdown.abort_all_ranks(EXIT_STALLED)
 
     @staticmethod
     def _waits(stalled: _Stall, rank: int) -> bool:

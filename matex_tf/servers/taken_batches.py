@@ -32,7 +32,7 @@ def taken(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], 
         )
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # what is wanted shows when it is asked for
-    return iteration.exempt(made.with_options(options))
+    return iteration.exempt_dataset(made.with_options(options))
 
 
 def _not_ahead(place: Any) -> Any:
@@ -58,4 +58,4 @@ def _wanted(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
         with tf.control_dependencies([shown]):
             return store.is_wanted(one.place)
 
-    return py_functions.hold_functions(lambda: dataset.enumerate().map(Taken).filter(is_wanted))
+    return py_functions.hold_py_functions(lambda: dataset.enumerate().map(Taken).filter(is_wanted))

@@ -14,7 +14,7 @@ from matex_tf.world import world
 _ROUND_BYTES = 16 << 20
 
 
-def exchange(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
+def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     """Deal the rows of all ranks' `arrays` anew, in place; each rank keeps as many rows as it has. Collective.
 
     `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
@@ -72,5 +72,5 @@ class BeforeEpoch:
 
     def __call__(self) -> None:
         if self._epoch:
-            exchange(self._arrays, self._seed, self._epoch)
+            exchange_rows(self._arrays, self._seed, self._epoch)
         self._epoch += 1

@@ -13,7 +13,7 @@ from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
 
-def digest(value: Any, seed: int = 0) -> int:
+def digest_value(value: Any, seed: int = 0) -> int:
     """A 64-bit hash of the content of an array or eager tensor, strings included."""
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if array.dtype == object or array.dtype.kind in "SU":
@@ -28,7 +28,7 @@ def batch_digest(element: Any) -> tuple[int, int]:
     total = 0
     for part in tf.nest.flatten(element, expand_composites=True):
         if isinstance(part, tf.Tensor):
-            total = digest(part, total)
+            total = digest_value(part, total)
     return int(row_shares.batch_rows(element)), total
 
 
@@ -110,7 +110,7 @@ def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
 def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
     """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
     marked = any(share_arrays.is_share(array) for array in arrays)
-    mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest(array)) for array in arrays])
+    mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest_value(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")
 
 

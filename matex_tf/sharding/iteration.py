@@ -36,11 +36,11 @@ def in_place_of(dataset: Any) -> Any:
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
     source = getattr(dataset, "_input_dataset", None)
     if function is not None and source is not None and source in _instead:
-        return exempt(_instead[source].map(function))
+        return exempt_dataset(_instead[source].map(function))
     return _instead.get(dataset, dataset)
 
 
-def exempt(dataset: Any) -> Any:
+def exempt_dataset(dataset: Any) -> Any:
     """Mark a dataset as one whose batches are not to be sliced (again) where it is iterated."""
     _exempt.add(dataset)
     return dataset

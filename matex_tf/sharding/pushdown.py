@@ -2,7 +2,7 @@
 
 Two shapes are recognised. In Keras' pipeline over arrays, a batch begins as a vector of indices: it is cut before rows
 are gathered. In a script's own, rows that pass through maps one by one before they are batched are dropped ahead of the
-maps by the ranks that do not compute them. Whatever is not recognised is left to `sliced_dataset.sliced`.
+maps by the ranks that do not compute them. Whatever is not recognised is left to `sliced_dataset.slice_dataset`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS = 1 << 32
 """More than twice the rows of any batch: what is in a key beside the number of a batch."""
 
 
-def slices(
+def push_down_slices(
     dataset: Any, are_arrays: bool, on_first: OnFirst, shares: leases.Leases | None = None
 ) -> tuple[Any, str | None]:
     """A dataset of `Batch` of this rank's rows of each batch of `dataset`, chosen as early as can be.
@@ -36,11 +36,11 @@ def slices(
         shares: of the ranks in each batch; equal ones unless told.
     """
     if are_arrays:
-        return deal_arrays(dataset, on_first, shares) or sliced_dataset.sliced(dataset, on_first, shares), None
+        return deal_arrays(dataset, on_first, shares) or sliced_dataset.slice_dataset(dataset, on_first, shares), None
     why = pipeline_shapes.why_whole(dataset)
     if why is None:
         return deal_rows(dataset, on_first, shares), None
-    return sliced_dataset.sliced(dataset, on_first, shares), why
+    return sliced_dataset.slice_dataset(dataset, on_first, shares), why
 
 
 def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None) -> Any:
@@ -59,9 +59,9 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
     def batch(chosen: sliced_dataset.Batch, arrays: Any) -> sliced_dataset.Batch:
         return sliced_dataset.Batch(grab(chosen.data, arrays), chosen.numbers)
 
-    chosen = sliced_dataset.sliced(indices, on_first, shares)
+    chosen = sliced_dataset.slice_dataset(indices, on_first, shares)
     result = tf.data.Dataset.zip((chosen, data)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
-    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
 def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = None) -> Any:
@@ -87,7 +87,7 @@ def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = No
         )
         return iteration, element
 
-    seen = py_functions.hold_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
+    seen = py_functions.hold_py_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
     # -1: without an end.
     repeats = [int(step._count) for step in reversed(above) if pipeline_shapes.kind(step) == "RepeatDataset"]
     if shares is None:
@@ -99,7 +99,7 @@ def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = No
             seen = seen.repeat(count)  # batches are numbered through, as they are read ahead
         number = -1 if -1 in repeats else plan.batches * prod(repeats)
         result = _by_shares(seen, maps, plan, shares).apply(tf.data.experimental.assert_cardinality(number))
-    return iteration.exempt(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
 def _by_plan(numbered: Any, maps: list[Any], plan: _Plan) -> Any:
@@ -145,7 +145,7 @@ def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Lease
         return sliced_dataset.Batch(data, step_weight.slice_tensor(rows % 2 > 0, 0, rows // 2, plan.rows(number)))
 
     nothing = tf.constant(0, tf.int64), shares.begin(), tf.zeros([3], tf.int64)
-    result = py_functions.hold_functions(lambda: numbered.scan(nothing, choose))
+    result = py_functions.hold_py_functions(lambda: numbered.scan(nothing, choose))
     result = result.filter(lambda mine, *_: mine).map(lambda _, key, row: (key, row))
     for step in maps:
         result = result.map(mapped(step), **_ways(step))
@@ -226,7 +226,7 @@ class _First:
         if iteration != self.begun:
             return int(iteration)
         for part in parts:
-            self.content = fingerprint.digest(part, self.content)
+            self.content = fingerprint.digest_value(part, self.content)
         if position == self.rows - 1:
             self.on_first((self.rows, self.content))
         return int(iteration)

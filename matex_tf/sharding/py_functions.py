@@ -15,7 +15,7 @@ from matex_tf import tags
 _KNOWN = "_py_funcs_used_in_graph"
 
 
-def hold_functions(make: Callable[[], Any]) -> Any:
+def hold_py_functions(make: Callable[[], Any]) -> Any:
     """The dataset that `make` makes. In eager code it, and what is made of it, holds our functions that it calls."""
     import tensorflow as tf
 

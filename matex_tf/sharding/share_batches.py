@@ -12,7 +12,7 @@ from matex_tf.world import world
 _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
 
-def shares(
+def share_dataset(
     inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt, epochs: int = 1
 ) -> Any:
     """A dataset of `Batch` over this rank's own rows.
@@ -50,9 +50,9 @@ def shares(
         return sliced_dataset.Batch(take(rows), step_weight.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
 
     chosen = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
-    dataset = py_functions.hold_functions(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = py_functions.hold_py_functions(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number * epochs))
-    dataset = iteration.exempt(dataset.prefetch(tf.data.AUTOTUNE))
+    dataset = iteration.exempt_dataset(dataset.prefetch(tf.data.AUTOTUNE))
     if before_epoch is not None:
         _before_epoch[dataset] = before_epoch
     return dataset
@@ -115,4 +115,4 @@ def own_batches(dataset: Any, number: int | None) -> Any:
     if number is not None:
         padding = dataset.take(1).map(nothing).repeat()
         result = result.concatenate(padding).take(number)
-    return iteration.exempt(result.prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))

@@ -104,17 +104,19 @@ def say_uneven() -> None:
     )
 
 
-def whole(dataset: Any) -> Any:
+def whole_dataset(dataset: Any) -> Any:
     """A dataset of `Batch` of whole batches, which every rank computes."""
     import tensorflow as tf
 
     def batch(*element: Any) -> Batch:
         return Batch(element if len(element) > 1 else element[0], tf.constant(step_weight.whole_values(), tf.float64))
 
-    return iteration.exempt(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
 
 
-def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None) -> Any:
+def slice_dataset(
+    dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None
+) -> Any:
     """A dataset of `Batch`: this rank's rows of each batch of `dataset`. Ranks have equal `shares` unless told.
 
     `on_first` is called, in a thread of the pipeline, with (rows, hash) of the first whole batch of each iteration.
@@ -142,7 +144,7 @@ def sliced(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: le
         both = tf.data.Dataset.zip((dataset.enumerate(), shares.of_batches()))
         return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch), num_parallel_calls=1)
 
-    return iteration.exempt(py_functions.hold_functions(cut_up).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(py_functions.hold_py_functions(cut_up).prefetch(tf.data.AUTOTUNE))
 
 
 def numbers_of(batch: Any) -> Any:
@@ -156,7 +158,7 @@ def numbers_of(batch: Any) -> Any:
 
 
 @contextlib.contextmanager
-def passed(sources: Sequence[Any]) -> Iterator[None]:
+def pass_sources(sources: Sequence[Any]) -> Iterator[None]:
     """Within it `sources`, datasets and iterators, are arguments of the function that is called.
 
     In the function's graph each is a bare handle; what it is made of is known only of the argument.

@@ -8,7 +8,7 @@ from matex_tf.sharding import iteration, row_shares, sliced_dataset, step_weight
 from matex_tf.world import world
 
 
-def grouped(dataset: Any) -> Any:
+def group_batches(dataset: Any) -> Any:
     """A dataset of `Batch` for weak scaling: of each group of as many batches as there are ranks, this rank's own.
 
     In the last group some ranks may have no batch of their own; they get the group's first with weight 0.
@@ -58,7 +58,7 @@ def grouped(dataset: Any) -> Any:
         result = result.apply(tf.data.experimental.assert_cardinality(-(-total // me.size)))
     elif total == tf.data.INFINITE_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(total))
-    return iteration.exempt(result.prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))
 
 
 def _empty(spec: Any) -> Any:

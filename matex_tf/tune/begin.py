@@ -73,15 +73,15 @@ class NoSearchError(ValueError):
     """A folder is that of no search."""
 
 
-def new(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
+def new_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
     """Write down a new search of `target` over the text `space`; its folder.
 
     Raises:
         SpaceError, FileExistsError, DatabaseError, ImportError: nothing of it is left.
     """
-    asked = space_file.read(space, settings.name)
+    asked = space_file.read_space(space, settings.name)
     place.check_files(asked, Path(settings.source))
-    engine.check(settings.engine)
+    engine.check_engine(settings.engine)
     path = Path(database) if database else default_path()
     where = _make_folder(target, folder)
     try:
@@ -99,7 +99,7 @@ def new(target: Sequence[str], space: str, settings: Settings, database: str = "
 
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     if not folder:
-        return run_folder.make("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
+        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     if any(where.iterdir()):
@@ -132,7 +132,7 @@ def settings_of(search: Search, **changed: Any) -> Settings:
     return Settings(**{**kept, **changed})
 
 
-def go_on(folder: Path, **changed: Any) -> Found:
+def run_search(folder: Path, **changed: Any) -> Found:
     """Make the trials of the search in `folder` that are not made yet.
 
     Raises:
@@ -143,9 +143,9 @@ def go_on(folder: Path, **changed: Any) -> Found:
     began = time.monotonic()
     database, search = open_search(folder)
     settings = settings_of(search, **changed)
-    asked = space_file.read(search.space, settings.name)
+    asked = space_file.read_space(search.space, settings.name)
     before = database.trials(search.id)
-    made = engine.make(settings.engine, asked.space, settings.seed)
+    made = engine.make_engine(settings.engine, asked.space, settings.seed)
     slots = slots_of(settings.parallel)
     with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
         searching = Searching(
@@ -169,8 +169,8 @@ def command_of_trial(
     folder: Path, search: Search, settings: Settings, asked: Asked, record: Record
 ) -> tuple[str, tuple[str, ...]]:
     """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in place.variables(record.config).items()]
-    words = ["matex", "run", *settings.options, *search.target, *place.words(asked.space, record.config)]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
+    words = ["matex", "run", *settings.options, *search.target, *place.list_words(asked.space, record.config)]
     files = tuple(str(trial_folder(folder, record.number) / PLACE / name) for name in asked.files)
     return " ".join([*variables, shlex.join(words)]), files
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy.options import seconds
-from matex_tf.monitor.progress import lasting
+from matex_tf.deploy.options import parse_time
+from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import begin
 from matex_tf.tune.begin import Found, NoSearchError, Settings
 from matex_tf.tune.database import DatabaseError
@@ -27,7 +27,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     if value is None:
         return None
     try:
-        return float(seconds(value))
+        return float(parse_time(value))
     except ValueError as error:
         raise click.UsageError(f"--limit: {error}") from None
 
@@ -53,6 +53,7 @@ class _Command(click.Command):
 
 
 @click.command(
+    "tune",
     cls=_Command,
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
     short_help="Search good hyperparameters of SCRIPT.py.",
@@ -79,7 +80,7 @@ class _Command(click.Command):
 @click.option("--resume", metavar="FOLDER", help="Go on with the search there; --trials may say another number.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
-def tune(
+def tune_command(
     space: str | None, database: str | None, folder: str | None, resume: str | None, is_module: bool,
     script: tuple[str, ...], **given: Any,
 ) -> int:  # fmt: skip
@@ -111,7 +112,9 @@ def tune(
         target = ["-m", *script] if is_module else list(script)
         _check(target, space)
         settings = Settings(**changed, source=os.getcwd(), name=str(space))
-        where = begin.new(target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or "")
+        where = begin.new_search(
+            target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
+        )
         return _tell(where, {})
     except (SpaceError, EngineMissingError, NoSearchError, FileExistsError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
@@ -136,18 +139,18 @@ def _tell(folder: Path, changed: dict[str, Any]) -> int:
     """Make the trials, and say what was found."""
     goes_on = f"matex tune --resume {folder}"
     try:
-        found = begin.go_on(folder, **changed)
+        found = begin.run_search(folder, **changed)
     except SearchError as error:
         print(f"matex tune: {error}\nOnce that is mended: {goes_on}", file=sys.stderr)
         return FAILED
     except (DatabaseError, OSError) as error:
         print(f"matex tune: {error}\nThe trials that have ended are kept. To go on: {goes_on}", file=sys.stderr)
         return FAILED
-    print(report(found, goes_on))
+    print(report_found(found, goes_on))
     return found.code
 
 
-def report(found: Found, goes_on: str) -> str:
+def report_found(found: Found, goes_on: str) -> str:
     """What was found, in words."""
     lines = []
     if found.stopped:
@@ -156,7 +159,7 @@ def report(found: Found, goes_on: str) -> str:
     if best is None:
         return "\n".join([*lines, "matex tune: no trial has come to a value"])
     reached = f"{found.objective} {best.value:.6g}, trial {best.number}"
-    lines.append(f"best of {found.trials} trials, {lasting(found.seconds)}: {reached}")
+    lines.append(f"best of {found.trials} trials, {format_seconds(found.seconds)}: {reached}")
     lines.append(f"  {found.command}")
     lines += [f"  with {name}" for name in found.files]
     lines.append(f"kept in {found.database}: searches of tasks that are alike begin with it")

@@ -49,7 +49,7 @@ class Objective:
 
     def _matches(self, output: str) -> list[str]:
         pattern = re.compile(self.regex, re.MULTILINE)
-        return [found[pattern.groups] for found in pattern.finditer(printed(output))]
+        return [found[pattern.groups] for found in pattern.finditer(final_text(output))]
 
     def value(self, curve: Sequence[Point]) -> float:
         """The one that counts of a curve that is not empty; NaN where that is what counts."""
@@ -75,7 +75,7 @@ class Objective:
         return f"{self.name} never appeared; what was logged is {', '.join(seen)}{hint}"
 
 
-def printed(output: str) -> str:
+def final_text(output: str) -> str:
     """What ranks print, as a terminal shows it in the end: of a line that was overwritten its last state."""
     return _RETURNS.sub("", output.replace("\r\n", "\n"))
 

@@ -61,7 +61,7 @@ def tune(
         warm_start=arguments.flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
     )  # fmt: skip
     target = [os.fspath(script), *map(str, args)]
-    return begin.go_on(begin.new(target, text, settings, os.fspath(database), os.fspath(folder)))
+    return begin.run_search(begin.new_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 
 
 def _as_text(value: Any) -> str:

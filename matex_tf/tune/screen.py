@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from matex_tf.monitor.progress import lasting
+from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Config, Space, text_of
@@ -132,5 +132,5 @@ class Screen:
             said += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
         if self._ended and left > 0:
             mean = sum(record.seconds for record in self._ended) / len(self._ended)
-            said += f", left {lasting(mean * left / self._parallel)}"
+            said += f", left {format_seconds(mean * left / self._parallel)}"
         return said

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.io.mirror import mirrored
+from matex_tf.io.mirror import mirror_command
 from matex_tf.tune import warm
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
-from matex_tf.tune.trials.trial import DONE, NOTED, OUTPUT, PLACE, STOPPED, Outcome, Slot, Trial, hold
+from matex_tf.tune.trials.trial import DONE, NOTED, OUTPUT, PLACE, STOPPED, Outcome, Slot, Trial, hold_folder
 
 LOOK_EACH = 0.05
 """Seconds between looks at the trials."""
@@ -100,7 +100,7 @@ class Searching:
             SearchError: trials fail alike, or the folder is in use.
             DatabaseError: what became of a trial cannot be written down.
         """
-        with held(self.folder):
+        with hold_search(self.folder):
             self._go_on()
             self._free = list(self.slots)
             try:
@@ -157,15 +157,15 @@ class Searching:
     def _start(self, record: Record, slot: Slot) -> None:
         folder = trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
-        with hold(folder):  # what a killed search has left may still run
+        with hold_folder(folder):  # what a killed search has left may still run
             shutil.rmtree(folder / PLACE, ignore_errors=True)
             for name in (OUTPUT, NOTED):
                 (folder / name).unlink(missing_ok=True)
             layout = place.lay_out(self.source, folder / PLACE, self._left_out())
-            place.fill(folder / PLACE, self.asked, record.config)
-        target = mirrored(self.search.target, self.source, folder / PLACE)
-        words = [*self.start, *target, *place.words(self.asked.space, record.config)]
-        trial = Trial(folder, words, place.variables(record.config), self.asked.objective, slot, self.limit)
+            place.fill_placeholders(folder / PLACE, self.asked, record.config)
+        target = mirror_command(self.search.target, self.source, folder / PLACE)
+        words = [*self.start, *target, *place.list_words(self.asked.space, record.config)]
+        trial = Trial(folder, words, place.list_variables(record.config), self.asked.objective, slot, self.limit)
         self._under[record.number] = _Under(record, trial, slot, layout)
         if layout.folders and not self._said_shared:
             self._said_shared = True
@@ -197,7 +197,7 @@ class Searching:
 
     def _end(self, under: _Under, outcome: Outcome) -> None:
         """Write down what became of a trial that has come to its own end."""
-        place.clean(under.trial.folder / PLACE, under.layout)
+        place.clean_folder(under.trial.folder / PLACE, under.layout)
         if through := place.written_through(under.layout):
             self.screen.say(
                 f"{through[0]} has changed while trial {under.record.number} ran. It is too large for each to have "
@@ -252,8 +252,8 @@ class Searching:
             return
         objective = self.search.objective
         others = self.database.other_tasks(self.search.id, objective)
-        best = {number: warm.best_first(self.database.trials(number), self.asked.objective) for number in others}
-        starts = warm.starts({name: self._task.get(name) for name in FEATURES}, others, best, self.asked.space)
+        best = {number: warm.sort_best_first(self.database.trials(number), self.asked.objective) for number in others}
+        starts = warm.choose_starts({name: self._task.get(name) for name in FEATURES}, others, best, self.asked.space)
         if self.proposals.put_first(start.config for start in starts):
             names = [found.folder for start in starts if (found := self.database.find_search(start.search))]
             self.screen.say(f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)")
@@ -271,7 +271,7 @@ def trial_folder(search: Path, number: int) -> Path:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold_search(folder: Path) -> Iterator[None]:
     """The search's folder, for this process alone.
 
     Raises:
@@ -279,7 +279,7 @@ def held(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold(folder, patience=0.0))
+            stack.enter_context(hold_folder(folder, patience=0.0))
         except TimeoutError:
             raise SearchError(f"{folder}: another `matex tune` goes on with this search") from None
         yield

@@ -42,7 +42,7 @@ class Asked:
     otherwise: tuple[tuple[str, str], ...] = ()
 
 
-def read(text: str, name: str) -> Asked:
+def read_space(text: str, name: str) -> Asked:
     """What the text of the file `name` asks for.
 
     Raises:

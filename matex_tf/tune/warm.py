@@ -27,7 +27,7 @@ class Start:
     distance: float
 
 
-def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def task_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """How far apart two tasks are: by how many powers of ten their sizes differ, as a root of the mean square.
 
     Infinite where their losses differ, or too little is known of them.
@@ -40,7 +40,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return math.sqrt(sum(math.log10(a / b) ** 2 for a, b in known) / len(known))
 
 
-def starts(
+def choose_starts(
     task: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], best: Mapping[int, Sequence[Config]], space: Space
 ) -> list[Start]:
     """What to begin with, nearest first: of each near task the best configuration that `space` allows.
@@ -49,7 +49,7 @@ def starts(
         best: of each earlier search its configurations, best first.
     """
     found: dict[str, Start] = {}
-    near = sorted((distance(task, features), -number) for number, features in others.items())
+    near = sorted((task_distance(task, features), -number) for number, features in others.items())
     for apart, number in near:
         if apart > FAR or len(found) == TASKS:
             break
@@ -60,7 +60,7 @@ def starts(
     return list(found.values())
 
 
-def best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
+def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
     """The configurations of the trials that have a value."""
     done = [one for one in trials if one.value is not None]
     return [one.config for one in sorted(done, key=lambda one: objective.cost(one.value))]

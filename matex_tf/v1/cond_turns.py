@@ -18,7 +18,7 @@ def is_within(op: Any) -> bool:
     return op._get_control_flow_context() is not None
 
 
-def passes(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
+def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
     """What to run beside `collectives`: an op, or none, that has their turns taken where their branches are not.
 
     Also those of them that are within a loop, which have no turn.

@@ -107,7 +107,7 @@ def _make_plan(graph: Any, fetches: Any, leaves: list[Any]) -> Plan | None:
         replaced, reason = _whole_fetches(graph, leaves, training_ops, [op for op in needed if op.type in ops.OP_TYPES])
     new = _rebuild(fetches, lambda leaf: replaced.get(id(_element(graph, leaf)), leaf))
     collectives = [op for op in needed if op.type in ops.OP_TYPES]
-    passes, within_loops = cond_turns.passes(graph, collectives)
+    passes, within_loops = cond_turns.pass_turns(graph, collectives)
     # Of an op in a loop nobody knows how often it runs; the loop orders it.
     turns = sorted(op.get_attr("turn") for op in collectives if op not in within_loops)
     whole = None if reason is None else str(reason)
@@ -180,7 +180,7 @@ def _whole_fetches(
     for leaf in {id(leaf): leaf for leaf in [*leaves, *summaries.values_in(leaves)]}.values():
         if not isinstance(leaf, tf.Tensor) or summaries.is_summary(leaf):
             continue
-        known, placement = recombine.known(leaf), found.of(leaf)
+        known, placement = recombine.find_whole(leaf), found.of(leaf)
         if known is not None and known.op in needed and not cond_turns.is_within(known.op):
             replaced[id(leaf)] = known  # by a reduction that runs anyhow
         elif not placement.can_be_whole:
@@ -195,7 +195,7 @@ def _whole_fetches(
     # What a branch does that is not taken is never over; turns order these after it.
     over = [op for op in [*training_ops, *before] if not cond_turns.is_within(op)]
     with graph.as_default(), tf.control_dependencies(over):
-        recombine.forget(graph)  # what another run makes whole is not to be run in this one
+        recombine.forget_graph(graph)  # what another run makes whole is not to be run in this one
         replaced.update(zip(map(id, parts), recombine.make_whole(parts, "a fetch") if parts else ()))
         replaced.update(summaries.summaries_of(leaves, replaced))
     if finalized:

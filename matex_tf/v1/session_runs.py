@@ -37,7 +37,7 @@ def _plain_runs() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def training(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]]:
+def enter_run(session: Any, plan: Plan, feeds: dict) -> Iterator[tuple[Any, dict]]:
     """Around a training run: agree on what must be agreed, and give the fetches and feeds of this rank."""
     with session.graph.as_default():
         numbers = _placeholder(session.graph)
@@ -79,7 +79,7 @@ def _agree(session: Any, chosen: list[Any], what: str, error: bool) -> None:
     with _plain_runs():
         values = [np.asarray(value) for value in session.run(chosen)]
         names = [variable.name for variable in chosen]
-        for index in variables.differing(names, values, what):
+        for index in variables.find_differing(names, values, what):
             if error:
                 raise world.RankError(
                     f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what})"
@@ -135,7 +135,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
             notes.note("arrays that are fed to a session are sliced; weak scaling is for fit and eager loops")
         total = 0
         for value in open_rows.values():
-            total = fingerprint.digest(value, total)
+            total = fingerprint.digest_value(value, total)
         fingerprint.compare_batch((count, total), "the arrays fed to the first training run")
     me = world.current()
     start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 _PR_SET_PDEATHSIG = 1
 
 
-def prepare(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:
+def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:
     """What a child does before it is its program: blocks the signals `mask`, and runs on `cpus` where any are named.
 
     `parent` is the process that starts it, whose main thread does so: the system takes that thread's end for its.

@@ -71,7 +71,7 @@ def write_record(record: ErrorRecord, folder: str | os.PathLike[str]) -> None:
     part.replace(path)
 
 
-def show(record: ErrorRecord, shared: str | os.PathLike[str] | None = None, waits: bool = True) -> None:
+def show_record(record: ErrorRecord, shared: str | os.PathLike[str] | None = None, waits: bool = True) -> None:
     """Have `record` shown by `matex run`, or show it, unless another rank has shown its own.
 
     The other ranks wait in here until that one has ended: who ended first would end it before it has spoken.
@@ -86,7 +86,7 @@ def show(record: ErrorRecord, shared: str | os.PathLike[str] | None = None, wait
             return
     with _claim_terminal(shared or tempfile.gettempdir(), record.rank, waits) as is_first:
         if is_first:
-            terminal.tell(record.text)
+            terminal.write_text(record.text)
 
 
 @contextlib.contextmanager

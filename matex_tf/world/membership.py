@@ -35,7 +35,7 @@ def cannot_go_on(why: str) -> world.CannotGoOn:
 
 
 def retry_with(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:
-    """Have `attempt` called with what fails where a rank is lost: what, work and undo of `elastic.attempt`."""
+    """Have `attempt` called with what fails where a rank is lost: what, work and undo of `elastic.attempt_work`."""
     global _retry
     _retry = attempt
 

@@ -20,7 +20,9 @@ _PATIENCE = 5.0  # seconds for a process that has no more to do but to end
 
 
 @contextlib.contextmanager
-def watched(rank: int, size: int, what: str, hint: str = "", chosen: settings.Settings | None = None) -> Iterator[None]:
+def time_limit(
+    rank: int, size: int, what: str, hint: str = "", chosen: settings.Settings | None = None
+) -> Iterator[None]:
     """Around what waits for other ranks: says so after MATEX_STALL_SECONDS, ends it after MATEX_ABORT_SECONDS.
 
     The end is SIGKILL, since no code of this process might run; `matex run` makes `exit_marks.EXIT_STALLED` of it.
@@ -47,7 +49,7 @@ def watched(rank: int, size: int, what: str, hint: str = "", chosen: settings.Se
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal.descriptor(), cwd="/"
         )
     except OSError as error:
-        terminal.tell(f"matex_tf: nobody can look at how long rank {rank} waits for MPI: {error}\n")
+        terminal.write_text(f"matex_tf: nobody can look at how long rank {rank} waits for MPI: {error}\n")
         yield
         return
     try:

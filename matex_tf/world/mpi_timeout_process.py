@@ -41,7 +41,7 @@ def goes_on_within(seconds: float, process: int) -> bool:
     return False
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """In one piece, and only if that does not wait for a reader."""
     if text and select.select([], [2], [], _TICK)[1]:
         try:
@@ -61,7 +61,7 @@ def main(process: int, folder: str, stall: float, told: str, abort: float, ended
         if goes_on_within(after - passed, process):
             return
         passed = after
-        say(text)
+        write_line(text)
         if kills:
             try:
                 if os.path.isdir(folder):

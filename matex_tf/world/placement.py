@@ -134,7 +134,7 @@ def gpu_of(local_rank: int, count: int, visible: str | None) -> str | None:
 # ---- what the machine says
 
 
-def read(path: str) -> str:
+def read_file(path: str) -> str:
     """The text of a file of /proc or /sys, "" where it cannot be read."""
     try:
         with open(path, errors="surrogateescape") as file:
@@ -145,7 +145,7 @@ def read(path: str) -> str:
 
 def environment_of(process: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is not ours to look at."""
-    pairs = (entry.partition("=") for entry in read(f"/proc/{process}/environ").split("\0") if "=" in entry)
+    pairs = (entry.partition("=") for entry in read_file(f"/proc/{process}/environ").split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
 
 
@@ -155,11 +155,11 @@ def cores(cpus: Iterable[int] | None = None) -> list[Core]:
     node_of = {
         cpu: int(os.path.basename(folder)[4:])
         for folder in glob(f"{CPU_FOLDER}/../node/node[0-9]*")
-        for cpu in parse_cpu_list(read(f"{folder}/cpulist"))
+        for cpu in parse_cpu_list(read_file(f"{folder}/cpulist"))
     }
     found = set()
     for cpu in usable:
-        siblings = parse_cpu_list(read(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
+        siblings = parse_cpu_list(read_file(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
         found.add(tuple(sibling for sibling in siblings if sibling in usable))
     return sorted(found, key=lambda core: (node_of.get(core[0], 0), core))
 
@@ -167,17 +167,17 @@ def cores(cpus: Iterable[int] | None = None) -> list[Core]:
 def cpu_quota() -> float | None:
     """The CPU seconds a second that the container's limit (cgroup v2 or v1) gives this process; None without one."""
     group = ""
-    for line in read("/proc/self/cgroup").splitlines():
+    for line in read_file("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             group = line[3:]
     while True:
-        words = read(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()
+        words = read_file(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()
         if len(words) == 2 and words[0] != "max":
             return int(words[0]) / int(words[1])
         if group in ("", "/"):
             break
         group = os.path.dirname(group)
-    quota, period = (read(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+    quota, period = (read_file(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
@@ -187,10 +187,10 @@ def find_launcher() -> tuple[int, str, list[str]] | None:
     for _ in range(ANCESTORS):
         if process <= 1:
             return None
-        name = read(f"/proc/{process}/comm").strip()
+        name = read_file(f"/proc/{process}/comm").strip()
         if name in LAUNCHERS:
-            return process, name, read(f"/proc/{process}/cmdline").split("\0")
-        fields = read(f"/proc/{process}/stat").rpartition(")")[2].split()
+            return process, name, read_file(f"/proc/{process}/cmdline").split("\0")
+        fields = read_file(f"/proc/{process}/stat").rpartition(")")[2].split()
         if len(fields) < 2:
             return None
         process = int(fields[1])
@@ -202,7 +202,7 @@ def node_cpus(launcher_process: int | None) -> set[int]:
     before = os.sched_getaffinity(0)
     try:
         # The kernel takes the part of a mask that the cpuset allows: all is asked for, what was given is read back.
-        os.sched_setaffinity(0, range(max(parse_cpu_list(read(f"{CPU_FOLDER}/possible")) or before) + 1))
+        os.sched_setaffinity(0, range(max(parse_cpu_list(read_file(f"{CPU_FOLDER}/possible")) or before) + 1))
         allowed = os.sched_getaffinity(0)
     finally:
         os.sched_setaffinity(0, before)
@@ -279,7 +279,7 @@ def place_gpu(local_rank: int, local_size: int) -> str:
     return f", GPU {chosen}" if chosen is not None else ""
 
 
-def apply(local_rank: int, local_size: int) -> str:
+def apply_placement(local_rank: int, local_size: int) -> str:
     """Settles cores, threads and GPU of this local rank, before TensorFlow is imported; gives one line that says how.
 
     `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.

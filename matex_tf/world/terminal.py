@@ -9,14 +9,14 @@ from typing import TextIO
 _kept: TextIO | None = None
 
 
-def keep() -> TextIO:
+def keep_stderr() -> TextIO:
     """Keep standard error as the launcher gave it, before it may be redirected."""
     global _kept
     _kept = os.fdopen(os.dup(2), "w", buffering=1)
     return _kept
 
 
-def tell(text: str) -> None:
+def write_text(text: str) -> None:
     """Write `text` where the launcher's user reads it, on any rank."""
     stream = _kept or sys.stderr
     stream.write(text)

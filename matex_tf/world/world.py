@@ -116,7 +116,9 @@ def _start() -> World:
         in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.current().disable
         return phantom_rank.only_rank(World) if in_parts and settings.current().microbatch else World()
     _yield_when_crowded()
-    with mpi_timeout.watched(task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE):
+    with mpi_timeout.time_limit(
+        task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE
+    ):
         return _join_as(task)
 
 
@@ -133,7 +135,7 @@ def abort_unjoined(task: task_environment.Task) -> None:
     crash, or never end, if a rank ends while another one connects to it.
     """
     what = "has waited for the others to start MPI, to end them for its error"
-    with mpi_timeout.watched(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
+    with mpi_timeout.time_limit(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError):

@@ -39,7 +39,7 @@ def head(path: Path, length: int) -> bytes:
 
 def unpack(path: Path) -> Path:
     """The text of a gzipped file, in a temporary file that all ranks of this host see."""
-    with real_files.plainly():
+    with real_files.use_real_files():
         target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
     try:
         with os.fdopen(target, "wb") as file, gzip.open(path) as source:
@@ -54,7 +54,7 @@ def unpack(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Remove a file that `unpack` made, if it is still there."""
-    with real_files.plainly():
+    with real_files.use_real_files():
         path.unlink(missing_ok=True)
 
 
@@ -162,5 +162,5 @@ class Text:
 
 
 def _opened(piece: Piece) -> BinaryIO:
-    with real_files.plainly() if piece.is_unpacked else contextlib.nullcontext():
+    with real_files.use_real_files() if piece.is_unpacked else contextlib.nullcontext():
         return open(piece.path, "rb", buffering=0)

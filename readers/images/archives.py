@@ -52,7 +52,7 @@ def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Pa
         raise ReaderError(
             f"{archive}: {member.name}: expected at most {_MOST_BYTES} bytes in a file, found {member.size}"
         )
-    with real_files.plainly():
+    with real_files.use_real_files():
         handle, name = tempfile.mkstemp(prefix="matex_tf-")
     try:
         source = tar.extractfile(member)
@@ -69,7 +69,7 @@ def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Pa
 
 def remove(paths: Iterable[Path]) -> None:
     """Remove what `unpack` made, if it is still there."""
-    with real_files.plainly():
+    with real_files.use_real_files():
         for path in paths:
             path.unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ class Stored:
         self.name = path.name if named is None else named.rpartition(" ")[2]
         self._handle: BinaryIO | None = None
         if named is not None:
-            with real_files.plainly():
+            with real_files.use_real_files():
                 self._handle = open(path, "rb")  # noqa: SIM115  (as long as the data set)
 
     def __str__(self) -> str:

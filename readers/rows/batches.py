@@ -23,10 +23,10 @@ class Turns:
         if self._taken:
             return
         if self._epochs:
-            from matex_tf.sharding.exchange import exchange
+            from matex_tf.sharding.exchange import exchange_rows
 
             held = self._deal.held(self._rank)
-            exchange([array[:held] for array in arrays], seed, self._epochs)
+            exchange_rows([array[:held] for array in arrays], seed, self._epochs)
         self._epochs += 1
 
     def next(self, rows: int) -> tuple[slice, int]:

@@ -188,7 +188,7 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
         )
 
     known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
-    share_arrays.note_numbered(public, iteration.exempt(known))
+    share_arrays.note_numbered(public, iteration.exempt_dataset(known))
     return share_arrays.mark_share(public)
 
 

@@ -148,7 +148,7 @@ def test_the_ranks_have_each_row_once(name, ranks):
     parts = []
     for rank in range(SIZE):
         ranks(rank)
-        dataset, _ = pushdown.slices(PIPELINES[name](), False, lambda first: None, Changing())
+        dataset, _ = pushdown.push_down_slices(PIPELINES[name](), False, lambda first: None, Changing())
         parts.append(list(dataset))
         assert int(dataset.cardinality()) in (len(wholes), -2) or name == "batched"
     assert [len(part) for part in parts] == [len(wholes)] * SIZE
@@ -174,7 +174,7 @@ def test_indices_of_arrays_are_cut(ranks):
     for rank in range(SIZE):
         ranks(rank)
         indices = tf.data.Dataset.range(100).batch(9)
-        for batch, (mine, whole) in enumerate(zip(sliced_dataset.sliced(indices, print, Changing()), indices)):
+        for batch, (mine, whole) in enumerate(zip(sliced_dataset.slice_dataset(indices, print, Changing()), indices)):
             shares = SHARES[batch // leases.BATCHES % len(SHARES)]
             start, stop, _ = row_shares.slice_bounds(len(whole), rank, shares)
             assert mine.data.numpy().tolist() == whole[start:stop].numpy().tolist()

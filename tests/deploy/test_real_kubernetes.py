@@ -106,7 +106,7 @@ def test_every_member_that_is_sent_is_kept(server, capfd):
     asked = kubernetes.Kubernetes(
         image="i:1", nodes=2, claim="c", cpus="2", memory="4Gi", gpus_per_node=1, time="1:00:00", env=["A=$B", "EMPTY="]
     )
-    sent: dict = yaml.safe_load(kubernetes.text(command.name_and_command(asked, words), words, name))
+    sent: dict = yaml.safe_load(kubernetes.write_text(command.name_and_command(asked, words), words, name))
     kept = server.get("mpijobs.kubeflow.org", name)
 
     def lost(mine, theirs, at=""):
@@ -132,11 +132,11 @@ def test_every_member_that_is_sent_is_kept(server, capfd):
     ],
 )
 def test_a_broken_job_is_refused_in_the_servers_words(server, monkeypatch, old, new, words):
-    before, whole = names(server), kubernetes.text
-    monkeypatch.setattr(kubernetes, "text", lambda *asked: whole(*asked).replace(old, new))
+    before, whole = names(server), kubernetes.write_text
+    monkeypatch.setattr(kubernetes, "write_text", lambda *asked: whole(*asked).replace(old, new))
     asked = kubernetes.Kubernetes(nodes=2, name="x", image="i:1", cpus="2")
     with pytest.raises(job.JobError) as refused:
-        kubernetes.submit(asked, ["x.py"])
+        kubernetes.submit_job(asked, ["x.py"])
     assert words in str(refused.value) and str(refused.value).startswith("kubectl: "), refused.value
     assert names(server) == before
 
@@ -185,7 +185,7 @@ def test_each_state_that_the_operator_writes(server, capfd):
     run, operator = job.Job(name), Operator(server, name)
 
     def state():
-        return str(kubernetes.state(run))
+        return str(kubernetes.find_state(run))
 
     assert state() == "accepted"
     operator.condition("Created")
@@ -203,7 +203,7 @@ def test_each_state_that_the_operator_writes(server, capfd):
     assert state() == "Running on node, requeued (1)"
     operator.condition("Suspended")
     operator.condition("Running", "False")
-    assert kubernetes.state(run).phase == job.WAITING and "Suspended" in state()
+    assert kubernetes.find_state(run).phase == job.WAITING and "Suspended" in state()
     operator.condition("Suspended", "False")
     operator.condition("Running")
     operator.pod("launcher-a", "launcher", ended(3), again=1)
@@ -237,11 +237,11 @@ def test_a_job_is_followed_to_its_end(server, capfd):
 
     player = threading.Thread(target=play)
     player.start()
-    saying, following.say = following.say, say
+    saying, following.print_line = following.print_line, say
     try:
         assert run.follow() == 3
     finally:
-        following.say = saying
+        following.print_line = saying
         player.join()
     assert seen[-1] == f"{run.id} Failed (BackoffLimitExceeded: too often), requeued (1), exit code 3"
     assert f"{run.id} Running on node" in seen

@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_the_job(fakes, capfd):
 def test_a_scheduler_that_is_away_is_asked_again(fakes, capfd):
     fakes.add("scontrol", 'next state; [ "$(cat $at.n)" -gt 2 ] || { echo "Unable to contact" >&2; exit 1; }')
     fakes.answers("state", "", "", shown("COMPLETED", nodes="n1"))
-    assert slurm.follow(job.Job("4711")) == 0
+    assert slurm.follow_job(job.Job("4711")) == 0
     lines = said(capfd)[1]
     assert lines[0].startswith("scontrol: Unable to contact; asked again") and lines[1:] == [
         "4711 COMPLETED, exit code 0"
@@ -146,11 +146,11 @@ def test_a_scheduler_that_is_away_is_asked_again(fakes, capfd):
 
 def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     fakes.add("scontrol", f"echo '{GONE}' >&2; exit 1")
-    assert slurm.state(job.Job("4711")).phase == job.FORGOTTEN
+    assert slurm.find_state(job.Job("4711")).phase == job.FORGOTTEN
     (tmp_path / "exit-code").write_text("3\n")
-    assert slurm.state(job.Job("4711", str(tmp_path))).code == 3
+    assert slurm.find_state(job.Job("4711", str(tmp_path))).code == 3
     fakes.add("sacct", "echo 'CANCELLED by 1000|0:15'")
-    assert slurm.state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
+    assert slurm.find_state(job.Job("4711", str(tmp_path))) == job.State(job.ENDED, "CANCELLED by 1000", code=143)
 
 
 @pytest.mark.parametrize(
@@ -215,5 +215,5 @@ def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):
     from matex_tf.deploy import run_folder
 
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: run_folder.make("a b/../c"), range(40)))
+        made = list(pool.map(lambda _: run_folder.make_folder("a b/../c"), range(40)))
     assert len(set(made)) == 40 and {path.parent for path in made} == {Path("runs")}

@@ -60,18 +60,18 @@ def nothing_of_this_user(tmp_path, monkeypatch):
 
 
 def test_the_script_of_a_job():
-    text = slurm.text(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
+    text = slurm.write_text(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
     assert re.sub('bash -c .* look "\\$run_folder"', "LOOK", text) == SCRIPT
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("time, warning", [("", 120), ("8", 120), ("1-0", 120), ("4:00", 60), ("0:40", 10)])
 def test_a_short_job_is_warned_within_its_time(time, warning):
-    assert f"--signal=B:USR1@{warning}\n" in slurm.text(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
+    assert f"--signal=B:USR1@{warning}\n" in slurm.write_text(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
 
 
 def test_one_rank_keeps_no_state():
-    text = slurm.text(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
+    text = slurm.write_text(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
     assert "MATEX_STATE" not in text and "--restarts" not in text and "srun" not in text
 
 
@@ -102,7 +102,7 @@ def as_sbatch_reads(line: str) -> list[str]:
 
 @given(name=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(str.isprintable))
 def test_a_name_arrives_as_it_was_typed(name):
-    text = slurm.text(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
+    text = slurm.write_text(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
     words = [as_sbatch_reads(line.removeprefix("#SBATCH ")) for line in text.split("\n") if line.startswith("#SBATCH")]
     assert [f"--job-name={name}"] in words and [f"--comment={name}"] in words
 
@@ -115,7 +115,7 @@ def test_arguments_arrive_as_they_were_typed(words, folder, tmp_path_factory):
     (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$MATEX_STATE" "$@" > given\n')
     (where / "matex").chmod(stat.S_IRWXU)
     asked = slurm.Slurm(ranks_per_node=2, name="a", matex=shlex.quote(str(where / "matex")))
-    text = slurm.text(asked, words, "runs/a-1")
+    text = slurm.write_text(asked, words, "runs/a-1")
     subprocess.run(["bash", "-c", text], cwd=where, stderr=subprocess.DEVNULL)
     state, *given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert state == f"{where}/runs/a-1/state" and given == ["run", "--restarts", "3", "-n", "2", *words]
@@ -150,7 +150,7 @@ def test_defaults_of_two_files_and_of_the_command_line(tmp_path, capsys):
 def test_what_a_file_cannot_say(tmp_path, text, message):
     (tmp_path / "matex.toml").write_text(text)
     with pytest.raises((TypeError, ValueError), match=message):
-        options.settle(slurm.Slurm, {})
+        options.merge_options(slurm.Slurm, {})
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_submit_cannot_do(words, message, capsys):
     [("30", 1800), ("30:10", 1810), ("2:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86401)],
 )
 def test_time_limits_as_slurm_has_them(time, expected):
-    assert options.seconds(time) == expected
+    assert options.parse_time(time) == expected
 
 
 def test_a_job_of_a_module(capsys):

@@ -24,7 +24,7 @@ SHARE = 0.1
 
 
 def reduce(x, of=variable):
-    (reduced,), (loss,) = reduction.reduce([x], [of], [tf.constant(1 + SMALL)], one, "a test")
+    (reduced,), (loss,) = reduction.reduce_gradients([x], [of], [tf.constant(1 + SMALL)], one, "a test")
     return reduced, loss
 
 
@@ -93,8 +93,8 @@ def test_every_way_of_an_update():
 def test_info_shows_it(monkeypatch, clean_environment):
     def shown():
         facts = info.Facts({"error": "none"}, {}, {"error": "none"}, None)
-        facts.compression = info.compression_in_words(settings.Settings(os.environ))
-        return dict(info.rows(facts))["compression"]
+        facts.compression = info.describe_compression(settings.Settings(os.environ))
+        return dict(info.list_rows(facts))["compression"]
 
     assert shown() == "none"
     monkeypatch.setenv("MATEX_COMPRESSION", "bf16")

@@ -121,7 +121,7 @@ def tried(seed, sets):
         with open(os.path.join(base, "alone", name), "w") as file:
             file.write(f"before {name}")
     shutil.copytree(os.path.join(base, "alone"), os.path.join(base, "ranks"))
-    journal.make(os.path.join(base, "journal"))
+    journal.make_file(os.path.join(base, "journal"))
     is_on_one_host = seed % 2 == 0  # else the journal is read as a file server gives it
     read, written = (journal.Journal(os.path.join(base, "journal"), is_on_one_host) for _ in range(2))
     overlay._view = View(os.path.join(base, "own"), read)
@@ -129,7 +129,7 @@ def tried(seed, sets):
     first = Player(os.path.join(base, "ranks"), sets[1])
     other = Player(os.path.join(base, "ranks"), sets[2])
     who = [first]
-    notes.meetings = lambda: who[0].met
+    notes.count_collectives = lambda: who[0].met
     overlay.news = lambda: written if who[0] is first else None
     world.is_active = lambda: True
     try:

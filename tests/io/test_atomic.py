@@ -26,7 +26,7 @@ def write(path, text):
             os.kill(os.getpid(), signal.SIGKILL)
         file.write(text[len(text) // 2 :])
 
-with atomic.beside(sys.argv[1]) as place:
+with atomic.write_beside(sys.argv[1]) as place:
     for end in sys.argv[2].split(","):
         write(Path(place + end), "new" + end)
 """
@@ -66,17 +66,17 @@ def test_folder_link_and_permissions_stay(tmp_path, monkeypatch):
     Path("folder/old").write_text("old")
     Path("folder/old").chmod(0o640)
     Path("link").symlink_to("folder/old")
-    with atomic.beside("link") as place:
+    with atomic.write_beside("link") as place:
         Path(place).write_text("new")
     assert Path("link").is_symlink() and Path("folder/old").read_text() == "new"
     assert Path("folder/old").stat().st_mode & 0o777 == 0o640
     for path in ("folder", "folder/", "./folder"):
-        with atomic.beside(path) as place:
+        with atomic.write_beside(path) as place:
             Path(place).mkdir()
             Path(place, "saved_model.pb").write_text(path)
         assert contents(tmp_path / "folder") == {"mine": "mine", "old": "new", "saved_model.pb": path}
     monkeypatch.chdir("folder")
-    with atomic.beside(".") as place:
+    with atomic.write_beside(".") as place:
         Path(place, "variables").mkdir(parents=True)
         Path(place, "variables/variables.index").write_text("here")
     assert Path("variables/variables.index").read_text() == "here" and Path("mine").exists()
@@ -86,7 +86,7 @@ def test_folder_link_and_permissions_stay(tmp_path, monkeypatch):
 def test_after_an_error_the_old_file_is_there_and_the_error_names_it(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("old")
-    with pytest.raises(OSError) as caught, atomic.beside(str(path)) as place:
+    with pytest.raises(OSError) as caught, atomic.write_beside(str(path)) as place:
         Path(place).write_text("half")
         raise OSError(28, f"cannot write {place}", place)
     assert caught.value.filename == str(path) and str(path) in caught.value.strerror + str(caught.value)
@@ -101,7 +101,7 @@ def test_a_place_that_nothing_can_be_moved_to_is_written_all_the_same(tmp_path, 
     monkeypatch.setattr(atomic.os, "replace", refuses)
     for name in ("model.keras", "model"):
         for text in ("old", "new"):
-            with atomic.beside(str(tmp_path / name)) as place:
+            with atomic.write_beside(str(tmp_path / name)) as place:
                 Path(place).mkdir() if name == "model" else Path(place).write_text(text)
                 if name == "model":
                     Path(place, "saved_model.pb").write_text(text)
@@ -119,7 +119,7 @@ def test_on_a_full_disk_the_old_file_is_not_given_up(tmp_path, monkeypatch, numb
     for name, where in (("mkdtemp", temp_folders.tempfile), ("replace", atomic.os)):
         with monkeypatch.context() as patched:
             patched.setattr(where, name, full)
-            with pytest.raises(OSError) as caught, atomic.beside(str(path)) as place:
+            with pytest.raises(OSError) as caught, atomic.write_beside(str(path)) as place:
                 Path(place).write_text("new")
         assert caught.value.errno == number
         assert contents(tmp_path) == {"best.keras": "old"}
@@ -133,7 +133,7 @@ def test_what_another_host_or_container_saves_is_left_alone(tmp_path):
     ]
     for start in (mine, *others):
         (tmp_path / f"{start}999999999-abc").mkdir()
-    with atomic.beside(str(tmp_path / "model.keras")) as place:
+    with atomic.write_beside(str(tmp_path / "model.keras")) as place:
         Path(place).write_text("new")
     left = {name for name in os.listdir(tmp_path) if name.startswith(".")}
     assert left == {f"{start}999999999-abc" for start in others}
@@ -142,5 +142,5 @@ def test_what_another_host_or_container_saves_is_left_alone(tmp_path):
 def test_what_must_not_be_replaced_is_written_in_place(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path / "not there" / "model.keras")):
-        with atomic.beside(path) as place:
+        with atomic.write_beside(path) as place:
             assert place == path

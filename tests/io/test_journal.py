@@ -14,10 +14,10 @@ def ends(tmp_path, monkeypatch):
     """Rank 0's journal, that of another, and how many collectives both have completed."""
     numbers = {"here": 0, "there": 0}
     who = ["there"]
-    monkeypatch.setattr(notes, "meetings", lambda: numbers[who[0]])
+    monkeypatch.setattr(notes, "count_collectives", lambda: numbers[who[0]])
     monkeypatch.setattr(world, "is_active", lambda: True)
     (tmp_path / "journal").mkdir()
-    journal.make(str(tmp_path / "journal"))
+    journal.make_file(str(tmp_path / "journal"))
     here, there = (journal.Journal(str(tmp_path / "journal")) for _ in range(2))
 
     def note(path, **how):

@@ -38,10 +38,10 @@ def test_files_do_not_lie_in_memory(monkeypatch, tmp_path):
     assert private_folder.is_in_memory("/dev/shm") and not private_folder.is_in_memory(str(tmp_path))
     monkeypatch.setattr(private_folder.tempfile, "gettempdir", lambda: "/dev/shm")
     monkeypatch.setattr(settings, "_current", settings.Settings({}))
-    found = private_folder.parent()
+    found = private_folder.choose_parent()
     assert found != "/dev/shm" and not private_folder.is_in_memory(found)
     monkeypatch.setattr(settings, "_current", settings.Settings({"MATEX_FILES_DIR": str(tmp_path / "mine")}))
-    assert private_folder.parent() == str(tmp_path / "mine") and (tmp_path / "mine").is_dir()
+    assert private_folder.choose_parent() == str(tmp_path / "mine") and (tmp_path / "mine").is_dir()
 
 
 KNOWN = """

@@ -49,7 +49,7 @@ def test_lines_that_say_the_same(one, other, same):
 
 
 def test_overwritten_lines_are_read_as_they_end():
-    assert check_run.lines_of("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
+    assert check_run.final_lines("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
 
 
 def outcome(**changes):
@@ -75,7 +75,7 @@ def outcome(**changes):
     ],
 )
 def test_what_differs_is_named(changes, what, verdict):
-    rows = check_run.compare(outcome(), outcome(**changes))
+    rows = check_run.compare_outcomes(outcome(), outcome(**changes))
     assert {row.what: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
 
 

@@ -417,7 +417,7 @@ def test_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch, ki
         deadline = time.monotonic() + 60
         while list(temporary.glob("matex_tf-run-*")):  # while a rank still ends, both stay
             assert time.monotonic() < deadline
-            with process.proof_folder(None):
+            with process.make_proof_folder(None):
                 time.sleep(0.2)
     assert [path.name for path in shared.iterdir()] == ["sm_segment.other.0.1.0"]
 
@@ -427,19 +427,19 @@ def test_memory_that_is_used_or_was_made_by_others_stays(tmp_path, monkeypatch):
     path = tmp_path / "sm_segment.here.0.1.0"
     path.write_bytes(bytes(4096))
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0):
-        shared_memory.note()
-        assert not shared_memory.remove(tmp_path) and path.exists()
+        shared_memory.note_files()
+        assert not shared_memory.remove_files(tmp_path) and path.exists()
     (tmp_path / "another").write_bytes(bytes(4096))
     path.rename(tmp_path / "kept")
     (tmp_path / "another").rename(path)
-    assert shared_memory.remove(tmp_path) and path.exists()
+    assert shared_memory.remove_files(tmp_path) and path.exists()
     (tmp_path / "kept").rename(path)
-    assert shared_memory.remove(tmp_path) and not path.exists()
+    assert shared_memory.remove_files(tmp_path) and not path.exists()
 
 
 def test_asking_for_the_level_of_threads_leaves_no_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
-    assert probe.mpi_threads()["threads"] == "multiple" and not list(tmp_path.iterdir())
+    assert probe.find_thread_level()["threads"] == "multiple" and not list(tmp_path.iterdir())
 
 
 def test_info_tells_of_a_machine_where_all_is_well():
@@ -477,8 +477,8 @@ def facts(**changes):
 
 
 def test_nothing_is_complained_of_where_all_is_well():
-    assert info.complaints(facts()) == []
-    assert "Nothing is wrong." in info.report(facts())
+    assert info.find_complaints(facts()) == []
+    assert "Nothing is wrong." in info.write_report(facts())
 
 
 @pytest.mark.parametrize(
@@ -508,9 +508,9 @@ def test_nothing_is_complained_of_where_all_is_well():
     ],
 )
 def test_what_is_wrong_is_said_with_how_to_mend_it(changes, wrong, mend):
-    complaints = info.complaints(facts(**changes))
+    complaints = info.find_complaints(facts(**changes))
     assert len(complaints) == 1 and wrong in complaints[0] and mend in complaints[0]
-    assert complaints[0] in info.report(facts(**changes))
+    assert complaints[0] in info.write_report(facts(**changes))
 
 
 def test_build_prints_where_the_ops_are():
@@ -524,17 +524,17 @@ def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, ver
     other = tmp_path / "mpirun"
     other.write_text(f"#!/bin/sh\necho '{version}'\n")
     other.chmod(0o755)
-    library = probe.mpi_library()
+    library = probe.find_mpi_library()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert probe.find_mpirun({**library, "path": None}).path != str(other)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(probe, "mpi_library", lambda: {**library, "path": "/nowhere/lib/libmpi.so"})
+    monkeypatch.setattr(probe, "find_mpi_library", lambda: {**library, "path": "/nowhere/lib/libmpi.so"})
     (tmp_path / "a.py").write_text("")
     assert cli.main(["run", "-n", "2", str(tmp_path / "a.py")]) == cli.ASKED_WRONGLY
     said = capsys.readouterr().err
-    family, number = launcher.family_of(version), launcher.version_of(version)
-    theirs = f"{launcher.family_of(library['library'])} {launcher.version_of(library['library'])}"
+    family, number = launcher.find_family(version), launcher.find_version(version)
+    theirs = f"{launcher.find_family(library['library'])} {launcher.find_version(library['library'])}"
     assert f"mpirun ({other}) is of {family} {number}, but mpi4py loads {theirs} (/nowhere/lib/libmpi.so)" in said
     assert "first on PATH" in said and "--no-binary mpi4py" in said
 

@@ -32,7 +32,7 @@ INTEL = mpirun_command.Mpirun("/opt/bin/mpirun", mpirun_options.INTEL, "2021.14"
     ],
 )
 def test_the_mpi_is_recognised(text, family, version):
-    assert (mpirun_command.family_of(text), mpirun_command.version_of(text)) == (family, version)
+    assert (mpirun_command.find_family(text), mpirun_command.find_version(text)) == (family, version)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,16 @@ def test_an_mpirun_is_of_one_family_and_major_version(library, fits):
 
 
 def test_mpirun_is_looked_for_beside_the_library_first():
-    found = mpirun_command.candidates(
+    found = mpirun_command.list_candidates(
         "/apps/mpi/lib/libmpi.so.40", os.pathsep.join(["/usr/bin", "", "/apps/mpi/bin"]), "/venv"
     )
     assert found[0] == "/apps/mpi/bin/mpirun"
     assert found.index("/usr/bin/mpirun") < found.index("/venv/bin/mpirun")
     assert len(set(found)) == len(found)
-    assert "/usr/bin/mpirun" in mpirun_command.candidates("/usr/lib/x86_64-linux-gnu/libmpi.so.40", "", "/venv")[:3]
-    assert mpirun_command.candidates(None, "", "/venv") == ["/venv/bin/mpirun"]
+    assert (
+        "/usr/bin/mpirun" in mpirun_command.list_candidates("/usr/lib/x86_64-linux-gnu/libmpi.so.40", "", "/venv")[:3]
+    )
+    assert mpirun_command.list_candidates(None, "", "/venv") == ["/venv/bin/mpirun"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_options_end_where_the_script_begins(words, options, target):
 
 
 def line(mpirun, ranks, cores, root=False, given="", environment=None):
-    return " ".join(mpirun_command.options(mpirun, ranks, cores, root, given.split(), environment))
+    return " ".join(mpirun_command.choose_options(mpirun, ranks, cores, root, given.split(), environment))
 
 
 def test_open_mpi_5():
@@ -141,7 +143,7 @@ def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environme
 @pytest.mark.parametrize("mpirun", [OPENMPI_5, OPENMPI_4])
 def test_ranks_on_one_host_do_without_the_network(mpirun):
     def ways(given="", environment=None):
-        words = mpirun_command.options(mpirun, 2, 8, False, given.split(), environment, by_memory=True)
+        words = mpirun_command.choose_options(mpirun, 2, 8, False, given.split(), environment, by_memory=True)
         return " ".join(words).count("--mca btl ^tcp")
 
     assert ways() == ways("--tag-output -x A=1") == ways("", {"OMPI_MCA_mpi_yield_when_idle": "1"}) == 1
@@ -152,7 +154,7 @@ def test_ranks_on_one_host_do_without_the_network(mpirun):
                  "SLURM_JOB_ID"):  # fmt: skip
         assert ways("", {name: "1"}) == 0, name
     assert "btl" not in line(mpirun, 2, 8)
-    assert not {"btl", "^tcp"} & {*mpirun_command.options(MPICH, 2, 8, False, by_memory=True)}
+    assert not {"btl", "^tcp"} & {*mpirun_command.choose_options(MPICH, 2, 8, False, by_memory=True)}
 
 
 def test_files_of_open_mpi_may_say_how_ranks_reach_each_other(tmp_path, monkeypatch):
@@ -171,5 +173,5 @@ def test_files_of_open_mpi_may_say_how_ranks_reach_each_other(tmp_path, monkeypa
 
 
 def test_the_whole_command():
-    words = mpirun_command.command(OPENMPI_5, ["-n", "2"], "/venv/bin/python", ["train.py", "--epochs", "3"])
+    words = mpirun_command.make_command(OPENMPI_5, ["-n", "2"], "/venv/bin/python", ["train.py", "--epochs", "3"])
     assert words == "/opt/bin/mpirun -n 2 /venv/bin/python -m matex_tf train.py --epochs 3".split()

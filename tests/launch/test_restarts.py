@@ -55,11 +55,11 @@ def test_what_is_lost(tmp_path, code, words, heard, expected):
             error_records.write_record(FAILED, tmp_path)
         else:
             (tmp_path / word).touch()
-    assert restarts.judge(code, tmp_path, set(heard)) == expected
+    assert restarts.judge_end(code, tmp_path, set(heard)) == expected
 
 
 def test_pauses_grow_up_to_a_minute():
-    assert [restarts.pause(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
+    assert [restarts.pause_seconds(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
 
 
 def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
@@ -117,12 +117,12 @@ def test_hosts_that_are_left():
         hosts.replace_hosts(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
     )
     assert hosts.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
-    assert hosts.ranks_on(left, HOSTS, 8) == 6 and hosts.ranks_on(left, HOSTS, 4) == 3
+    assert hosts.count_ranks_on(left, HOSTS, 8) == 6 and hosts.count_ranks_on(left, HOSTS, 4) == 3
 
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
     words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
-    asked = hosts.question("mpirun", words, HOSTS[1])
+    asked = hosts.reach_command("mpirun", words, HOSTS[1])
     assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
 
 
@@ -190,7 +190,7 @@ def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_inter
     tmp_path, monkeypatch, capfd, told, ends_with, tells
 ):
     timer = threading.Timer(1.0, os.kill, (os.getpid(), told))
-    monkeypatch.setattr(restarts, "pause", lambda number: 20.0)
+    monkeypatch.setattr(restarts, "pause_seconds", lambda number: 20.0)
     before = signal.getsignal(told)
     timer.start()
     code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 2)
@@ -323,6 +323,6 @@ def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypat
         (["-m", "package", "x.py"], "package/__main__.py"),
         (["package"], "package/__main__.py"),
     ):
-        assert os.path.samefile(script_file.find([*start, *words]), tmp_path / file)
-    assert script_file.find([*start, "-m", "nothing"]) is None
-    assert script_file.find(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)
+        assert os.path.samefile(script_file.find_script([*start, *words]), tmp_path / file)
+    assert script_file.find_script([*start, "-m", "nothing"]) is None
+    assert script_file.find_script(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)

@@ -21,7 +21,7 @@ def plan(tmp_path):
     collectives = (plan_file.Collective("collective", "bn/mean", 256),)
     sizes = size(1, 64), size(4, 16)
     path = tmp_path / "plan.json"
-    plan_file.save(
+    plan_file.save_plan(
         plan_file.Plan(
             ("train.py",), "here", 4, 2, "strong", True, 64, 100, gradients, collectives, sizes, network="ethernet25"
         ),

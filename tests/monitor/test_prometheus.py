@@ -36,11 +36,11 @@ def parsed(text):
 def test_each_rank_has_each_figure(tmp_path):
     folder = tmp_path / 'a "run"\\'
     simulated.start(folder, 3, 20)
-    values, kinds = parsed(prometheus.text(recording.open_run(folder)))
+    values, kinds = parsed(prometheus.format_metrics(recording.open_run(folder)))
     assert {rank for _, rank in values} == {0, 1, 2}
     assert values["matex_rank_rows_total", 2] == 19 * 20 * 64 and kinds["matex_rank_rows_total"] == "counter"
     assert kinds["matex_rank_resident_bytes"] == "gauge" and "matex_rank_gpu_percent" not in kinds
-    assert 'a \\"run\\"\\\\"' in prometheus.text(recording.open_run(folder))
+    assert 'a \\"run\\"\\\\"' in prometheus.format_metrics(recording.open_run(folder))
 
 
 def test_the_file_is_whole_and_goes_with_the_run(tmp_path):

@@ -46,7 +46,7 @@ class Page(html.parser.HTMLParser):
 
 
 def report(folder):
-    text = page.report(recording.open_run(folder))
+    text = page.write_page(recording.open_run(folder))
     return text, Page(text)
 
 
@@ -178,7 +178,7 @@ def test_the_least_and_the_most_of_each_stretch_are_kept():
     ],
 )
 def test_ticks_are_round_numbers(low, high, expected):
-    assert charts.ticks(low, high) == pytest.approx(expected)
+    assert charts.round_ticks(low, high) == pytest.approx(expected)
 
 
 def test_of_long_files_lines_are_read_here_and_there_and_their_means_are_exact(tmp_path):
@@ -203,7 +203,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path):
 
 def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
     simulated.start(tmp_path / "run", 2, 30)
-    plan_file.save(a_plan(), tmp_path / "plan.json")
+    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
     words = [sys.executable, "-m", "matex_tf.launch.cli", "report", str(tmp_path / "run"), "--plan"]
     launch.execute([*words, str(tmp_path / "plan.json")], launch.environment(), 60).check()
     text = (tmp_path / "run" / "report.html").read_text()

@@ -18,7 +18,7 @@ TOP = [sys.executable, "-m", "matex_tf.launch.cli", "top"]
 def drawn(folder, height=0, now=simulated.BEGAN + 100, width=140):
     console = Console(width=width, color_system=None)
     with console.capture() as text:
-        console.print(picture.draw(recording.open_run(folder), height, now))
+        console.print(picture.draw_run(recording.open_run(folder), height, now))
     return text.get()
 
 
@@ -88,12 +88,12 @@ def test_what_is_left_counts_the_epochs_of_the_last_fit():
         return progress.Epoch(t, number, of, {})
 
     first = [epoch(10, 1, 2), epoch(20, 2, 2)]
-    assert progress.left([], 0) is None and progress.left(first, 0) == 0
-    assert progress.left([*first, epoch(60, 1, 4), epoch(61, 2, 4), epoch(62, 3, 4)], 0) == 1
+    assert progress.seconds_left([], 0) is None and progress.seconds_left(first, 0) == 0
+    assert progress.seconds_left([*first, epoch(60, 1, 4), epoch(61, 2, 4), epoch(62, 3, 4)], 0) == 1
 
 
 def test_nobody_is_waited_for_where_there_is_nobody_else():
-    assert waits.slowest({0: waits.Step(1, 0, 0)}) is None and waits.slowest({}) is None
+    assert waits.find_slowest({0: waits.Step(1, 0, 0)}) is None and waits.find_slowest({}) is None
 
 
 def test_in_a_pipe_no_escape_code_and_in_a_terminal_the_picture(tmp_path):

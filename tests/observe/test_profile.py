@@ -22,7 +22,9 @@ def of_rank(compute=6, meet=1, steps=100, place="optimizer.apply: w and 1 more",
 
 
 def lines(*ranks, hosts=None):
-    text = profile.table([one if isinstance(one, list) else [one] for one in ranks], hosts or ["a"] * len(ranks), LINK)
+    text = profile.format_table(
+        [one if isinstance(one, list) else [one] for one in ranks], hosts or ["a"] * len(ranks), LINK
+    )
     return text.splitlines()
 
 

@@ -24,7 +24,7 @@ def recorded(rows):
 
 def drawn(rows):
     events, times = recorded(rows)
-    return [(lane, name, begin, end) for lane, name, _, begin, end, _ in timeline.slices(events, ["w"], times)]
+    return [(lane, name, begin, end) for lane, name, _, begin, end, _ in timeline.list_slices(events, ["w"], times)]
 
 
 def test_gaps_of_a_step_are_compute():
@@ -79,7 +79,7 @@ def test_gaps_are_cut_where_sums_are_waited_for(exposed, waits):
 def test_a_part_is_json_with_microseconds():
     events, times = recorded([("transfer", COMMUNICATION, 1500, 4000), ("update", COMMUNICATION, 1000, 5001)])
     events["bytes"][0] = 64
-    rows = json.loads("[" + timeline.part(events, ['of "quoted" é'], 3, "node", times) + "]")
+    rows = json.loads("[" + timeline.format_part(events, ['of "quoted" é'], 3, "node", times) + "]")
     assert [row["args"]["name"] for row in rows if row["name"].endswith("_name")] == [
         "rank 3 (node)",
         "script",
@@ -108,6 +108,6 @@ def test_the_offset_of_a_clock_is_within_its_error():
 def test_clocks_that_part_are_brought_together():
     start, end = clocks.Offset(1000, 500_000, 10), clocks.Offset(3_601_000_000_000, 36_500_000, 10)
     by_theirs = np.array([1000 + 500_000, 3_601_000_000_000 + 36_500_000])
-    np.testing.assert_array_equal(clocks.to_rank_0(by_theirs, start, end), [1000, 3_601_000_000_000])
-    np.testing.assert_array_equal(clocks.to_rank_0(by_theirs, start, start), by_theirs - 500_000)
-    np.testing.assert_array_equal(clocks.to_rank_0(by_theirs, clocks.Offset(), clocks.Offset()), by_theirs)
+    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, start, end), [1000, 3_601_000_000_000])
+    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, start, start), by_theirs - 500_000)
+    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, clocks.Offset(), clocks.Offset()), by_theirs)

@@ -69,8 +69,8 @@ def test_the_planners_plan_is_as_good():
                 return start_up + byte * size  # noqa: B023
 
             end = chosen(ready, sizes, start_up, byte)[1]
-            plan = buckets.best(ready.tolist(), sizes.tolist(), price)
-            assert buckets.end(plan, ready.tolist(), sizes.tolist(), price) == pytest.approx(end)
+            plan = buckets.best_plan(ready.tolist(), sizes.tolist(), price)
+            assert buckets.plan_end(plan, ready.tolist(), sizes.tolist(), price) == pytest.approx(end)
 
 
 def test_plain_cases():

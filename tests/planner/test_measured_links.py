@@ -36,4 +36,4 @@ def test_what_cannot_be_measured_is_said(capsys, monkeypatch):
 
 
 def test_ranks_are_started_on_the_hosts_that_are_named():
-    assert ranks.on_hosts(("a", "b"), 4) == ["--host", "a:4,b:4"] and ranks.on_hosts((), 4) == []
+    assert ranks.place_on_hosts(("a", "b"), 4) == ["--host", "a:4,b:4"] and ranks.place_on_hosts((), 4) == []

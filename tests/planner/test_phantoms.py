@@ -15,7 +15,7 @@ def test_a_script_of_each_kind_is_measured(kind, tmp_path):
     plan = {"MATEX_PLAN": f"16:14:0:1:{tmp_path}", "MATEX_OVERLAP": "on"}
     ended = launch.run_alone(CASE, kind, tmp_path, env=plan, module=True).check()
     assert "went on" not in ended.output
-    notes, steps, _ = phantoms.read(tmp_path, 0, ended.returncode, 16)
+    notes, steps, _ = phantoms.read_copy(tmp_path, 0, ended.returncode, 16)
     # The loss of a loop rides with the gradients.
     assert {gradient.bytes for gradient in steps.gradients} == {4, 16} and len(steps.gradients) <= 3
     assert steps.rows == 32 and len(steps.seconds) >= 8
@@ -34,5 +34,5 @@ def test_a_script_that_cannot_be_measured_says_how_far_it_came(script, why, tmp_
     ended = launch.run_alone(script, env={"MATEX_PLAN": f"4:14:0:1:{tmp_path}"}, module=True)
     (tmp_path / "said-0").write_text(ended.output)
     with pytest.raises(phantoms.NotMeasured, match=why):
-        phantoms.read(tmp_path, 0, ended.returncode, 4)
+        phantoms.read_copy(tmp_path, 0, ended.returncode, 4)
     assert ("nothing_of_this_name" in ended.output) == ("nothing" in script)

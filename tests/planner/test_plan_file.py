@@ -11,8 +11,8 @@ from matex_tf.planner.plan_file import PlanFileError
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    plan_file.save(a_plan(), tmp_path / "plan.json")
-    assert plan_file.load(tmp_path / "plan.json") == a_plan()
+    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
+    assert plan_file.load_plan(tmp_path / "plan.json") == a_plan()
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_what_is_no_plan_is_refused(tmp_path, change, why):
     change(content)
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(PlanFileError, match=why):
-        plan_file.load(tmp_path / "plan.json")
+        plan_file.load_plan(tmp_path / "plan.json")
 
 
 def test_text_that_is_no_json(tmp_path):
     (tmp_path / "plan.json").write_text("step 1")
     with pytest.raises(PlanFileError, match="no plan that can be read"):
-        plan_file.load(tmp_path / "plan.json")
+        plan_file.load_plan(tmp_path / "plan.json")

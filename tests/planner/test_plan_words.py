@@ -4,7 +4,7 @@ import click
 import pytest
 
 from matex_tf.launch.cli import main, matex
-from matex_tf.launch.planning.run import asked_by, sizes_of
+from matex_tf.launch.planning.run import choose_sizes, read_options
 from matex_tf.launch.planning.words import Bytes, Network, Ranks, Time
 from matex_tf.readers.rows import memory
 
@@ -39,17 +39,17 @@ def test_what_is_none_of_them_is_refused(kind, text):
 
 
 def test_the_measured_sizes_are_the_ends_and_the_middle():
-    assert sizes_of([2**i for i in range(11)], 2) == [1, 2, 32, 1024]
-    assert sizes_of([2**i for i in range(11)], 16) == [1, 16, 128, 1024]
-    assert sizes_of([2], 2) == [1, 2] and sizes_of([1], 1) == [1]
+    assert choose_sizes([2**i for i in range(11)], 2) == [1, 2, 32, 1024]
+    assert choose_sizes([2**i for i in range(11)], 16) == [1, 16, 128, 1024]
+    assert choose_sizes([2], 2) == [1, 2] and choose_sizes([1], 1) == [1]
 
 
 def test_memory_is_a_size_or_what_this_host_leaves(monkeypatch):
     with plan.make_context("plan", ["--memory", "here", "--ranks-per-host", "4", "train.py"]) as context:
         monkeypatch.setattr(memory, "free", lambda: 8 << 30)
-        assert asked_by(context.params).memory == 2 << 30
+        assert read_options(context.params).memory == 2 << 30
     with plan.make_context("plan", ["--memory", "3GiB", "train.py"]) as context:
-        assert asked_by(context.params).memory == 3 << 30
+        assert read_options(context.params).memory == 3 << 30
 
 
 def test_errors_of_the_command(capsys, tmp_path):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from planner_plans import a_plan
 
-from matex_tf.launch.planning.run import with_batch
+from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, collectives, report
-from matex_tf.planner.choice import choose
+from matex_tf.planner.choice import choose_ranks
 from matex_tf.planner.compute import Compute, expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, PlanFileError, read_link
-from matex_tf.planner.predict import Predictor, network_of
+from matex_tf.planner.predict import Predictor, parse_network
 
 RANKS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -67,9 +67,9 @@ def test_buckets_are_the_best_that_there_are(seed):
     ready, sizes = np.sort(draws.uniform(0, 1, 8)).tolist(), draws.uniform(1, 9, 8).tolist()
     cost = collectives.Link(0.05, 0.02).message
     wanted = pytest.approx(_best_of_all(ready, sizes, cost))
-    assert buckets.end(buckets.best(ready, sizes, cost), ready, sizes, cost) == wanted
-    price = buckets.sampled(cost, sum(sizes))
-    assert buckets.end(buckets.best(ready, sizes, price), ready, sizes, price) == wanted
+    assert buckets.plan_end(buckets.best_plan(ready, sizes, cost), ready, sizes, cost) == wanted
+    price = buckets.sample_price(cost, sum(sizes))
+    assert buckets.plan_end(buckets.best_plan(ready, sizes, price), ready, sizes, price) == wanted
 
 
 def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
@@ -104,21 +104,21 @@ def test_the_choice():
     predictor = Predictor(a_plan())
     steps = list(map(predictor.step, RANKS))
     good = [step.ranks for step in steps if step.efficiency >= 0.5]
-    assert choose(predictor, steps, 0.5).best.ranks == max(good, key=lambda n: predictor.step(n).rows_a_second)
-    assert "efficiency 0.5" in choose(predictor, steps, 0.5).reason
-    chosen = choose(predictor, steps, deadline=steps[1].step * 100, steps=100)
+    assert choose_ranks(predictor, steps, 0.5).best.ranks == max(good, key=lambda n: predictor.step(n).rows_a_second)
+    assert "efficiency 0.5" in choose_ranks(predictor, steps, 0.5).reason
+    chosen = choose_ranks(predictor, steps, deadline=steps[1].step * 100, steps=100)
     assert chosen.best.ranks == min(one.ranks for one in steps if one.step <= steps[1].step)
-    assert choose(predictor, steps, deadline=1e-9, steps=100).best is None
-    nothing = choose(predictor, steps, memory=1e6)
+    assert choose_ranks(predictor, steps, deadline=1e-9, steps=100).best is None
+    nothing = choose_ranks(predictor, steps, memory=1e6)
     assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
     sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
     predictor = Predictor(a_plan(sizes=tuple(sizes)))
-    parts = choose(predictor, [predictor.step(1)], memory=1.15 * 120.5e6)
+    parts = choose_ranks(predictor, [predictor.step(1)], memory=1.15 * 120.5e6)
     assert parts.best is None and "MATEX_MICROBATCH=20 " in parts.reason
 
 
 def test_other_batches_are_computed_by_the_same_slices():
-    other = with_batch(a_plan(), 128)
+    other = rescale_batch(a_plan(), 128)
     steps = list(map(Predictor(other).step, (1, 2, 8)))
     assert [step.compute for step in steps] == pytest.approx([1e-3 + 1e-4 * rows for rows in (128, 64, 16)])
     assert [step.rows for step in steps] == [128, 64, 16] and other.epoch_steps == 5
@@ -152,18 +152,18 @@ def test_a_link_is_the_last_line_that_ranks_print():
 def test_what_is_printed_and_written():
     predictor = Predictor(a_plan())
     steps = list(map(predictor.step, RANKS))
-    table = report.table(predictor.plan, steps)
+    table = report.format_table(predictor.plan, steps)
     assert table.row_count == len(RANKS)
-    ElementTree.fromstring(report.chart(steps))
-    found = report.for_programs(predictor.plan, steps, choose(predictor, steps))
+    ElementTree.fromstring(report.draw_chart(steps))
+    found = report.as_json(predictor.plan, steps, choose_ranks(predictor, steps))
     assert [one["ranks"] for one in found["predictions"]] == RANKS
-    assert "2 ranks" in report.heading(predictor.plan, predictor)
-    assert "?" in report.closing(predictor.plan, predictor)
+    assert "2 ranks" in report.format_heading(predictor.plan, predictor)
+    assert "?" in report.format_closing(predictor.plan, predictor)
 
 
 def test_a_network_is_a_name_or_two_numbers():
-    assert network_of("2e-6:25e9") == (2e-6, 1 / 25e9)
-    assert network_of("infiniband") is collectives.NETWORKS["infiniband"]
+    assert parse_network("2e-6:25e9") == (2e-6, 1 / 25e9)
+    assert parse_network("infiniband") is collectives.NETWORKS["infiniband"]
     for wrong in ("token ring", "1", "-1:5", "1:0"):
         with pytest.raises(ValueError, match="expected one of ethernet1"):
-            network_of(wrong)
+            parse_network(wrong)

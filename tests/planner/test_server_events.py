@@ -19,8 +19,8 @@ MOST = {0.5: 0.02, 0.1: 0.06}
 @pytest.mark.parametrize("noise", MOST)
 def test_events_give_the_exact_throughput(noise):
     for workers, count, share in itertools.product((2, 8, 32), (1, 3, 8), (0.05, 0.2, 0.7)):
-        work = servers.whole(1 - share, share)
-        run = servers.simulate(workers, count, work, max(100, 4000 // workers), noise=noise)
+        work = servers.work_of_step(1 - share, share)
+        run = servers.simulate_servers(workers, count, work, max(100, 4000 // workers), noise=noise)
         exact = queueing.throughput(workers, count, 1 - share, share)
         assert run.throughput() == pytest.approx(exact, rel=MOST[noise]), (workers, count, share)
 
@@ -37,29 +37,31 @@ def test_a_station_shares_evenly_and_no_one_is_served_faster_than_alone():
 
 
 def test_a_station_wider_than_its_customers_serves_each_at_full_speed():
-    run = servers.simulate(3, 3.0, servers.whole(1.0, 0.5), 10)
+    run = servers.simulate_servers(3, 3.0, servers.work_of_step(1.0, 0.5), 10)
     assert all(later - end == pytest.approx(1.5) for ends in run.ends for end, later in itertools.pairwise(ends))
 
 
 def test_steps_together_transfer_together():
-    run = servers.simulate(4, 2.0, servers.whole(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    run = servers.simulate_servers(4, 2.0, servers.work_of_step(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
     # Workers that end early transfer while the slow one still computes.
     assert run.step() == pytest.approx(run.ends[2][1] - run.ends[2][0])
     assert all(ends[0] <= run.ends[2][0] for ends in run.ends), "the slow worker is last"
-    lone = servers.simulate(4, 4.0, servers.whole(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    lone = servers.simulate_servers(4, 4.0, servers.work_of_step(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
     assert lone.step() == pytest.approx(1.7)
 
 
 def test_pulls_in_batches_end_as_the_recursion_says():
     layers = ibatch.Layers([0.3, 0.1, 0.4, 0.2], [0.1, 0.5, 0.1, 0.3], 0.05)
     for plan in (ibatch.whole(layers), ibatch.by_layer(layers), ibatch.greedy(layers), ibatch.best(layers)):
-        pulls, forward = servers.by_batches(layers.transfer, plan), servers.by_batches(layers.compute, plan)
-        run = servers.simulate(1, 1.0, servers.Work(pulls, forward, 1.0, 0.0, layers.start_up), 3, synchronous=True)
+        pulls, forward = servers.add_up_batches(layers.transfer, plan), servers.add_up_batches(layers.compute, plan)
+        run = servers.simulate_servers(
+            1, 1.0, servers.Work(pulls, forward, 1.0, 0.0, layers.start_up), 3, synchronous=True
+        )
         assert run.ends[0][0] == pytest.approx(ibatch.end(layers, plan) + 1.0), plan
 
 
 def test_the_same_seed_gives_the_same_run_and_noise_costs_time_in_step():
-    work = servers.whole(1.0, 0.1)
-    runs = [servers.simulate(8, 8.0, work, 50, synchronous=True, noise=0.1, seed=seed) for seed in (1, 1, 2)]
+    work = servers.work_of_step(1.0, 0.1)
+    runs = [servers.simulate_servers(8, 8.0, work, 50, synchronous=True, noise=0.1, seed=seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
     assert 1.1 < runs[0].step() < 1.5 and not math.isnan(runs[0].throughput())

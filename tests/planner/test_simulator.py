@@ -34,7 +34,7 @@ def a_plan(overlaps=True, scaling="strong", links=()):
 
 
 def simulated(*words, count=64, plan=None, **other):
-    return run.run(plan or a_plan(), count, what_if.read(["noise=0", *words]), **other)
+    return run.simulate_plan(plan or a_plan(), count, what_if.read_changes(["noise=0", *words]), **other)
 
 
 def program_of(sizes, ready, meetings=(), compute=None):
@@ -52,11 +52,11 @@ def test_a_step_ends_when_its_last_bucket_does(count):
         def price(size):
             return 0.3 + 0.02 * size
 
-        plan = buckets.closed_at(sizes, 80)
+        plan = buckets.plan_by_size(sizes, 80)
         prices = ranks.Prices([price(sum(sizes[a:b])) for a, b in itertools.pairwise(plan)], price(sum(sizes)), ())
-        found = ranks.simulate(program_of(sizes, ready), count, 3, plan, prices)
-        assert found.step == pytest.approx(buckets.end(plan, ready, sizes, price))
-        at_once = ranks.simulate(program_of(sizes, ready), count, 3, None, prices)
+        found = ranks.simulate_ranks(program_of(sizes, ready), count, 3, plan, prices)
+        assert found.step == pytest.approx(buckets.plan_end(plan, ready, sizes, price))
+        at_once = ranks.simulate_ranks(program_of(sizes, ready), count, 3, None, prices)
         assert at_once.step == pytest.approx(ready[-1] + price(sum(sizes)))
         # What is told apart makes up the whole.
         assert found.mean_compute + found.waiting + found.exposed == pytest.approx(found.step)
@@ -67,10 +67,10 @@ def test_collectives_wait_for_the_last_rank_and_buckets_for_their_lane():
     one = program_of([8], [2.0], [(1.0, "statistics", 4)], compute=2.0)
     prices = ranks.Prices([0.5], 0.5, [0.25])
     slow = ranks.Disturbance(slow={1: 2.0})
-    assert ranks.simulate(one, 2, 1, (0, 1), prices, slow).step == pytest.approx(2.0 + 0.25 + 2.0 + 0.5)
+    assert ranks.simulate_ranks(one, 2, 1, (0, 1), prices, slow).step == pytest.approx(2.0 + 0.25 + 2.0 + 0.5)
     # Both buckets are ready long before the first is over.
     two = program_of([8, 8], [0.1, 0.2], compute=0.3)
-    assert ranks.simulate(two, 3, 1, (0, 1, 2), ranks.Prices([1.0, 2.0], 3.0, ())).step == pytest.approx(3.1)
+    assert ranks.simulate_ranks(two, 3, 1, (0, 1, 2), ranks.Prices([1.0, 2.0], 3.0, ())).step == pytest.approx(3.1)
 
 
 def test_greedy_buckets_are_never_better_than_the_best():
@@ -84,25 +84,29 @@ def test_greedy_buckets_are_never_better_than_the_best():
         def price(size):
             return start_up + byte * size  # noqa: B023
 
-        best = buckets.end(buckets.best(ready, sizes, price), ready, sizes, price)
-        for plan in (buckets.greedy(ready, sizes, price), buckets.closed_at(sizes, 20), buckets.each(sizes)):
-            assert plan[0] == 0 and plan[-1] == count and buckets.end(plan, ready, sizes, price) >= best - 1e-12
+        best = buckets.plan_end(buckets.best_plan(ready, sizes, price), ready, sizes, price)
+        for plan in (
+            buckets.greedy_plan(ready, sizes, price),
+            buckets.plan_by_size(sizes, 20),
+            buckets.plan_each(sizes),
+        ):
+            assert plan[0] == 0 and plan[-1] == count and buckets.plan_end(plan, ready, sizes, price) >= best - 1e-12
 
 
 def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
     plan = a_plan()
     for count, rows in ((1, 1024), (3, 342), (16, 64), (100, 11), (1024, 1), (4096, 1)):
-        found = program.of_plan(plan, count)
+        found = program.program_of_plan(plan, count)
         assert found.rows == rows and found.compute == pytest.approx(0.002 + 0.001 * rows)
         assert found.ready[-1] == pytest.approx(found.compute) and len(found.meetings) == 2
-    weak = program.of_plan(a_plan(scaling="weak"), 64)
+    weak = program.program_of_plan(a_plan(scaling="weak"), 64)
     assert weak.rows == 1024
 
 
 def test_with_nothing_changed_a_step_is_the_planners():
     for count in (1, 4, 16, 64, 1024):
         for plan in (a_plan(), a_plan(overlaps=False)):
-            planned = predict.predict(plan, count)
+            planned = predict.predict_step(plan, count)
             found = simulated(count=count, plan=plan)
             expected = planned.compute + planned.exposed + planned.small
             # A collective within the computation gives buckets time, which the planner does not count.
@@ -123,7 +127,7 @@ def test_what_ifs_change_what_they_name():
         assert simulated("overlap=on", f"buckets={way}").step >= best * (1 - 1e-9), way
     assert simulated("overlap=on", "buckets=each").transfers == GRADIENTS
     assert len({simulated(f"algorithm={one}", "overlap=off").step for one in what_if.ALGORITHMS}) == 3
-    assert run.run(a_plan(), 64, what_if.read(["noise=0.1"])).waiting > 0.15 * planned.compute
+    assert run.simulate_plan(a_plan(), 64, what_if.read_changes(["noise=0.1"])).waiting > 0.15 * planned.compute
     assert simulated(count=1).exposed == pytest.approx(0), "alone nothing is summed"
 
 
@@ -151,7 +155,7 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("compression=topk:2", "topk:0.01"),
     ):
         with pytest.raises(program.NotAsked) as error:
-            what_if.read([word])
+            what_if.read_changes([word])
         assert answer in str(error.value), error.value
     with pytest.raises(program.NotAsked, match="ranks 0 to 63"):
         simulated("slow=64:2")
@@ -177,7 +181,7 @@ def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
     assert max(row["ts"] + row["dur"] for row in complete) == pytest.approx(2e6 * found.step, rel=1e-3)
     for rank, factor in ((0, 1.0), (1, 1.5)):
         computed = sum(row["dur"] for row in complete if row["pid"] == rank and row["name"] == "compute")
-        assert computed == pytest.approx(2e6 * factor * program.of_plan(a_plan(), 4).compute, rel=1e-3)
+        assert computed == pytest.approx(2e6 * factor * program.program_of_plan(a_plan(), 4).compute, rel=1e-3)
     names = {row["name"] for row in complete if row["tid"] == 0}
     assert {"compute", "wait for other ranks", "wait for sums", "bn/mean", "announce update"} <= names
     buckets_drawn = [row for row in complete if row["pid"] == 0 and row["cat"] == "bucket"]
@@ -192,16 +196,16 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
         drawn = trace.Trace(4, 1)
         found = simulated(*words, noise, count=4, steps=12, note=drawn.note)
         drawn.write(path)
-        again = replay.replay(path)
+        again = replay.replay_timeline(path)
         assert again.steps > 5 and again.replayed == pytest.approx(again.measured, rel=1e-3)
         if noise == "noise=0":
             assert again.measured == pytest.approx(found.step, rel=1e-3)
             slow = simulated(*words, "slow=2:1.5", count=4, steps=12)
-            assert replay.replay(path, {2: 1.5}).replayed == pytest.approx(slow.step, rel=0.01)
+            assert replay.replay_timeline(path, {2: 1.5}).replayed == pytest.approx(slow.step, rel=0.01)
     with pytest.raises(program.NotAsked, match="ranks 0 to 3"):
-        replay.replay(path, {4: 2.0})
+        replay.replay_timeline(path, {4: 2.0})
     rows = json.loads(path.read_text())["traceEvents"]
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
     with pytest.raises(program.NotAsked, match="not the same collectives"):
-        replay.replay(path)
+        replay.replay_timeline(path)

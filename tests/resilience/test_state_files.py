@@ -31,7 +31,7 @@ def same(one, other):
 
 def store(folder, kind, number, content):
     arrays: list = []
-    packed = serialization.pack(content, arrays)
+    packed = serialization.pack_value(content, arrays)
     folder.write(kind, number, packed, arrays)
 
 
@@ -63,21 +63,21 @@ def test_what_is_not_plain_is_not_kept(value):
 @pytest.mark.parametrize("packed", [{"function": ["os", "system"]}, {"function": ["subprocess", "run"]}, {"other": 1}])
 def test_nothing_but_data_comes_out_of_a_file(packed):
     with pytest.raises(serialization.NotPlain):
-        serialization.unpack(packed, [])
+        serialization.unpack_value(packed, [])
 
 
 def test_what_is_packed_does_not_change_afterwards():
     array, arrays = np.zeros(3), []
-    packed = serialization.pack([array], arrays)
+    packed = serialization.pack_value([array], arrays)
     array += 1
-    assert same(serialization.unpack(packed, arrays), [np.zeros(3)])
+    assert same(serialization.unpack_value(packed, arrays), [np.zeros(3)])
 
 
 def test_others_who_hold_a_list_see_what_is_put_back():
     held, table = [1, 2, 3], {"a": 1}
-    assert serialization.put_back(held, [4]) is held and held == [4]
-    assert serialization.put_back(table, {"b": 2}) is table and table == {"b": 2}
-    assert serialization.put_back(1, 5) == 5
+    assert serialization.restore_value(held, [4]) is held and held == [4]
+    assert serialization.restore_value(table, {"b": 2}) is table and table == {"b": 2}
+    assert serialization.restore_value(1, 5) == 5
 
 
 def test_two_generations_stay(tmp_path):

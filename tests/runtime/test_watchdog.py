@@ -106,7 +106,7 @@ from matex_tf.runtime import objects, watchdog
 
 objects.barrier("the beginning")
 if matex_tf.rank() == 1:
-    with watchdog.busy("saving to a slow disk", float(sys.argv[2])):
+    with watchdog.excuse_wait("saving to a slow disk", float(sys.argv[2])):
         time.sleep(float(sys.argv[1]))
 objects.barrier("the end")
 print("saved")
@@ -188,7 +188,7 @@ WATCHED = """
 import sys, time
 from matex_tf.world import mpi_timeout
 
-with mpi_timeout.watched(int(sys.argv[1]), 6, "has waited for nothing"):
+with mpi_timeout.time_limit(int(sys.argv[1]), 6, "has waited for nothing"):
     time.sleep(float(sys.argv[2]))
 """
 

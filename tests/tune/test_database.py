@@ -113,14 +113,14 @@ def test_where_it_is(monkeypatch):
 
 
 def test_how_far_tasks_are_apart():
-    assert warm.distance(TASK, TASK) == 0
-    assert warm.distance(TASK, {**TASK, "rows": 10_000, "columns": 80, "classes": None}) == pytest.approx(
+    assert warm.task_distance(TASK, TASK) == 0
+    assert warm.task_distance(TASK, {**TASK, "rows": 10_000, "columns": 80, "classes": None}) == pytest.approx(
         (2 / 3) ** 0.5
     )
-    assert warm.distance(TASK, {**TASK, "loss": "mae"}) == math.inf
-    assert warm.distance({**TASK, "loss": None}, {**TASK, "loss": None}) == math.inf
+    assert warm.task_distance(TASK, {**TASK, "loss": "mae"}) == math.inf
+    assert warm.task_distance({**TASK, "loss": None}, {**TASK, "loss": None}) == math.inf
     assert (
-        warm.distance(TASK, {"rows": 1000, "columns": None, "classes": None, "parameters": None, "loss": "mse"})
+        warm.task_distance(TASK, {"rows": 1000, "columns": None, "classes": None, "parameters": None, "loss": "mse"})
         == math.inf
     )
 
@@ -131,13 +131,15 @@ def test_what_is_begun_with():
         1: {**TASK, "rows": 2000}, 2: TASK, 3: {**TASK, "rows": 10**9, "parameters": 10**9}, 4: {**TASK, "rows": 1500}
     }  # fmt: skip
     best = {1: [{"x": 5.0}, {"x": 0.5}], 2: [{"x": 0.25}, {"x": 0.1}], 3: [{"x": 0.9}], 4: [{"y": 1.0}]}
-    found = warm.starts(TASK, others, best, space)
+    found = warm.choose_starts(TASK, others, best, space)
     assert [(start.config, start.search) for start in found] == [({"x": 0.25}, 2), ({"x": 0.5}, 1)]
-    many = warm.starts(TASK, dict.fromkeys(range(9), TASK), {place: [{"x": place / 10}] for place in range(9)}, space)
+    many = warm.choose_starts(
+        TASK, dict.fromkeys(range(9), TASK), {place: [{"x": place / 10}] for place in range(9)}, space
+    )
     assert [start.search for start in many] == [8, 7, 6, 5], "of those as near, the newest"
 
 
 def test_the_best_come_first():
     trials = [Record(place, {"x": place}, "", "done", value) for place, value in enumerate((3.0, 1.0, None, 2.0))]
-    assert warm.best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
-    assert warm.best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]
+    assert warm.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
+    assert warm.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]

@@ -18,12 +18,12 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import ENGINE, WARM, ExhaustedError, Proposals
 from matex_tf.tune.space import key_of
 
-SPACE = space_file.read(
+SPACE = space_file.read_space(
     "search: {--lr: {log: [1e-5, 1e-1]}, --units: {log_int: [8, 256]}, --o: [adam, sgd], "
     "--m: {float: [0, 1], when: {--o: sgd}}, --f: flag}",
     "space.yaml",
 ).space
-SMALL = space_file.read("search: {--a: [x, y, z], --b: {int: [1, 3], when: {--a: x}}}", "space.yaml").space
+SMALL = space_file.read_space("search: {--a: [x, y, z], --b: {int: [1, 3], when: {--a: x}}}", "space.yaml").space
 LIBRARIES = {"random": "random", "smac": "smac", "tpe": "optuna"}
 NAMES = [
     pytest.param(
@@ -46,7 +46,7 @@ def take(proposals):
 
 
 def make(name, space=SPACE, seen=()):
-    return Proposals(engine.make(name, space, 0), space, 0, seen)
+    return Proposals(engine.make_engine(name, space, 0), space, 0, seen)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,7 +165,7 @@ def test_a_missing_library_is_said_with_the_command_that_gets_it(name, package, 
     with pytest.raises(
         engine.EngineMissingError, match=rf"--engine {name} needs {package}.*pip install 'matex_tf\[tune\]'"
     ):
-        engine.check(name)
+        engine.check_engine(name)
 
 
 def test_a_script_that_trains_loads_none_of_it():
@@ -179,7 +179,7 @@ def test_a_script_that_trains_loads_none_of_it():
 
 def test_random_search_loads_no_library():
     program = (
-        "import sys; from matex_tf.tune.engines import engine; engine.check('random'); "
+        "import sys; from matex_tf.tune.engines import engine; engine.check_engine('random'); "
         "assert not {'optuna', 'smac', 'ConfigSpace'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

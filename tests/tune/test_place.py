@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.io.mirror import mirrored
+from matex_tf.io.mirror import mirror_command
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials import place
 
 
 def asked(text):
-    return space_file.read(text, "space.yaml")
+    return space_file.read_space(text, "space.yaml")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
     (target / "logs" / "old").write_text("after")
     (target / "model").write_text("new")
     assert (source / "train.py").read_text() == "print(1)" and (source / "logs" / "old").read_text() == "before"
-    place.clean(target, made)
+    place.clean_folder(target, made)
     left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     assert left == {"train.py", "logs/old", "model"} and not (target / "data").exists()
     assert (tmp_path / "elsewhere" / "b.csv").exists(), "what a link leads to is not ours"
@@ -78,12 +78,12 @@ def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_pat
 
 def test_the_script_is_that_of_the_place(source, tmp_path):
     target, _ = lay_out(source, tmp_path)
-    assert mirrored(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
-    assert mirrored([str(source / "train.py")], source, target) == [str(target / "train.py")]
-    assert mirrored(["/bin/true"], source, target) == ["/bin/true"]
+    assert mirror_command(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
+    assert mirror_command([str(source / "train.py")], source, target) == [str(target / "train.py")]
+    assert mirror_command(["/bin/true"], source, target) == ["/bin/true"]
     (source / "linked.py").symlink_to("/bin/true")
-    assert mirrored(["linked.py"], source, target) == [str(source / "linked.py")]
-    assert mirrored(["-m", "package"], source, target) == ["-m", "package"]
+    assert mirror_command(["linked.py"], source, target) == [str(source / "linked.py")]
+    assert mirror_command(["-m", "package"], source, target) == ["-m", "package"]
 
 
 def test_how_values_are_told():
@@ -92,8 +92,8 @@ def test_how_values_are_told():
         "$SEED: [1, 02, 3], r: [a, b]}"
     ).space
     config = {"--lr": 0.001, "-u": 3, "--on": "on", "--off": "off", "$SEED": "02", "r": "a"}
-    assert place.words(space, config) == ["--lr=0.001", "-u", "3", "--on"]
-    assert place.variables(config) == {"SEED": "02"}
+    assert place.list_words(space, config) == ["--lr=0.001", "-u", "3", "--on"]
+    assert place.list_variables(config) == {"SEED": "02"}
 
 
 def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkeypatch):
@@ -107,13 +107,13 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
     (source / "conf.yaml").write_text("lr: {{lr}}\nmomentum: {{ m }}\no: {{o}} {}\n")
     place.check_files(found, source)
     target, _ = lay_out(source, tmp_path)
-    place.fill(target, found, {"lr": 0.25, "o": "b"})
+    place.fill_placeholders(target, found, {"lr": 0.25, "o": "b"})
     assert (target / "conf.yaml").read_text() == "lr: 0.25\nmomentum: none\no: b {}\n"
     assert "{{lr}}" in (source / "conf.yaml").read_text()
     monkeypatch.setattr(place, "COPIED_BYTES", 0)
     linked = tmp_path / "other" / "place"
     place.lay_out(source, linked, set())
-    place.fill(linked, found, {"lr": 0.5, "o": "b"})
+    place.fill_placeholders(linked, found, {"lr": 0.5, "o": "b"})
     assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
 
 
@@ -139,5 +139,5 @@ def test_wrong_files(source, file, content, message):
 def test_nothing_is_left_open(source, tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     target, made = lay_out(source, tmp_path)
-    place.clean(Path(target), made)
+    place.clean_folder(Path(target), made)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -35,8 +35,8 @@ def here(tmp_path, monkeypatch):
 
 
 def search(space=fakes.SPACE, target=("train.py",), **settings):
-    where = begin.new(target, space, Settings(**{"source": os.getcwd(), "name": "space.yaml", **settings}))
-    return where, begin.go_on(where)
+    where = begin.new_search(target, space, Settings(**{"source": os.getcwd(), "name": "space.yaml", **settings}))
+    return where, begin.run_search(where)
 
 
 def records(where):
@@ -180,7 +180,7 @@ def test_two_cannot_go_on_with_one_search():
     where = Path("runs/tune-train-1")
     wait_for((where / "trial-1" / "output").exists, "a trial")
     with pytest.raises(SearchError, match="another `matex tune` goes on with this search"):
-        begin.go_on(where)
+        begin.run_search(where)
     child.terminate()
     child.communicate(timeout=60)
     assert child.returncode == 143
@@ -191,11 +191,11 @@ REFUSES = "import sys\nprint('usage: train.py [--lr LR]')\nsys.exit('error: unre
 
 def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     Path("train.py").write_text(REFUSES)
-    where = begin.new(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
+    where = begin.new_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
     with pytest.raises(
         SearchError, match=r"(?s)first 3 trials have failed alike \(exit code 1\).*unrecognized arguments: --x"
     ):
-        begin.go_on(where)
+        begin.run_search(where)
     assert [(one.state, one.why) for one in records(where)] == [("failed", "exit code 1")] * 3
     assert "unrecognized arguments" in records(where)[0].tail
     ended = tune("--resume", where)
@@ -254,12 +254,12 @@ def test_a_full_disk_loses_only_the_trials_under_way(monkeypatch):
         plain(self, *what)
 
     monkeypatch.setattr(Database, "end", end)
-    where = begin.new(["train.py"], fakes.SPACE, Settings(trials=5, source=os.getcwd(), name="space.yaml"))
+    where = begin.new_search(["train.py"], fakes.SPACE, Settings(trials=5, source=os.getcwd(), name="space.yaml"))
     with pytest.raises(DatabaseError, match="full"):
-        begin.go_on(where)
+        begin.run_search(where)
     monkeypatch.setattr(Database, "end", plain)
     assert [one.state for one in records(where)] == ["done", "done", "running"]
-    assert begin.go_on(where).trials == 5 and [one.number for one in records(where)] == [1, 2, 3, 4, 5]
+    assert begin.run_search(where).trials == 5 and [one.number for one in records(where)] == [1, 2, 3, 4, 5]
 
 
 # Warm starts, placeholders, other ways

@@ -28,7 +28,7 @@ search:
 
 
 def read(text):
-    return space_file.read(text, "space.yaml")
+    return space_file.read_space(text, "space.yaml")
 
 
 def search(*lines):

@@ -12,7 +12,7 @@ import pytest
 
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
-from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, Trial, hold
+from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, Trial, hold_folder
 
 HEAD = """
 import json, os, signal, sys, time
@@ -138,11 +138,11 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
 def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
     monkeypatch.setattr("matex_tf.tune.trials.trial._GRACE", 0.2)
     trial = start(tmp_path, "time.sleep(100)")
-    with pytest.raises(TimeoutError, match="still runs"), hold(tmp_path):
+    with pytest.raises(TimeoutError, match="still runs"), hold_folder(tmp_path):
         pass
     trial.end("")
     end_of(trial)
-    with hold(tmp_path):
+    with hold_folder(tmp_path):
         pass
 
 
@@ -159,7 +159,7 @@ def test_half_a_line_is_read_once_it_is_whole(tmp_path):
 
 def test_cores_and_gpus_are_dealt():
     cores = [(0, 4), (1, 5), (2, 6), (3, 7)]
-    dealt = slots.deal(cores, ["0", "1", "2"], 2)
+    dealt = slots.deal_slots(cores, ["0", "1", "2"], 2)
     assert [slot.cpus for slot in dealt] == [(0, 4, 1, 5), (2, 6, 3, 7)]
     assert [slot.gpus for slot in dealt] == [("0", "2"), ("1",)]
-    assert slots.deal(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
+    assert slots.deal_slots(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"

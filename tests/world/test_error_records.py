@@ -39,7 +39,7 @@ def test_the_cause_is_what_came_first(tmp_path, monkeypatch, records, cause):
 def speak(folder, rank, leaves, monkeypatched):
     error_records._FOLDER = monkeypatched
     error_records._JOB = "one job"
-    error_records.show(record(rank), folder)
+    error_records.show_record(record(rank), folder)
     leaves.wait()
 
 
@@ -63,10 +63,10 @@ def test_of_ranks_that_fail_at_once_one_speaks(tmp_path, capfd, shown_by_run):
 def test_a_claim_of_an_earlier_run_silences_nobody(tmp_path, capfd, monkeypatch, seconds, rank, said):
     """It is of an earlier one if it is old, or of the same rank."""
     monkeypatch.setattr(error_records, "_JOB", "a job")
-    error_records.show(record(2), tmp_path)
+    error_records.show_record(record(2), tmp_path)
     os.close(error_records._held.pop())  # as at the end of its process
     then = time.time() + seconds
     monkeypatch.setattr(error_records.time, "time", lambda: then)
-    error_records.show(record(rank), tmp_path)
+    error_records.show_record(record(rank), tmp_path)
     os.close(error_records._held.pop())
     assert capfd.readouterr().err.count("failed") == said

@@ -152,7 +152,7 @@ def test_ranks_that_share_a_gpu_do_not_take_its_memory_whole(clean_environment):
 
 def test_the_limit_of_a_container_is_read(monkeypatch):
     files = {"/proc/self/cgroup": "0::/job/step\n", "/sys/fs/cgroup/job/cpu.max": "250000 100000\n"}
-    monkeypatch.setattr(placement, "read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(placement, "read_file", lambda path: files.get(path, ""))
     assert placement.cpu_quota() == 2.5
     files["/sys/fs/cgroup/job/cpu.max"] = "max 100000\n"
     assert placement.cpu_quota() is None
@@ -167,7 +167,7 @@ from matex_tf.world import placement
 wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()
 rank, size = (int(os.environ["OMPI_COMM_WORLD_LOCAL_" + name]) for name in ("RANK", "SIZE"))
-told = placement.apply(rank, size)
+told = placement.apply_placement(rank, size)
 masks = {tuple(sorted(os.sched_getaffinity(int(thread)))) for thread in os.listdir("/proc/self/task")}
 assert len(masks) == 1, masks
 print(json.dumps([rank, masks.pop(), os.environ.get("TF_NUM_INTRAOP_THREADS"), told]), flush=True)

@@ -40,14 +40,14 @@ _REASONS = {
 _NO_COMMAND = (126, 127)  # a shell's, of a command that it cannot run
 
 
-def words(text: str) -> str:
+def own_words(text: str) -> str:
     """kubectl's own words."""
     return "; ".join(line.removeprefix("error: ").strip() for line in text.splitlines() if line.strip())
 
 
-def refusal(text: str) -> str:
+def explain_refusal(text: str) -> str:
     """Why kubectl refused: its own words, and what they mean."""
-    said = f"kubectl: {words(text) or 'no reason'}"
+    said = f"kubectl: {own_words(text) or 'no reason'}"
     return next(
         (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
     )
@@ -58,7 +58,7 @@ def is_refusal(text: str) -> bool:
     return any(sign in text for sign in _REFUSALS)
 
 
-def waiting(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
     """Why a pod of these does not start, and what that means; None if all do, or are only on their way."""
     for pod in pods:
         status = pod.get("status", {})
@@ -71,6 +71,6 @@ def waiting(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
     return None
 
 
-def exit_meaning(code: int | None) -> str:
+def explain_exit(code: int | None) -> str:
     """What the exit code of a launcher says of its image; "" if nothing."""
     return "the image has no `matex`: install matex_tf in it, or say --matex" if code in _NO_COMMAND else ""

@@ -11,7 +11,7 @@ _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
-def dump(data: dict[str, Any]) -> str:
+def dump_yaml(data: dict[str, Any]) -> str:
     """`data`, of dicts, lists, texts, numbers and flags, as a YAML document."""
     return "\n".join(_lines(data)) + "\n"
 

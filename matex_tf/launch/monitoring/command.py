@@ -20,7 +20,7 @@ _COLLECTED = 15.0  # seconds, as often as it is usual to ask
 _LINES = 40  # of a picture that is not for a terminal
 
 
-@click.command(context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
+@click.command("top", context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
 @click.argument("run")
 @click.option("--once", is_flag=True, help="Draw one picture and end; so it does where there is no terminal.")
 @click.option(
@@ -29,7 +29,7 @@ _LINES = 40  # of a picture that is not for a terminal
     metavar="FILE.prom",
     help="Write the figures there, for node exporter, and draw nothing.",
 )
-def top(run: str, once: bool, collected: str | None) -> int:
+def show_top(run: str, once: bool, collected: str | None) -> int:
     """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
 
     It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
@@ -42,12 +42,12 @@ def top(run: str, once: bool, collected: str | None) -> int:
         if collected:
             return _collect(run, Path(collected), once)
         if once or not console.is_terminal:
-            console.print(picture.draw(recording.open_run(run), _LINES))
+            console.print(picture.draw_run(recording.open_run(run), _LINES))
             return 0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while True:
                 found = recording.open_run(run)
-                live.update(picture.draw(found, console.height), refresh=True)
+                live.update(picture.draw_run(found, console.height), refresh=True)
                 if picture.has_ended(found):
                     return 0
                 time.sleep(_PAUSE)
@@ -62,7 +62,7 @@ def _collect(run: str, target: Path, once: bool) -> int:
     try:
         while True:
             found = recording.open_run(run)
-            part.write_text(prometheus.text(found))
+            part.write_text(prometheus.format_metrics(found))
             part.replace(target)
             if once or picture.has_ended(found):
                 return 0
@@ -73,18 +73,18 @@ def _collect(run: str, target: Path, once: bool) -> int:
             target.unlink(missing_ok=True)
 
 
-@click.command(context_settings=HELP, short_help="Make one HTML page of a run that was recorded.")
+@click.command("report", context_settings=HELP, short_help="Make one HTML page of a run that was recorded.")
 @click.argument("run")
 @click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
 @click.option(
     "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
 )
-def report(run: str, output: str | None, plan: str | None) -> int:
+def write_report(run: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, which may still go on. It opens without a network."""
     target = Path(output or os.path.join(run, "report.html"))
     try:
         found = recording.open_run(run)
-        target.write_text(page.report(found, _prediction(found, plan) if plan else ""))
+        target.write_text(page.write_page(found, _prediction(found, plan) if plan else ""))
     except (recording.RecordingError, plan_file.PlanFileError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
@@ -95,7 +95,7 @@ def report(run: str, output: str | None, plan: str | None) -> int:
 def _prediction(run: recording.Run, path: str) -> str:
     """A step as the plan in the file `path` predicts it, beside the one that was measured."""
     start = run.starts[-1]
-    said = Predictor(plan_file.load(path)).step(start.size)
+    said = Predictor(plan_file.load_plan(path)).step(start.size)
     first = recording.Series(recording.read_samples(start.files[0], recording.points_of(len(start.files))))
     around = f"({said.low * 1e3:.1f} - {said.high * 1e3:.1f})"
     lines = [f"a step of {said.ranks} ranks, predicted: {said.step * 1e3:.1f} ms {around}"]

@@ -43,7 +43,7 @@ def new_folder(target: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def recorded(folder: str, target: Sequence[str]) -> Iterator[Journal]:
+def open_journal(folder: str, target: Sequence[str]) -> Iterator[Journal]:
     """The journal of a run that is recorded in `folder`; of one that is not, where that is empty.
 
     Raises:

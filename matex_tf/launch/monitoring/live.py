@@ -32,7 +32,7 @@ _PIECE = 1 << 16
 
 
 @contextlib.contextmanager
-def shown(folder: str) -> Iterator[None]:
+def show_while(folder: str) -> Iterator[None]:
     """Within it the picture of the run that is recorded in `folder` is drawn; with "" nothing happens."""
     if not folder:
         yield
@@ -94,7 +94,7 @@ def _visible(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def draw(folder: str, source: int, console: Console) -> None:
+def draw_while(folder: str, source: int, console: Console) -> None:
     """Print what comes from `source`, and draw the picture below it, until nothing more can come."""
     printed, due = Printed(), 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
@@ -116,16 +116,16 @@ def draw(folder: str, source: int, console: Console) -> None:
 
 def _picture(folder: str, height: int) -> RenderableType:
     try:
-        return picture.draw(recording.open_run(folder), height)
+        return picture.draw_run(recording.open_run(folder), height)
     except (recording.RecordingError, OSError, ValueError):
         return Text("the ranks have not begun yet", style="dim")
 
 
-def say(folder: str, source: int) -> None:
+def print_progress(folder: str, source: int) -> None:
     """Say in a line every half a minute how far the run is, until `source` is closed."""
     while not select.select([source], [], [], _PLAIN_PAUSE)[0]:
         try:
-            print(f"matex: {picture.line(recording.open_run(folder))}", flush=True)
+            print(f"matex: {picture.describe_run(recording.open_run(folder))}", flush=True)
         except (recording.RecordingError, OSError, ValueError):
             continue  # the ranks have not begun yet
 
@@ -141,9 +141,9 @@ def main(folder: str, source: int) -> None:
     """The process that draws."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' end is this one's
     if os.isatty(source):
-        draw(folder, source, Console())
+        draw_while(folder, source, Console())
     else:
-        say(folder, source)
+        print_progress(folder, source)
 
 
 if __name__ == "__main__":

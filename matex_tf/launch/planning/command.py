@@ -24,6 +24,7 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
         return command_line(Run(ranks=ranks, target=list(target), options=list(options)))
 
     @click.command(
+        "plan",
         context_settings={
             "help_option_names": ["-h", "--help"],
             "ignore_unknown_options": True,
@@ -78,9 +79,9 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
 
         try:
             if check:
-                return ranks.check(script[0], run_on, launch, planning.hosts_of(given["hosts"]))
+                return ranks.check_predictions(script[0], run_on, launch, planning.split_hosts(given["hosts"]))
             check_target(Run(ranks=1, target=list(script)))
-            return planning.plan(planning.asked_by(given), script, launch)
+            return planning.plan_script(planning.read_options(given), script, launch)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:
             print(f"matex plan: {error}", file=sys.stderr)
             return 1

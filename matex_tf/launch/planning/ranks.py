@@ -20,7 +20,7 @@ Launch = Callable[[int, Sequence[str], Sequence[str]], list[str]]
 """The command line that starts so many ranks of a script, with further options of mpirun."""
 
 
-def on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
+def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
     """The options of mpirun that start so many ranks on each of `hosts`, in their order."""
     return ["--host", ",".join(f"{name}:{per_host}" for name in hosts)] if hosts else []
 
@@ -30,7 +30,7 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
     here = min(ranks_per_host, len(placement.cores()))
     asked = [(here, list[str]())] if here > 1 else []
     if len(hosts) > 1:
-        asked += [(2 * count, on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
+        asked += [(2 * count, place_on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
     return tuple(link for ranks, options in asked if (link := _measured(ranks, options, launch)))
 
 
@@ -53,17 +53,17 @@ def _measured(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement
     return None
 
 
-def check(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = ()) -> int:
+def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = ()) -> int:
     """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails."""
-    made = plan_file.load(path)
+    made = plan_file.load_plan(path)
     predictor = Predictor(made)
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
     wrong = 0
     for one in [predictor.step(count) for count in ranks]:
         needed = ceil(one.ranks / made.ranks_per_host)
-        options = on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
+        options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
         try:
-            took = run_really(made, one, options, launch)
+            took = time_real_run(made, one, options, launch)
         except phantoms.NotMeasured as error:
             print(f"matex: {error}", file=sys.stderr)
             wrong = 1
@@ -72,12 +72,12 @@ def check(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] 
     return wrong
 
 
-def run_really(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
+def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
     """The typical step of the plan's script on that many ranks, seconds."""
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as name:
         folder = Path(name)
         if one.ranks == 1:
-            return phantoms.measure(made.script, 1, 1, folder, CHECKED_STEPS, made.scaling).size.typical
+            return phantoms.measure_copies(made.script, 1, 1, folder, CHECKED_STEPS, made.scaling).size.typical
 
         def start(words: Sequence[str]) -> list[str]:
             return launch(one.ranks, words, options)

@@ -19,7 +19,7 @@ from matex_tf import settings
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.words import HERE
 from matex_tf.planner import plan_file, report
-from matex_tf.planner.choice import Choice, choose
+from matex_tf.planner.choice import Choice, choose_ranks
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
@@ -53,7 +53,7 @@ class Asked:
     batches: tuple[int, ...] = ()
 
 
-def asked_by(given: dict[str, Any]) -> Asked:
+def read_options(given: dict[str, Any]) -> Asked:
     """The options of the command line.
 
     Raises:
@@ -67,53 +67,55 @@ def asked_by(given: dict[str, Any]) -> Asked:
         given["ranks"], per_host, given["network"],
         given["scaling"] or settings.current().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
         given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
-        hosts_of(given["hosts"]), tuple(given["batch"] or ()),
+        split_hosts(given["hosts"]), tuple(given["batch"] or ()),
     )  # fmt: skip
 
 
-def hosts_of(text: str) -> tuple[str, ...]:
+def split_hosts(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def plan(asked: Asked, script: Sequence[str], launch: Launch) -> int:
+def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     """Measure `script`, print the table and the choice, and write what was asked for. The exit code."""
-    made = calibrate(asked, script, launch)
-    print(report.heading(made, Predictor(made)))
+    made = measure_plan(asked, script, launch)
+    print(report.format_heading(made, Predictor(made)))
     predictions, choice = _show(asked, made)
-    answers = report.for_programs(made, predictions, choice)
+    answers = report.as_json(made, predictions, choice)
     for rows in asked.batches:
-        other = with_batch(made, rows)
+        other = rescale_batch(made, rows)
         print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
-        answers.setdefault("batches", {})[rows] = report.for_programs(other, *_show(asked, other))
-    print(report.closing(made, Predictor(made), asked.memory))
+        answers.setdefault("batches", {})[rows] = report.as_json(other, *_show(asked, other))
+    print(report.format_closing(made, Predictor(made), asked.memory))
     if asked.json:
-        plan_file.save(made, asked.json)
+        plan_file.save_plan(made, asked.json)
         path = Path(asked.json)
         beside = path.with_name(f"{path.stem}.predictions{path.suffix}")
         beside.write_text(json.dumps(answers, indent=1) + "\n")
         print(f"{path}: what was measured; {beside}: the table")
     if asked.chart:
-        Path(asked.chart).write_text(report.chart(predictions))
+        Path(asked.chart).write_text(report.draw_chart(predictions))
     return 0
 
 
 def _show(asked: Asked, made: Plan) -> tuple[list[Prediction], Choice]:
     predictor = Predictor(made)
     predictions = [predictor.step(ranks) for ranks in asked.ranks]
-    choice = choose(predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory)
-    Console(width=None if sys.stdout.isatty() else 160).print(report.table(made, predictions))
+    choice = choose_ranks(
+        predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory
+    )
+    Console(width=None if sys.stdout.isatty() else 160).print(report.format_table(made, predictions))
     print(choice.reason)
     return predictions, choice
 
 
-def with_batch(made: Plan, rows: int) -> Plan:
+def rescale_batch(made: Plan, rows: int) -> Plan:
     """The plan of the same script with batches of `rows`: by the same measured sizes of slices."""
     if not made.rows:
         raise click.UsageError("--batch: no step is sharded, so that nothing is known of other batches")
     return replace(made, rows=rows, epoch_steps=ceil(made.epoch_steps * made.rows / rows))
 
 
-def sizes_of(ranks: Sequence[int], copies: int) -> list[int]:
+def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
     """The numbers of ranks that are measured: 1, to compare with; and of those that fill a host of `copies`, where each
     rank has as many cores, the ends and the middle by ratio.
     """
@@ -122,7 +124,7 @@ def sizes_of(ranks: Sequence[int], copies: int) -> list[int]:
     return sorted({1, full[0], middle, full[-1]})
 
 
-def calibrate(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
+def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     """All that is measured, as a plan.
 
     Raises:
@@ -130,7 +132,7 @@ def calibrate(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     """
     copies = max(1, min(asked.ranks_per_host, len(placement.cores())))
     found: dict[int, phantoms.Measurement] = {}
-    for ranks in sizes_of(asked.ranks, copies):
+    for ranks in choose_sizes(asked.ranks, copies):
         _measure(found, script, ranks, copies, asked)
     made = _plan_of(asked, script, found, launch)
     if between := _off_the_line(made):
@@ -145,7 +147,7 @@ def _measure(
     of = min(copies, ranks)
     print(f"matex: measuring rank 0 of {ranks}, {of} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        found[ranks] = phantoms.measure(script, ranks, of, Path(folder), asked.steps, asked.scaling)
+        found[ranks] = phantoms.measure_copies(script, ranks, of, Path(folder), asked.steps, asked.scaling)
 
 
 def _off_the_line(made: Plan) -> int:

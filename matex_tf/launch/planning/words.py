@@ -98,7 +98,7 @@ class Network(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            predict.network_of(str(value))
+            predict.parse_network(str(value))
         except ValueError as error:
             raise click.UsageError(f"--network: {error}") from None
         return str(value)

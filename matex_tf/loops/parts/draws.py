@@ -14,7 +14,7 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def of_part(number: Any, around: Any) -> Iterator[list[Any]]:
+def draw_in_part(number: Any, around: Any) -> Iterator[list[Any]]:
     """Within it, in the trace of a part, seeds are drawn in the graph `around` it; gives the list of them."""
     drawn: list[Any] = []
     before, _state.here = getattr(_state, "here", None), (number, around, drawn)
@@ -24,7 +24,7 @@ def of_part(number: Any, around: Any) -> Iterator[list[Any]]:
         _state.here = before
 
 
-def seed(draw: Callable[[], Any]) -> Any:
+def draw_seed(draw: Callable[[], Any]) -> Any:
     """What `draw` gives, a tensor of two numbers; in the trace of a part, of that part."""
     here = getattr(_state, "here", None)
     if here is None:

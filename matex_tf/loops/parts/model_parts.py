@@ -29,20 +29,20 @@ NOT_BUILT = "it is not built before its first step: give it an Input or call bui
 SECOND = "a tape records while gradients of a model are computed"
 
 
-def call(
+def call_in_parts(
     original: Callable[..., Any], model: Any, tapes: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What `original(model, *args, **kwargs)` gives while `tapes` record, in a graph: in parts where that is proved."""
     import tensorflow as tf
 
     rows = settings.current().microbatch
-    if not rows or tf.executing_eagerly() or step_weight.in_session_graph() or tape_stack.is_plain():
+    if not rows or tf.executing_eagerly() or step_weight.in_session_graph() or tape_stack.keeps_plain():
         return original(model, *args, **kwargs)
     function = tf.function(lambda *args, **kwargs: None, autograph=False)
     arguments = step_arguments.Arguments(function, args, kwargs)
     found: Any = _refusal(model, tapes, arguments)
     if not found:
-        found = part_trace.trace(original, model, arguments)
+        found = part_trace.trace_part(original, model, arguments)
     if not isinstance(found, str) and part_trace.REPLICATED in {kind for kinds in found.kinds for kind in kinds}:
         found = part_trace.REPLICATED
     if isinstance(found, str):
@@ -110,7 +110,7 @@ class _Parts:
         targets = [flat[index] for index in trace.targets]
         record.record_operation("MatexParts", targets, [*self._inputs, *handles], self._back)
         wholes = {id(one): whole for one, whole in zip(trace.outputs, flat)}
-        parts = [sharded_call.made_anew(part, wholes) for part in tf.nest.flatten(trace.made)]
+        parts = [sharded_call.rebuild_output(part, wholes) for part in tf.nest.flatten(trace.made)]
         return tf.nest.pack_sequence_as(trace.made, parts)
 
     def _forwards(self) -> list[Any]:
@@ -187,7 +187,7 @@ class _Parts:
             with tf.GradientTape() as tape:
                 tape.watch(sources)
                 made = trace.function(number, *rows)
-            with tape_stack.plain():
+            with tape_stack.keep_plain():
                 found = tape.gradient(
                     [made[trace.targets[index]] for index in given],
                     [*sources, *dense, *sparse],

@@ -38,13 +38,13 @@ class PartTrace:
         return [index for index, one in enumerate(self.outputs) if one.dtype.is_floating]
 
 
-def trace(original: Callable[..., Any], model: Any, arguments: step_arguments.Arguments) -> PartTrace | str:
+def trace_part(original: Callable[..., Any], model: Any, arguments: step_arguments.Arguments) -> PartTrace | str:
     """The trace of a call of `model`, made in the graph being built; or why its rows cannot be computed in parts."""
     import tensorflow as tf
 
     around = tf.compat.v1.get_default_graph()
     specs = [
-        step_arguments.of_any_rows(leaf)
+        step_arguments.spec_of_any_rows(leaf)
         for leaf, is_rows in zip(arguments.leaves, arguments.are_rows)
         if is_rows
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def trace(original: Callable[..., Any], model: Any, arguments: step_arguments.Ar
     def look(number: Any, *rows: Any) -> Any:
         supply = iter(rows)
         args, kwargs = arguments.with_rows(lambda leaf: next(supply))
-        with draws.of_part(number, around) as found["drawn"], tf.GradientTape(persistent=True) as tape:
+        with draws.draw_in_part(number, around) as found["drawn"], tf.GradientTape(persistent=True) as tape:
             made = original(model, *args, **kwargs)
         found["made"] = made
         found["why"] = model_proof.no_outputs(tf.nest.flatten(made)) or _no_rows(made) or _adds_losses(model)
@@ -61,7 +61,7 @@ def trace(original: Callable[..., Any], model: Any, arguments: step_arguments.Ar
             return []
         found["outputs"] = outputs = list({id(one): one for one in _kept(made)}.values())
         found["variables"] = watched = list(tape.watched_variables())
-        with tape_stack.plain():
+        with tape_stack.keep_plain():
             found["kinds"] = [
                 [_kind(one) for one in tape.gradient([target], watched)] if watched else []
                 for target in outputs
@@ -87,7 +87,7 @@ def _kept(made: Any) -> list[Any]:
     """The tensors that are handed on: in place of what is made of logits, these alone."""
     import tensorflow as tf
 
-    anew = {id(part) for part in tf.nest.flatten(made) if sharded_call.before(part) is not part}
+    anew = {id(part) for part in tf.nest.flatten(made) if sharded_call.logits_behind(part) is not part}
     return [one for one in sharded_call.tensors_of(made) if id(one) not in anew]
 
 

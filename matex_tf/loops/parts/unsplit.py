@@ -36,7 +36,7 @@ def note_whole(name: str, why: str) -> None:
         _why.setdefault(graph, f"the model '{name}': {why}")
 
 
-def say() -> None:
+def say_unsplit() -> None:
     """Where gradients are taken: if MATEX_MICROBATCH has no effect on what they are taken of, say so once."""
     if not settings.current().microbatch:
         return

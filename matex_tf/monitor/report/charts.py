@@ -68,14 +68,14 @@ def decimate(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tup
     return t[order], values[order]
 
 
-def band(rows: np.ndarray, t: np.ndarray) -> Band:
+def band_of(rows: np.ndarray, t: np.ndarray) -> Band:
     """Of `rows` [ranks, times] the least, the median and the most at each time at which any is known."""
     known = np.isfinite(rows).any(axis=0)
     rows = rows[:, known]
     return Band(t[known], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers from `low` to `high`."""
     if not high > low:
         return [low]
@@ -85,7 +85,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [number * step for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
 
 
-def chart(
+def draw_chart(
     title: str, unit: str, lines: Sequence[Line], end: float, marks: Iterable[tuple[float, str]] = (),
     band_: Band | None = None, from_zero: bool = True, buckets: int = 160,
 ) -> str:  # fmt: skip
@@ -124,16 +124,16 @@ def chart(
 
 
 def _axis(axes: Axes) -> Iterable[str]:
-    for value in ticks(axes.low, axes.high):
+    for value in round_ticks(axes.low, axes.high):
         y = axes.y(np.array([value]))[0]
         yield f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
-        yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{number(value)}</text>'
+        yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{format_number(value)}</text>'
     units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
     unit, name = next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
-    for value in ticks(0, axes.end / unit, 8):
+    for value in round_ticks(0, axes.end / unit, 8):
         x = axes.x(np.array([value * unit]))[0]
         anchor = "middle" if x < WIDTH - 3 * _RIGHT else "end"
-        yield f'<text x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{number(value)} {name}</text>'
+        yield f'<text x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{format_number(value)} {name}</text>'
 
 
 def _area(axes: Axes, one: Band) -> str:
@@ -156,7 +156,7 @@ def _path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str
     return f'<path class="{kind}" data-of="{label}" d="{"".join(words)}"><title>{label}</title></path>'
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number for people: three digits, thousands apart."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"

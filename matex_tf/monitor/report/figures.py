@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf.monitor import waits
 from matex_tf.monitor.recording import Series, Start
-from matex_tf.monitor.report.charts import Band, Line, band
+from matex_tf.monitor.report.charts import Band, Line, band_of
 
 MOST_LINES = 16
 """Of more ranks, a chart shows what they lie between, and a few of them."""
@@ -76,7 +76,7 @@ class Drawn:
     table: list[tuple[str, float, float, float]]
 
 
-def draw(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
+def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
     """The lines of `quantity` since `zero`; None where nothing of it is known."""
     names = _names(quantity, everything)
     found = {}
@@ -98,7 +98,7 @@ def draw(quantity: Quantity, everything: All, zero: float, end: float, chosen: S
     rows = np.stack([_on_grid(pieces, grid) for pieces in found.values()])
     picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in found] or _extremes(found, rows)
     lines = [Line(name, place, found[name]) for place, name in enumerate(picked)]
-    return Drawn(lines, band(rows, grid), [_summary(name, found[name]) for name in picked])
+    return Drawn(lines, band_of(rows, grid), [_summary(name, found[name]) for name in picked])
 
 
 def _names(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
@@ -108,7 +108,7 @@ def _names(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
         if quantity.of_rank_0:
             mine = {"all ranks": 0}
         elif quantity.of_hosts:
-            mine = {host: those[0] for host, those in waits.by_host(ranks, start.hosts).items()}
+            mine = {host: those[0] for host, those in waits.group_by_host(ranks, start.hosts).items()}
         else:
             mine = {f"rank {rank}": rank for rank in ranks}
         for name, rank in mine.items():

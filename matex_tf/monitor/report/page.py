@@ -11,7 +11,7 @@ import numpy as np
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
 from matex_tf.monitor.report import figures
-from matex_tf.monitor.report.charts import COLOURS, Line, chart, number
+from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
 from matex_tf.monitor.report.look import SCRIPT, STYLE
 
 _BARS = 16  # of hundreds of ranks, those that are waited for most
@@ -19,7 +19,7 @@ _ALL = 2048  # ranks in the table at the end
 _LINES_OF_RANKS = 640
 
 
-def report(run: Run, prediction: str = "") -> str:
+def write_page(run: Run, prediction: str = "") -> str:
     """The page of `run`. `prediction` is what the planner says of it, if it has been asked."""
     everything = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
     everything = [(start, ranks) for start, ranks in everything if ranks] or everything[-1:]
@@ -27,20 +27,20 @@ def report(run: Run, prediction: str = "") -> str:
     zero = everything[0][0].about["at"]
     end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
     steps = waits.steps_of(ranks)
-    slow = waits.slowest(steps)
+    slow = waits.find_slowest(steps)
     marks = list(_marks(run, zero, end))
     body = [
-        f"<h1>{escape(progress.command(start))}</h1>",
+        f"<h1>{escape(progress.describe_command(start))}</h1>",
         _head(run, start, ranks, zero, end),
-        f'<p class="said">{escape(waits.sentence(ranks, steps, start.hosts))}</p>',
+        f'<p class="said">{escape(waits.describe_waits(ranks, steps, start.hosts))}</p>',
         _legend(start, ranks),
         *_metrics(run, zero, end, marks),
     ]
     chosen = [slow[0]] if slow else []
     buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), figures.MOST_LINES), 40)
     for quantity in figures.QUANTITIES:
-        if drawn := figures.draw(quantity, everything, zero, end, chosen):
-            picture = chart(
+        if drawn := figures.draw_quantity(quantity, everything, zero, end, chosen):
+            picture = draw_chart(
                 quantity.title, quantity.unit, drawn.lines, end, marks, drawn.band, buckets=min(buckets, 160)
             )
             body.append(_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
@@ -51,7 +51,7 @@ def report(run: Run, prediction: str = "") -> str:
         _events(run, zero),
         _all_ranks(start, ranks, steps),
     ]
-    title = escape(f"{progress.command(start)}, {progress.hosts_of(start)}")
+    title = escape(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>'
@@ -63,10 +63,10 @@ def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end:
     about = start.about
     ways = dict.fromkeys(series.ended or "no word of its end" for series in ranks.values())
     facts = {
-        "ranks": progress.hosts_of(start),
+        "ranks": progress.describe_ranks(start),
         "hosts": ", ".join(list(dict.fromkeys(start.hosts))[:8]) + (" ..." if len(set(start.hosts)) > 8 else ""),
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(zero)),
-        "recorded": progress.lasting(end),
+        "recorded": progress.format_seconds(end),
         "starts": str(len(run.starts)),
         "end": "; ".join(ways),
         "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
@@ -94,7 +94,7 @@ def _legend(start: Start, ranks: Mapping[int, Series]) -> str:
 
 def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
     """Loss and metrics, with those of the validation beside them."""
-    starts = [progress.epochs(start.events) for start in run.starts]
+    starts = [progress.list_epochs(start.events) for start in run.starts]
     names = list(dict.fromkeys(name for epochs in starts for one in epochs for name in one.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
         lines, table = [], []
@@ -112,7 +112,7 @@ def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str
             lines.append(Line(one, colour, pieces))
             table.append((one, float(values.min()), float(values.mean()), float(values.max())))
         yield _figure(
-            name, "at the end of each epoch", chart(name, "", lines, end, marks, from_zero=False), table, keys=True
+            name, "at the end of each epoch", draw_chart(name, "", lines, end, marks, from_zero=False), table, keys=True
         )
 
 
@@ -120,7 +120,7 @@ def _figure(
     title: str, unit: str, picture: str, table: Sequence[tuple[str, float, float, float]], keys: bool = False
 ) -> str:
     rows = "".join(
-        f"<tr><th>{escape(name)}<td>{number(least)}<td>{number(mean)}<td>{number(most)}"
+        f"<tr><th>{escape(name)}<td>{format_number(least)}<td>{format_number(mean)}<td>{format_number(most)}"
         for name, least, mean, most in table
     )
     named = (
@@ -170,7 +170,7 @@ def _told(run: Run) -> list[tuple[float, str]]:
     found = [(one["t"], str(one["event"])) for one in run.events if "event" in one]
     for start in run.starts:
         if start.number > 1:
-            found.append((start.about["at"], f"start {start.number}, on {progress.hosts_of(start)}"))
+            found.append((start.about["at"], f"start {start.number}, on {progress.describe_ranks(start)}"))
         found += [(one["t"], str(one["event"])) for one in start.events if "event" in one]
     return sorted(found)
 
@@ -190,10 +190,10 @@ def _all_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int, wa
     rows = []
     for rank, series in list(ranks.items())[:_ALL]:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
-        values = [progress.rate(series, "cpu"), memory / 2**30]
+        values = [progress.rate_of(series, "cpu"), memory / 2**30]
         step = steps.get(rank)
         values += [1e3 * one for one in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
-        cells = "".join(f"<td>{number(value) if value == value else '-'}" for value in values)
+        cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)
         rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
     head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"
     return f"<details><summary>Each rank: means over the run</summary><table>{head}{''.join(rows)}</table></details>"

@@ -12,12 +12,12 @@ from matex_tf.patches.files import questions
 from matex_tf.runtime import real_files
 
 
-def changed(original: Any) -> Any:
+def wrap_change(original: Any) -> Any:
     def change(path, *args, **kwargs):
         key = questions.key_of(path, kwargs)
         if key is None:
             return original(path, *args, **kwargs)
-        with real_files.plainly():
+        with real_files.use_real_files():
             view = overlay.own_view()
             if not view.exists(key):
                 return original(view.real(key), *args, **kwargs)
@@ -28,24 +28,24 @@ def changed(original: Any) -> Any:
     return change
 
 
-def made(original: Any) -> Any:
+def wrap_make(original: Any) -> Any:
     def mkdir(path, mode=0o777, *, dir_fd=None):
         key = questions.key_of(path, {"dir_fd": dir_fd})
         if key is None:
             return original(path, mode, dir_fd=dir_fd)
-        with real_files.plainly():
+        with real_files.use_real_files():
             return overlay.own_view().make_folder(key, mode)
 
     return mkdir
 
 
-def removed(folder: bool) -> Any:
+def wrap_remove(folder: bool) -> Any:
     def make(original: Any) -> Any:
         def remove(path, *, dir_fd=None):
             key = questions.key_of(path, {"dir_fd": dir_fd}, follow=False)
             if key is None:
                 return original(path, dir_fd=dir_fd)
-            with real_files.plainly():
+            with real_files.use_real_files():
                 return overlay.own_view().remove(key, folder)
 
         return remove
@@ -53,12 +53,12 @@ def removed(folder: bool) -> Any:
     return make
 
 
-def removed_tree(original: Any) -> Any:
+def wrap_remove_tree(original: Any) -> Any:
     def rmtree(path, ignore_errors=False, onerror=None, **kwargs):
         key = questions.key_of(path, kwargs, follow=False)
         if key is None:
             return original(path, ignore_errors, onerror, **kwargs)
-        with real_files.plainly():
+        with real_files.use_real_files():
             try:
                 return overlay.own_view().remove_tree(key)
             except OSError as error:
@@ -73,7 +73,7 @@ def removed_tree(original: Any) -> Any:
     return rmtree
 
 
-def renamed(original: Any) -> Any:
+def wrap_rename(original: Any) -> Any:
     def rename(src, dst, *, src_dir_fd=None, dst_dir_fd=None):
         keywords = {"src_dir_fd": src_dir_fd, "dst_dir_fd": dst_dir_fd}
         if (
@@ -81,18 +81,18 @@ def renamed(original: Any) -> Any:
             and questions.key_of(dst, keywords, follow=False) is None
         ):
             return original(src, dst, **keywords)
-        with real_files.plainly():
+        with real_files.use_real_files():
             return overlay.own_view().move(src, dst)
 
     return rename
 
 
-def linked(original: Any) -> Any:
+def wrap_link(original: Any) -> Any:
     def link(src, dst, **kwargs):
         source, target = questions.key_of(src, kwargs), questions.key_of(dst, kwargs, follow=False)
         if target is None and source is None:
             return original(src, dst, **kwargs)
-        with real_files.plainly():
+        with real_files.use_real_files():
             view = overlay.own_view()
             place = src if source is None else view.bring_up(source)
             if target is None:
@@ -104,12 +104,12 @@ def linked(original: Any) -> Any:
     return link
 
 
-def linked_by_name(original: Any) -> Any:
+def wrap_link_by_name(original: Any) -> Any:
     def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
         key = questions.key_of(dst, {"dir_fd": dir_fd}, follow=False)
         if key is None:
             return original(src, dst, target_is_directory, dir_fd=dir_fd)
-        with real_files.plainly():
+        with real_files.use_real_files():
             view = overlay.own_view()
             if view.exists(key):
                 raise FileExistsError(17, os.strerror(17), dst)

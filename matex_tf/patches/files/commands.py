@@ -41,7 +41,7 @@ def _once(original: Any) -> Any:
     def run(*args, **kwargs):
         if not commands.are_shared() or _is_library(sys._getframe(1)):
             return original(*args, **kwargs)
-        return commands.once(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+        return commands.run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
     return run
 
@@ -69,7 +69,7 @@ def _read_once(original: Any) -> Any:
             text = stream.read()
             return text, stream.close()
 
-        return _Output(*commands.once(read, "popen", [cmd], {}))
+        return _Output(*commands.run_on_rank_0(read, "popen", [cmd], {}))
 
     return popen
 
@@ -79,7 +79,7 @@ def _pointed_to_own_files(original: Any) -> Any:
 
     def __init__(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs)
-        if not real_files.inside_plain():
+        if not real_files.uses_real_files():
             with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
                 _point(given.arguments)
         return original(*given.args, **given.kwargs)
@@ -108,7 +108,7 @@ def _point(arguments: dict[str, Any]) -> None:
 
 def _place(path: str) -> str | None:
     """Where a process finds `path` if not on the disk."""
-    with real_files.plainly():
+    with real_files.use_real_files():
         key = overlay.own_view().key(path) if "\0" not in path else None
         place = key if key is None else overlay.own_view().for_child(key)
     return None if place == key else place

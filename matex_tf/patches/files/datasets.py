@@ -13,7 +13,7 @@ from matex_tf.analysis import pipeline_shapes
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made
 from matex_tf.patches.files.opening import real_path
-from matex_tf.patches.files.tensorflow import is_local, like, matching, raised, real_folder
+from matex_tf.patches.files.tensorflow import is_local, list_matching, match_type, raise_as_tensorflow, real_folder
 from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import replace
 
@@ -59,19 +59,21 @@ def _real_names(names: Any) -> Any:
     import tensorflow as tf
 
     if is_local(names):
-        return like(names, real_path(names, None))
+        return match_type(names, real_path(names, None))
     if isinstance(names, (list, tuple)) and all(map(is_local, names)):
-        return [like(name, real_path(name, None)) for name in names]
+        return [match_type(name, real_path(name, None)) for name in names]
     if not isinstance(names, tf.Tensor) or names.dtype != tf.string:
         return names
 
     def real(values: Any) -> Any:
-        flat = [like(name, real_path(name, None)) if is_local(name) else name for name in np.ravel(values).tolist()]
+        flat = [
+            match_type(name, real_path(name, None)) if is_local(name) else name for name in np.ravel(values).tolist()
+        ]
         return np.array(flat, dtype=object).reshape(np.shape(values))
 
     if hasattr(names, "numpy"):
         return tf.constant(real(names.numpy()), tf.string)
-    with real_files.plainly():
+    with real_files.use_real_files():
         if overlay.own_view().is_untouched():
             return names
     found = tf.numpy_function(real, [names], tf.string, name=pipeline_shapes.PLACES_OF_FILES)
@@ -96,12 +98,12 @@ def _read_dataset(original: Any) -> Any:
 def _matching_here(patterns: Any) -> list[str] | None:
     """The paths that match a pattern, or each of several; None where the disk's answer is this rank's, too."""
     patterns = [patterns] if is_local(patterns) else patterns
-    if real_files.inside_plain() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
+    if real_files.uses_real_files() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
         return None
-    with real_files.plainly():
+    with real_files.use_real_files():
         if overlay.own_view().is_untouched():
             return None
-    return [path for pattern in patterns for path in matching(os.fsdecode(pattern))]
+    return [path for pattern in patterns for path in list_matching(os.fsdecode(pattern))]
 
 
 def _list_files(original: Any) -> Any:
@@ -157,8 +159,8 @@ def _write_op(original: Any) -> Any:
         path = filename.numpy() if hasattr(filename, "numpy") else filename
         note_made(path)
         if overlay.view() is not None and is_local(path):
-            raised(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
-            filename = like(path, raised(real_path, path, "w"))
+            raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
+            filename = match_type(path, raise_as_tensorflow(real_path, path, "w"))
         return original(filename, contents, name)
 
     return write_file
@@ -197,5 +199,5 @@ def _real_cache(name: Any) -> Any:
         if not is_there:
             note_made(index)
         return name
-    place = os.fsdecode(raised(real_path, index, None if is_there else "w", beside=True))
-    return like(name, place[: -len(_CACHE_IS_THERE)])
+    place = os.fsdecode(raise_as_tensorflow(real_path, index, None if is_there else "w", beside=True))
+    return match_type(name, place[: -len(_CACHE_IS_THERE)])

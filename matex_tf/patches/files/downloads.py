@@ -45,7 +45,7 @@ def _get_file(original: Any) -> Any:
     def get_file(*args, **kwargs):
         if not world.is_active():
             return original(*args, **kwargs)
-        with real_files.plainly():
+        with real_files.use_real_files():
             try:
                 folder, name = _target(signature.bind(*args, **kwargs).arguments)
             except TypeError:

@@ -11,18 +11,18 @@ from matex_tf.patches.files import questions
 from matex_tf.runtime import real_files
 
 
-def listdir(original: Any) -> Any:
+def wrap_listdir(original: Any) -> Any:
     def listdir(path="."):
         def listed():
             key = questions.key_of(path, question=True)
             if key is None:
                 return original(path)
-            with real_files.plainly():
+            with real_files.use_real_files():
                 found = overlay.own_view().names(key)
             return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
 
-        is_of_disk, found = questions.of_disk(path, lambda: original(path))
-        return found if is_of_disk else questions.steadily(listed)
+        is_of_disk, found = questions.ask_disk(path, lambda: original(path))
+        return found if is_of_disk else questions.ask_steadily(listed)
 
     return listdir
 
@@ -81,7 +81,7 @@ class _Entries:
         self._entries = iter(())
 
 
-def scandir(original: Any) -> Any:
+def wrap_scandir(original: Any) -> Any:
     def scandir(path="."):
         path = "." if path is None else path
 
@@ -92,24 +92,24 @@ def scandir(original: Any) -> Any:
         def entries():
             key = questions.key_of(path, question=True)
             if key is None:
-                return original(path) if real_files.inside_plain() or isinstance(path, int) else entries_of_disk()
-            with real_files.plainly():
+                return original(path) if real_files.uses_real_files() or isinstance(path, int) else entries_of_disk()
+            with real_files.use_real_files():
                 found = overlay.own_view().names(key)
             return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
 
-        is_of_disk, found = questions.of_disk(path, entries_of_disk)
-        return found if is_of_disk else questions.steadily(entries)
+        is_of_disk, found = questions.ask_disk(path, entries_of_disk)
+        return found if is_of_disk else questions.ask_steadily(entries)
 
     return scandir
 
 
-def chdir(original: Any) -> Any:
+def wrap_chdir(original: Any) -> Any:
     def chdir(path):
         try:
             key = questions.key_of(path)
             if key is None:
                 return original(path)
-            with real_files.plainly():
+            with real_files.use_real_files():
                 view = overlay.own_view()
                 if not view.is_own(key) or os.path.isdir(key):
                     return original(key)  # the folder on disk, where there is one, for what is not Python
@@ -121,10 +121,10 @@ def chdir(original: Any) -> Any:
     return chdir
 
 
-def getcwd(original: Any) -> Any:
+def wrap_getcwd(original: Any) -> Any:
     def getcwd():
         folder, root = original(), overlay.own_view().root
-        inside = not real_files.inside_plain() and (folder == root or folder.startswith(root + os.sep))
+        inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
         return (folder[len(root) :] or os.sep) if inside else folder
 
     return getcwd

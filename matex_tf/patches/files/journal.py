@@ -35,9 +35,9 @@ def install() -> None:
 def _note(path: Any, removed: bool = False, to: Any = "") -> None:
     """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`."""
     news = overlay.news()
-    if news is None or real_files.inside_plain() or isinstance(path, int) or path is None:
+    if news is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
         return
-    with real_files.plainly():
+    with real_files.use_real_files():
         try:
             text = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):

@@ -79,7 +79,7 @@ def _place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
 def _is_own(folder: Any) -> bool:
     """Whether what this rank is to see of `folder` is all in one place other than the disk."""
     view = overlay.view()
-    with real_files.plainly():
+    with real_files.use_real_files():
         key = None if view is None else view.key(folder)
         return view is not None and key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 

@@ -20,7 +20,7 @@ def is_writing(mode: Any) -> bool:
     return isinstance(mode, str) and not set("wax+").isdisjoint(mode)
 
 
-def opened_by_name(original: Any) -> Any:
+def wrap_open(original: Any) -> Any:
     """For `open`."""
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
@@ -42,12 +42,12 @@ def opened_by_name(original: Any) -> Any:
             result = _at_known(lambda: opened(_opener(place)), place, file)
             if result is not None:
                 return result
-        return looked_up() if writes else questions.steadily(looked_up, _close)
+        return looked_up() if writes else questions.ask_steadily(looked_up, _close)
 
     return open
 
 
-def opened_by_flags(original: Any) -> Any:
+def wrap_os_open(original: Any) -> Any:
     """For `os.open`."""
 
     def open(path, flags, mode=0o777, *, dir_fd=None):
@@ -64,7 +64,7 @@ def opened_by_flags(original: Any) -> Any:
             result = _at_known(lambda: original(place, flags | os.O_NOFOLLOW, mode), place, path)
             if result is not None:
                 return result
-        return opened() if writes else questions.steadily(opened, _close)
+        return opened() if writes else questions.ask_steadily(opened, _close)
 
     return open
 
@@ -104,7 +104,7 @@ def _close(opened: Any) -> bool:
 
 
 def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
-    with real_files.plainly():
+    with real_files.use_real_files():
         view = overlay.own_view()
         try:
             if not flags & journal.WRITING or flags & os.O_DIRECTORY:
@@ -129,7 +129,7 @@ def real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
     key = questions.key_of(path) if overlay.view() is not None else None
     if key is None:
         return path
-    with real_files.plainly():
+    with real_files.use_real_files():
         view = overlay.own_view()
         if mode is None:
             return view.steadily(lambda: view.readable(key))

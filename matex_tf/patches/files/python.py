@@ -36,7 +36,7 @@ _REPLACED = (
 
 
 def install() -> None:
-    overlay.start()
+    overlay.start_overlay()
     if overlay.view() is not None:
         _install_view()
         elastic.after_loss.append(_after_loss)
@@ -52,22 +52,25 @@ def _after_loss(became_first: bool) -> None:
 def _install_view() -> None:
     originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
     for owner, name, make in (
-        (builtins, "open", opening.opened_by_name),
-        (os, "open", opening.opened_by_flags),
-        *((os, name, questions.asked) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
-        *((os, name, functools.partial(questions.asked, of_link=True)) for name in ("lstat", "readlink")),
-        *((os, name, changing.changed) for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")),
-        (os, "mkdir", changing.made),
-        (os, "rmdir", changing.removed(folder=True)),
-        (os, "remove", changing.removed(folder=False)),
-        (os, "rename", changing.renamed),
-        (os, "link", changing.linked),
-        (os, "symlink", changing.linked_by_name),
-        (os, "listdir", folders.listdir),
-        (os, "scandir", folders.scandir),
-        *((os, name, folders.chdir) for name in ("chdir", "fchdir")),
-        (os, "getcwd", folders.getcwd),
-        (shutil, "rmtree", changing.removed_tree),
+        (builtins, "open", opening.wrap_open),
+        (os, "open", opening.wrap_os_open),
+        *((os, name, questions.wrap_question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
+        *((os, name, functools.partial(questions.wrap_question, of_link=True)) for name in ("lstat", "readlink")),
+        *(
+            (os, name, changing.wrap_change)
+            for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")
+        ),
+        (os, "mkdir", changing.wrap_make),
+        (os, "rmdir", changing.wrap_remove(folder=True)),
+        (os, "remove", changing.wrap_remove(folder=False)),
+        (os, "rename", changing.wrap_rename),
+        (os, "link", changing.wrap_link),
+        (os, "symlink", changing.wrap_link_by_name),
+        (os, "listdir", folders.wrap_listdir),
+        (os, "scandir", folders.wrap_scandir),
+        *((os, name, folders.wrap_chdir) for name in ("chdir", "fchdir")),
+        (os, "getcwd", folders.wrap_getcwd),
+        (shutil, "rmtree", changing.wrap_remove_tree),
     ):
         if hasattr(owner, name):
             replace(owner, name, make)
@@ -111,7 +114,7 @@ def _also(original: Any, new: Any) -> Any:
 def _leave_temporary_files_alone() -> None:
     def made(original: Any) -> Any:
         def make(*args, **kwargs):
-            with real_files.plainly():
+            with real_files.use_real_files():
                 result = original(*args, **kwargs)
                 overlay.own_view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
             return result

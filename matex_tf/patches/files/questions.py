@@ -15,11 +15,11 @@ _lstat = os.lstat
 
 def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
     """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
-    if real_files.inside_plain() or isinstance(path, int) or path is None:
+    if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
     if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
         return None
-    with real_files.plainly():
+    with real_files.use_real_files():
         view = overlay.own_view()
         if question and view.is_untouched():
             return None
@@ -29,14 +29,14 @@ def key_of(path: Any, kwargs: dict | None = None, follow: bool = True, question:
             return None  # the original says what is wrong
 
 
-def steadily(ask: Any, drop: Any = None) -> Any:
-    return ask() if real_files.inside_plain() else overlay.own_view().steadily(ask, drop)
+def ask_steadily(ask: Any, drop: Any = None) -> Any:
+    return ask() if real_files.uses_real_files() else overlay.own_view().steadily(ask, drop)
 
 
 def text_of(path: Any) -> str | None:
     """`path` as text where the view of this rank may know of it without asking both layers."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    return text if type(text) is str and not real_files.inside_plain() else None
+    return text if type(text) is str and not real_files.uses_real_files() else None
 
 
 def is_as_known() -> bool:
@@ -59,7 +59,7 @@ def _state_at_known(path: Any, of_link: bool) -> os.stat_result | None:
     return state if is_as_known() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
 
 
-def of_disk(path: Any, ask: Callable[[], Any]) -> tuple[bool, Any]:
+def ask_disk(path: Any, ask: Callable[[], Any]) -> tuple[bool, Any]:
     """Whether the folder `path` is for this rank as it is on the disk, and what `ask` says of it then."""
     text = text_of(path)
     if text is None or not overlay.own_view().known.is_untouched(text):
@@ -73,7 +73,7 @@ def of_disk(path: Any, ask: Callable[[], Any]) -> tuple[bool, Any]:
     return is_as_known(), answer
 
 
-def asked(original: Any, of_link: bool = False) -> Any:
+def wrap_question(original: Any, of_link: bool = False) -> Any:
     """For what asks about one path."""
     is_state = original in (os.stat, _lstat)
 
@@ -88,13 +88,13 @@ def asked(original: Any, of_link: bool = False) -> Any:
             state = _state_at_known(path, of_link)
             if state is not None:
                 return state
-        return steadily(answer)
+        return ask_steadily(answer)
 
     return ask
 
 
 def _at(original: Any, key: str, path: Any, *args: Any, **kwargs: Any) -> Any:
-    with real_files.plainly():
+    with real_files.use_real_files():
         try:
             return original(overlay.own_view().real(key), *args, **kwargs)
         except OSError as error:

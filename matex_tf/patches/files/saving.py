@@ -101,7 +101,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
     speaks = original.__name__ == "export" or not call.arguments.get("overwrite", True)
     if speaks or getattr(_state, "beside", False):
         return original(*call.args, **call.kwargs)
-    with atomic.beside(path, make_folder=original.__qualname__ in _MAKE_FOLDERS) as place:
+    with atomic.write_beside(path, make_folder=original.__qualname__ in _MAKE_FOLDERS) as place:
         call.arguments[list(call.arguments)[1]] = place
         _state.beside = place != path
         try:
@@ -116,14 +116,14 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
 
 
 def _is_measured() -> bool:
-    """Whether what this rank saves stays its own, be it the first (see `overlay.start`)."""
+    """Whether what this rank saves stays its own, be it the first (see `overlay.start_overlay`)."""
     return settings.current().plan is not None and overlay.view() is not None
 
 
 def _apart(path: str) -> str:
     """Where this rank keeps what it saves to `path` for itself."""
     view = overlay.view()
-    with real_files.plainly():
+    with real_files.use_real_files():
         key = view.key(path) if view is not None else None
         return path if view is None or key is None else view.writable(key, keep=False)
 
@@ -131,7 +131,7 @@ def _apart(path: str) -> str:
 def _plainly(write: Callable[[], Any]) -> Any:
     _state.inside = True
     try:
-        with real_files.plainly():
+        with real_files.use_real_files():
             return write()
     finally:
         _state.inside = False
@@ -161,7 +161,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     if first:
         _state.inside = True
         try:
-            with real_files.plainly(), watchdog.busy(f"saving to {path}", watchdog.SAVING):
+            with real_files.use_real_files(), watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
                 result = write()
         except Exception as raised:
             error = raised
@@ -173,7 +173,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
         raise error
     if failed is not None:
         raise OSError(f"rank 0 could not save to {origin}: {failed}")
-    delivery.deliver(path)
+    delivery.deliver_file(path)
     return result if first or text is None else text.replace(origin, path)
 
 
@@ -193,7 +193,7 @@ class _WholeFiles:
                 yield file
             return
         journal.note_made(path)
-        with real_files.plainly(), atomic.beside(path) as place, self._original.File(place, mode) as file:
+        with real_files.use_real_files(), atomic.write_beside(path) as place, self._original.File(place, mode) as file:
             yield file
 
 
@@ -239,7 +239,7 @@ def _saver(original: Any) -> Any:
         path = _numbered(sess, os.fspath(save_path), global_step)
         result = _save_once(write, path, "Saver.save")
         if _all_come():
-            delivery.deliver(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
+            delivery.deliver_file(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
             self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
         return result
 

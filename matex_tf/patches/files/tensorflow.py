@@ -61,48 +61,54 @@ class _Files:
 
     def _views(self, *paths: Any) -> bool:
         """Whether this rank has a view of the files, in which `paths` are."""
-        return overlay.view() is not None and not real_files.inside_plain() and all(map(is_local, paths))
+        return overlay.view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
 
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
-        return self._original.BufferedInputStream(like(name, real_path(name, None)) if is_local(name) else name, *args)
+        return self._original.BufferedInputStream(
+            match_type(name, real_path(name, None)) if is_local(name) else name, *args
+        )
 
     def WritableFile(self, name: Any, mode: Any) -> Any:
         if is_local(name):
             note_made(name)
             letters = os.fsdecode(mode).replace("b", "")
-            name = like(name, raised(real_path, name, "r+" if letters == "r+" else letters[0]))
+            name = match_type(name, raise_as_tensorflow(real_path, name, "r+" if letters == "r+" else letters[0]))
         return self._original.WritableFile(name, mode)
 
     def FileExists(self, path: Any) -> Any:
         if not self._views(path):
             return self._original.FileExists(path)
         if not os.path.exists(path):  # whatever the reason
-            raised(_missing, path)
+            raise_as_tensorflow(_missing, path)
 
     def IsDirectory(self, path: Any) -> Any:
         return os.path.isdir(path) if self._views(path) else self._original.IsDirectory(path)
 
     def Stat(self, path: Any) -> Any:
         if self._views(path):
-            raised(os.stat, path)
-            path = like(path, real_path(path, None))
+            raise_as_tensorflow(os.stat, path)
+            path = match_type(path, real_path(path, None))
         return self._original.Stat(path)
 
     def GetChildren(self, path: Any) -> Any:
-        return raised(os.listdir, os.fsdecode(path)) if self._views(path) else self._original.GetChildren(path)
+        return (
+            raise_as_tensorflow(os.listdir, os.fsdecode(path))
+            if self._views(path)
+            else self._original.GetChildren(path)
+        )
 
     def GetMatchingFiles(self, pattern: Any) -> Any:
-        return matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
+        return list_matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
 
     def CreateDir(self, path: Any) -> Any:
         if self._views(path):
-            return raised(os.mkdir, path)
+            return raise_as_tensorflow(os.mkdir, path)
         note_made(path)
         return self._original.CreateDir(path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
         if self._views(path):
-            return raised(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
+            return raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
         # Each folder on the way to it, the outermost first, as far as they are not there.
         if is_local(path):
             made = os.path.abspath(os.fsdecode(path))
@@ -116,20 +122,20 @@ class _Files:
 
     def DeleteFile(self, path: Any) -> Any:
         if self._views(path):
-            return raised(os.remove, path)
+            return raise_as_tensorflow(os.remove, path)
         note_removed(path)
         return self._original.DeleteFile(path)
 
     def DeleteRecursively(self, path: Any) -> Any:
         if self._views(path):
-            return raised(shutil.rmtree, path)
+            return raise_as_tensorflow(shutil.rmtree, path)
         note_removed(path)
         return self._original.DeleteRecursively(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._views(source, target):
             _refuse_to_overwrite(target, overwrite)
-            return raised(os.replace, source, target)
+            return raise_as_tensorflow(os.replace, source, target)
         note_made(target)
         note_removed(source)
         return self._original.RenameFile(source, target, overwrite)
@@ -137,7 +143,7 @@ class _Files:
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._views(source, target):
             _refuse_to_overwrite(target, overwrite)
-            return raised(shutil.copyfile, source, target) and None
+            return raise_as_tensorflow(shutil.copyfile, source, target) and None
         note_made(target)
         return self._original.CopyFile(source, target, overwrite)
 
@@ -153,12 +159,12 @@ def _refuse_to_overwrite(target: Any, overwrite: bool) -> None:
         raise tf.errors.AlreadyExistsError(None, None, "file already exists")
 
 
-def like(given: Any, path: Any) -> Any:
+def match_type(given: Any, path: Any) -> Any:
     """`path` as bytes where `given` is bytes, else as text."""
     return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
 
 
-def raised(function: Any, *args: Any, **kwargs: Any) -> Any:
+def raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
     """What `function` returns; its OSError as the error that TensorFlow raises."""
     import tensorflow as tf
 
@@ -175,7 +181,7 @@ def raised(function: Any, *args: Any, **kwargs: Any) -> Any:
         raise tf.errors.FailedPreconditionError(None, None, text) from None
 
 
-def matching(pattern: str) -> list[str]:
+def list_matching(pattern: str) -> list[str]:
     """The paths that match TensorFlow's `pattern`, in the order of the disk, folder by folder.
 
     TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
@@ -207,7 +213,12 @@ def _matching(pattern: str) -> list[str]:
 def _written(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
         note_made(path)
-        return original(self, like(path, raised(real_path, path, "w")) if is_local(path) else path, *args, **kwargs)
+        return original(
+            self,
+            match_type(path, raise_as_tensorflow(real_path, path, "w")) if is_local(path) else path,
+            *args,
+            **kwargs,
+        )
 
     return __init__
 
@@ -221,8 +232,8 @@ def real_folder(path: Any) -> Any:
     note_made(path)
     if overlay.view() is None:
         return path
-    raised(os.makedirs, path, exist_ok=True)
-    return like(path, real_path(path, "a"))
+    raise_as_tensorflow(os.makedirs, path, exist_ok=True)
+    return match_type(path, real_path(path, "a"))
 
 
 def _log_folder(original: Any) -> Any:

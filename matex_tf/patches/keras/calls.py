@@ -44,9 +44,9 @@ def _call(original: Any) -> Any:
         tapes = tape_stack.here() if world.is_active() and not step_weight.is_alone() else []
         if not tapes:
             return of_script(self, *args, **kwargs)
-        return model_calls.call(_in_parts, self, tapes, args, kwargs)
+        return model_calls.call_model(_in_parts, self, tapes, args, kwargs)
 
     def _in_parts(self, *args, **kwargs):
-        return model_parts.call(of_script, self, tape_stack.here(), args, kwargs)
+        return model_parts.call_in_parts(of_script, self, tape_stack.here(), args, kwargs)
 
     return __call__

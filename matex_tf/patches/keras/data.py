@@ -131,7 +131,7 @@ class _Whole:
 
 
 def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
-    return call.answer.distribute(dataset) if call.kind == "predict" else iteration.exempt(dataset)
+    return call.answer.distribute(dataset) if call.kind == "predict" else iteration.exempt_dataset(dataset)
 
 
 class _Distributed(_Whole):
@@ -221,6 +221,6 @@ def _class_weights(original: Any) -> Any:
 
 def _single_batch_iterator(original: Any) -> Any:
     def single_batch_iterator(*args, **kwargs):
-        return single_batch.feed(original(*args, **kwargs))
+        return single_batch.feed_slice(original(*args, **kwargs))
 
     return single_batch_iterator

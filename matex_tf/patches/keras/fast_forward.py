@@ -23,7 +23,7 @@ def current_state() -> fit_state.Fit | None:
     return None if run is None else run.kept
 
 
-def source(original: Any) -> Any:
+def wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
@@ -54,7 +54,7 @@ def _has_python(graph: Any) -> bool:
     return any(node.op in _CALLS_PYTHON for node in nodes)
 
 
-def take(iterator: Any, count: int) -> list[Any]:
+def take_batches(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
     import tensorflow as tf
 
@@ -84,10 +84,10 @@ def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable
     with source.catch_stop_iteration():
         for step in steps:
             if takes:
-                take(*iterator_of(step))
+                take_batches(*iterator_of(step))
 
 
-def steps_of_epoch(original: Any) -> Any:
+def wrap_epoch_steps(original: Any) -> Any:
     def _enumerate_iterator(self):
         kept = current_state()
         if kept is None or kept.source is not self or not kept.takes_data():
@@ -96,7 +96,7 @@ def steps_of_epoch(original: Any) -> Any:
         pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
         for begin, end, iterator in original(self):
             if not kept.is_over and begin < kept.step:
-                take(iterator, self.steps_per_execution)
+                take_batches(iterator, self.steps_per_execution)
                 continue
             _data_are_back(kept)
             yield begin, end, iterator
@@ -129,7 +129,7 @@ def _step_of(handler: Any, iterator: Any, step: int) -> tuple[Any, int]:
     return iterator, handler.step_increment + 1
 
 
-def epochs_of_handler(original: Any) -> Any:
+def wrap_handler_epochs(original: Any) -> Any:
     """Keras 2's epochs."""
 
     def enumerate_epochs(self):
@@ -153,7 +153,7 @@ def epochs_of_handler(original: Any) -> Any:
     return enumerate_epochs
 
 
-def steps_of_handler(original: Any) -> Any:
+def wrap_handler_steps(original: Any) -> Any:
     def steps(self):
         kept = current_state()
         iterator, passed = None, None
@@ -161,7 +161,7 @@ def steps_of_handler(original: Any) -> Any:
             (iterator, passed), kept.resumed = kept.resumed, None
         for step in original(self):
             if passed is not None and step < passed:
-                take(iterator, self.step_increment + 1)
+                take_batches(iterator, self.step_increment + 1)
                 continue
             if passed is not None and kept is not None:
                 _data_are_back(kept)

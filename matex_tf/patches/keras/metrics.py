@@ -52,7 +52,7 @@ def _wrap_future_subclasses(base: Any) -> None:
 def _add_variable(original: Any) -> Any:
     def add_variable(self, *args, **kwargs):
         variable = original(self, *args, **kwargs)
-        metrics.keep([variable])
+        metrics.keep_variables([variable])
         return variable
 
     return add_variable
@@ -98,18 +98,18 @@ def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any
         return call(*args, **kwargs)
     with _Outermost("update") as outermost, programs.ours():
         if getattr(_depth, "own", False):
-            metrics.keep(metric.variables)
+            metrics.keep_variables(metric.variables)
             return call(*args, **kwargs)  # it has all rows
         gathered = _with_all_rows(metric, code, args, kwargs)
-        metrics.keep(metric.variables)
+        metrics.keep_variables(metric.variables)
         if gathered is not None:
-            with metrics.counted(metric, step_weight.whole_count()), _within_own_code():
+            with metrics.count_where_due(metric, step_weight.whole_count()), _within_own_code():
                 return call(*gathered[0], **gathered[1])
         if not outermost:
             with _with_global_figures(metric):
                 return call(*args, **_weighted(metric, args, kwargs))
         args, kwargs, counts = _of_all_rows(metric, args, kwargs)
-        with metrics.counted(metric, counts), _with_global_figures(metric):
+        with metrics.count_where_due(metric, counts), _with_global_figures(metric):
             return call(*args, **kwargs)
 
 
@@ -123,7 +123,7 @@ def _with_all_rows(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple
             if _is_own(update)
             else custom_metrics.function_lets_rows_meet(metric, _own_function(metric), args, kwargs)
         )
-        return custom_metrics.rows_of_all(args, kwargs) if meet else None
+        return custom_metrics.gather_rows(args, kwargs) if meet else None
 
 
 def _has_whole_rows(args: tuple, kwargs: dict) -> bool:
@@ -164,7 +164,7 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
     if function is None:
         yield
         return
-    vars(metric)["_fn"] = custom_metrics.of_all_rows(function)
+    vars(metric)["_fn"] = custom_metrics.make_global(function)
     try:
         yield
     finally:
@@ -244,10 +244,10 @@ def _in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
 def _result(original: Any) -> Any:
     def result(self, *args, **kwargs):
         with _Outermost("result") as outermost:
-            if not outermost or metrics.inside_whole_state() or step_weight.is_alone():
+            if not outermost or metrics.is_in_whole_state() or step_weight.is_alone():
                 return original(self, *args, **kwargs)
-            with metrics.whole_state(self.variables):
-                return metrics.detached(original(self, *args, **kwargs))
+            with metrics.hold_whole_state(self.variables):
+                return metrics.copy_result(original(self, *args, **kwargs))
 
     return result
 
@@ -285,10 +285,10 @@ def _keras2_result(original: Any) -> Any:
 
         def decorated(metric_obj, *args):
             with _Outermost("result") as outermost:
-                if not outermost or metrics.inside_whole_state():
+                if not outermost or metrics.is_in_whole_state():
                     return wrapped(metric_obj, *args)
-                with metrics.whole_state(metric_obj.variables):
-                    return metrics.detached(wrapped(metric_obj, *args))
+                with metrics.hold_whole_state(metric_obj.variables):
+                    return metrics.copy_result(wrapped(metric_obj, *args))
 
         return functools.wraps(wrapped)(decorated)
 

@@ -76,24 +76,24 @@ def _apply(original: Any) -> Any:
         if step_weight.is_alone():
             with additive.updating(self, grads, trainable_variables) as grads_then:
                 return original(self, grads_then, trainable_variables)
-        if reduction.inside_reduced():
+        if reduction.is_taking_as_reduced():
             return original(self, grads, trainable_variables)
         grads = list(grads)
         targets = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not grads or len(grads) != len(targets) or reduction.are_reduced(grads, targets):
-            with reduction.reduced():
+            with reduction.take_as_reduced():
                 return original(self, grads, trainable_variables)
         if _accumulates(self):
             _accumulated[self] = targets
             graph_ops.note_accounts(self.variables)
             try:
-                with reduction.reduced():
-                    return original(self, reduction.weigh(grads), trainable_variables)
+                with reduction.take_as_reduced():
+                    return original(self, reduction.weight_gradients(grads), trainable_variables)
             finally:
                 del _accumulated[self]
-        grads, _ = reduction.reduce(grads, targets, place="optimizer.apply")
-        variables.expect(targets)
-        with reduction.reduced():
+        grads, _ = reduction.reduce_gradients(grads, targets, place="optimizer.apply")
+        variables.expect_agreement(targets)
+        with reduction.take_as_reduced():
             return original(self, grads, trainable_variables)
 
     return apply
@@ -152,7 +152,9 @@ def _clip_accumulated(original: Any) -> Any:
             import tensorflow as tf
 
             one = tf.constant(1.0, tf.float64)
-            grads, _ = reduction.reduce(list(grads), targets[: len(grads)], weight=one, place="optimizer.apply")
+            grads, _ = reduction.reduce_gradients(
+                list(grads), targets[: len(grads)], weight=one, place="optimizer.apply"
+            )
         return original(self, grads)
 
     return _clip_gradients
@@ -163,12 +165,12 @@ def _apply_gradients(original: Any) -> Any:
         pairs = list(grads_and_vars)
         targets = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]
-        if not pairs or reduction.inside_reduced() or reduction.are_reduced(found, targets):
-            with reduction.reduced():
+        if not pairs or reduction.is_taking_as_reduced() or reduction.are_reduced(found, targets):
+            with reduction.take_as_reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = reduction.reduce(found, targets, place="optimizer.apply_gradients")
-        variables.expect(targets)
-        with reduction.reduced():
+        reduced, _ = reduction.reduce_gradients(found, targets, place="optimizer.apply_gradients")
+        variables.expect_agreement(targets)
+        with reduction.take_as_reduced():
             return original(self, list(zip(reduced, targets)), *args, **kwargs)
 
     return apply_gradients

@@ -24,16 +24,16 @@ def _predict(original: Any) -> Any:
         if not elastic.is_on():
             return shared(self, args, kwargs)
         source = kwargs.get("x", args[0] if args else None)
-        return elastic.attempt("predict", lambda: shared(self, args, kwargs), elastic_step.make_undo(source))
+        return elastic.attempt_work("predict", lambda: shared(self, args, kwargs), elastic_step.make_undo(source))
 
     def shared(self, args, kwargs):
         import tensorflow as tf
 
-        with fit_call.run("predict", self) as call:
+        with fit_call.enter_call("predict", self) as call:
             try:
                 return original(self, *args, **kwargs)
             except (predict_call.OtherRows, tf.errors.InvalidArgumentError) as error:
-                if not predict_call.give_up(self, error):
+                if not predict_call.fall_back_to_whole(self, error):
                     raise
         if call.answer.once:
             raise world.RankError(
@@ -41,7 +41,7 @@ def _predict(original: Any) -> Any:
                 "the ranks see different rows. This showed when a part of the generator had been consumed; give "
                 "predict arrays or a tf.data.Dataset."
             )
-        with fit_call.run("predict", self) as again:
+        with fit_call.enter_call("predict", self) as again:
             again.answer.whole = True
             return original(self, *args, **kwargs)
 
@@ -72,7 +72,7 @@ def _whole_answer(step: Any) -> Any:
     def with_rows_of_all(data):
         if not isinstance(data, sliced_dataset.Batch):
             return step(data)
-        return predict_call.whole(step(data.data), data)
+        return predict_call.gather_outputs(step(data.data), data)
 
     return with_rows_of_all
 

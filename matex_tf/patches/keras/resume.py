@@ -28,14 +28,14 @@ def install() -> None:
 
 
 def _keras3(module: Any) -> None:
-    replace(module.EpochIterator, "__init__", fast_forward.source)
-    replace(module.EpochIterator, "_enumerate_iterator", fast_forward.steps_of_epoch)
+    replace(module.EpochIterator, "__init__", fast_forward.wrap_source)
+    replace(module.EpochIterator, "_enumerate_iterator", fast_forward.wrap_epoch_steps)
 
 
 def _keras2(module: Any) -> None:
-    replace(module.DataHandler, "__init__", fast_forward.source)
-    replace(module.DataHandler, "enumerate_epochs", fast_forward.epochs_of_handler)
-    replace(module.DataHandler, "steps", fast_forward.steps_of_handler)
+    replace(module.DataHandler, "__init__", fast_forward.wrap_source)
+    replace(module.DataHandler, "enumerate_epochs", fast_forward.wrap_handler_epochs)
+    replace(module.DataHandler, "steps", fast_forward.wrap_handler_steps)
 
 
 def _lists(module: Any) -> None:
@@ -48,7 +48,7 @@ def _lists(module: Any) -> None:
 # The call
 
 
-def fit(original: Any, model: Any, kept: fit_state.Fit, args: tuple, kwargs: dict) -> Any:
+def resume_fit(original: Any, model: Any, kept: fit_state.Fit, args: tuple, kwargs: dict) -> Any:
     """The call `original(model, *args, **kwargs)` of fit in a run whose state is kept."""
     signature = inspect.signature(original)
     given = _by_name(signature, signature.bind(model, *args, **kwargs))
@@ -103,13 +103,13 @@ def first_step(kept: fit_state.Fit, function: Any, iterator: Any) -> Any:
 
     Variables that are made in a step are there after one, whose other effects are undone.
     """
-    batches = fast_forward.take(iterator, fast_forward.steps_per_execution(kept.model))
+    batches = fast_forward.take_batches(iterator, fast_forward.steps_per_execution(kept.model))
 
     def again() -> Any:
         dataset = _one_batch(batches[0], iterator.element_spec)
         for batch in batches[1:]:
             dataset = dataset.concatenate(_one_batch(batch, iterator.element_spec))
-        return iter(iteration.exempt(dataset))
+        return iter(iteration.exempt_dataset(dataset))
 
     kept.put_back_rest(lambda: function(again()))
     return again()
@@ -155,7 +155,7 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
         rows = list(csv.reader(file, delimiter=callback.sep))
     while len(rows) > 1 and rows[-1] and rows[-1][0].isdigit() and int(rows[-1][0]) >= epoch:
         rows.pop()
-    with atomic.beside(callback.filename) as place, open(place, "w", newline="") as file:
+    with atomic.write_beside(callback.filename) as place, open(place, "w", newline="") as file:
         csv.writer(file, delimiter=callback.sep).writerows(rows)
     callback.append = True
 

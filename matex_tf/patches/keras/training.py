@@ -64,7 +64,7 @@ def _run(kind: str) -> Any:
                 return original(self, *args, **kwargs)
             if kind == "evaluate" and elastic.is_on():
                 source = kwargs.get("x", args[0] if args else None)
-                return elastic.attempt(
+                return elastic.attempt_work(
                     kind, lambda: _evaluate(self, source, args, kwargs), elastic_step.make_undo(source)
                 )
             return _call(self, args, kwargs)
@@ -81,9 +81,9 @@ def _run(kind: str) -> Any:
             return _call(self, args, kwargs)
 
         def _call(self, args, kwargs):
-            with fit_call.run(kind, self) as call:
+            with fit_call.enter_call(kind, self) as call:
                 if call.kept is not None:
-                    return resume.fit(original, self, call.kept, args, kwargs)
+                    return resume.resume_fit(original, self, call.kept, args, kwargs)
                 return original(self, *args, **kwargs)
 
         return method
@@ -99,7 +99,7 @@ def _train_on_batch(original: Any) -> Any:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         batch = {name: given[name] for name in ("x", "y", "sample_weight") if given.get(name) is not None}
-        with single_batch.training(self, batch):
+        with single_batch.enter_step(self, batch):
             return original(**given)
 
     return train_on_batch
@@ -164,7 +164,7 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
             return step(data.data)
         call = fit_call.current()
         if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
-            with model_calls.shared(call.model is model and not getattr(model, "jit_compile", False)):
+            with model_calls.share_models(call.model is model and not getattr(model, "jit_compile", False)):
                 return step(data.data)
         with meetings.resolved(step_check.makes_whole(model, which)):
             traces.declare_rows(data.data)
@@ -199,7 +199,7 @@ def _train_step(model: Any, function: Any) -> Any:
             return _step_of_fewer(run, run.training, iterator)
         if run.turns is not None:
             return _step_in_turn(run.turns, function, iterator)
-        elastic.refuse("this call of fit")
+        elastic.refuse_after_loss("this call of fit")
         run.before_step()
         logs = function(iterator)
         run.after_step()
@@ -228,7 +228,7 @@ def _step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) ->
 
     most = fast_forward.steps_per_execution(run.model)
     try:
-        batches = fast_forward.take(iterator, most)
+        batches = fast_forward.take_batches(iterator, most)
     except tf.errors.OutOfRangeError:
         if run.elastic is None:
             raise
@@ -267,7 +267,7 @@ def _epoch_figures(original: Any) -> Any:
 
 def _metrics_result(original: Any) -> Any:
     def get_metrics_result(self):
-        if not world.is_active() or metrics.inside_whole_state() or step_weight.is_alone():
+        if not world.is_active() or metrics.is_in_whole_state() or step_weight.is_alone():
             return original(self)
         import tensorflow as tf
 
@@ -276,8 +276,8 @@ def _metrics_result(original: Any) -> Any:
             run.end_turns()
 
         def whole_result() -> Any:
-            with metrics.whole_state([variable for metric in self.metrics for variable in metric.variables]):
-                return metrics.detached(original(self))
+            with metrics.hold_whole_state([variable for metric in self.metrics for variable in metric.variables]):
+                return metrics.copy_result(original(self))
 
         return membership.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
 

@@ -23,7 +23,7 @@ from matex_tf.world import world
 _recorder: Recorder | None = None
 
 
-def start() -> None:
+def start_recorder() -> None:
     """Begin, where `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
     global _recorder
     asked = settings.current().check
@@ -144,7 +144,7 @@ class Recorder:
         self.stored = True
         figures = json.dumps(self.steps)
         arrays: dict[str, Any] = {f"weight{index}": value for index, value in enumerate(self.weights)}
-        with real_files.plainly():
+        with real_files.use_real_files():
             np.savez(os.path.join(self.folder, f"rank-{world.current().rank}.npz"), figures=figures, **arrays)
 
 

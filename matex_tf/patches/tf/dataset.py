@@ -73,7 +73,7 @@ def _next(original: Any) -> Any:
         if loop is None:
             return original(self)
         try:
-            element = bottlenecks.timed(lambda: original(self))
+            element = bottlenecks.time_pull(lambda: original(self))
         except StopIteration:
             more = loop.end()
             if more is None:
@@ -88,7 +88,7 @@ def _next_in_function(iterator: Any, original: Any) -> Any:
     call = fit_call.current()
     stage = None if call is None else call.training
     waits = stage is not None and (stage.whole_pipeline is not None or stage.shares is not None)
-    element = bottlenecks.timed(lambda: original(iterator)) if waits else original(iterator)
+    element = bottlenecks.time_pull(lambda: original(iterator)) if waits else original(iterator)
     return function_loop.next_element(iterator, element)
 
 

@@ -66,8 +66,8 @@ def _call(original: Any) -> Any:
                 result = run(self, args, kwargs)
         else:
             result = _step(self, run, args, kwargs)
-        if variables.waiting():
-            variables.settle()
+        if variables.has_agreements_due():
+            variables.settle_agreements()
         return result
 
     return __call__
@@ -76,9 +76,9 @@ def _call(original: Any) -> Any:
 def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
     """A call in eager code that may train."""
     metrics.count_apart()
-    updates = reduction.updates()
-    result, why = function_step.call(run, function, args, kwargs)
-    if why and reduction.updates() > updates:
+    updates = reduction.count_updates()
+    result, why = function_step.call_step(run, function, args, kwargs)
+    if why and reduction.count_updates() > updates:
         if step_weight.is_sliced():
             explain.say_inexact(why)
         else:
@@ -108,5 +108,5 @@ def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
                 holding.make_whole()  # XLA takes variables as they are
             around.enter_context(overlap.for_xla())
         if sources:
-            around.enter_context(sliced_dataset.passed(sources))
-        return overlap_trial.call(original, function, args, kwargs)
+            around.enter_context(sliced_dataset.pass_sources(sources))
+        return overlap_trial.call_function(original, function, args, kwargs)

@@ -172,7 +172,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
     parts = tf.nest.flatten(element, expand_composites=True)
 
     def begin(*values: Any) -> bool:
-        variables.settle()
+        variables.settle_agreements()
         script_loops.say_loop()
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         if sliced_dataset.is_uneven(whole):

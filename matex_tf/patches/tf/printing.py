@@ -21,19 +21,19 @@ def install() -> None:
 
 def _scalar_summary(original: Any) -> Any:
     def scalar(name, data, *args, **kwargs):
-        return original(name, shown(data), *args, **kwargs)
+        return original(name, show_whole(data), *args, **kwargs)
 
     return scalar
 
 
 def _print(original: Any) -> Any:
     def tf_print(*inputs, **kwargs):
-        return original(*[shown(part) for part in inputs], **kwargs)
+        return original(*[show_whole(part) for part in inputs], **kwargs)
 
     return tf_print
 
 
-def shown(value: Any) -> Any:
+def show_whole(value: Any) -> Any:
     """What a script shows of `value`; in a graph that trains, the ranks' parts of it are put together."""
     import tensorflow as tf
 

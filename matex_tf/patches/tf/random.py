@@ -40,7 +40,7 @@ def _pipeline_function(original: Any) -> Any:
 
 def _next(original: Any) -> Any:
     def next(self, *args, **kwargs):
-        return draws.seed(lambda: of_rank(original(self, *args, **kwargs)))
+        return draws.draw_seed(lambda: of_rank(original(self, *args, **kwargs)))
 
     def of_rank(seed):
         if not world.is_active() or getattr(_pipelines, "depth", 0) > 0 or step_weight.in_session_graph():

@@ -137,13 +137,13 @@ def _gradient(original: Any) -> Any:
         import tensorflow as tf
 
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        outermost = not tape_stack.is_plain()
+        outermost = not tape_stack.keeps_plain()
         # A part of a larger gradient, as in the gradient function of a `tf.custom_gradient`, is none of the script's.
         is_part = caller.startswith(_INTERNAL) or not outermost
         given = signature.bind(self, target, sources, *args, **kwargs).arguments
 
         def compute(of, upstream):
-            with tape_stack.plain():
+            with tape_stack.keep_plain():
                 return original(**{**given, "target": of, "output_gradients": upstream})
 
         upstream = given.get("output_gradients")

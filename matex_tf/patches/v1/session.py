@@ -39,7 +39,7 @@ def _run(original: Any) -> Any:
         plan = run_plans.plan_of(self.graph, fetches)
         if plan is None:
             return original(self, fetches, feed_dict, options, run_metadata)
-        with session_runs.training(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
+        with session_runs.enter_run(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
             if not plan.passes:
                 return original(self, new_fetches, new_feeds, options, run_metadata)
             return original(self, [new_fetches, plan.passes], new_feeds, options, run_metadata)[0]
@@ -53,7 +53,7 @@ def _compute_gradients(original: Any) -> Any:
     def compute_gradients(self, loss, *args, **kwargs):
         import tensorflow as tf
 
-        if reduction.inside_reduced():
+        if reduction.is_taking_as_reduced():
             return original(self, loss, *args, **kwargs)
         given = signature.bind(self, loss, *args, **kwargs).arguments
         if callable(loss):
@@ -81,7 +81,7 @@ def _compute_gradients(original: Any) -> Any:
 def _reduced_later(pairs: list) -> list:
     """Gradients of eager code that the optimizer takes itself, reduced."""
     of = [variable for _, variable in pairs]
-    reduced, _ = reduction.reduce([gradient for gradient, _ in pairs], of, place="compute_gradients")
+    reduced, _ = reduction.reduce_gradients([gradient for gradient, _ in pairs], of, place="compute_gradients")
     reduction.mark_reduced(of, born=True)
     _expect(of)
     return list(zip(reduced, of))
@@ -91,8 +91,8 @@ def _expect(of: list) -> None:
     import tensorflow as tf
 
     if tf.executing_eagerly():
-        variables.expect(of)
-        variables.settle()
+        variables.expect_agreement(of)
+        variables.settle_agreements()
 
 
 def _apply_gradients(original: Any) -> Any:
@@ -102,12 +102,12 @@ def _apply_gradients(original: Any) -> Any:
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]
-        if not pairs or reduction.inside_reduced() or reduction.are_reduced(found, of):
-            with reduction.reduced():
+        if not pairs or reduction.is_taking_as_reduced() or reduction.are_reduced(found, of):
+            with reduction.take_as_reduced():
                 return original(self, pairs, *args, **kwargs)
-        reduced, _ = reduction.reduce(found, of, place="apply_gradients")
+        reduced, _ = reduction.reduce_gradients(found, of, place="apply_gradients")
         _expect(of)
-        with reduction.reduced():
+        with reduction.take_as_reduced():
             return original(self, list(zip(reduced, of)), *args, **kwargs)
 
     return apply_gradients

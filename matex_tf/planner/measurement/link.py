@@ -16,7 +16,7 @@ from matex_tf.world import world
 PROBES = 15
 
 
-def measure() -> LinkMeasurement:
+def measure_link() -> LinkMeasurement:
     """Between the ranks that there are. Collective."""
     me = world.current()
     hosts = len(set(me.nodes))
@@ -40,7 +40,7 @@ def _time(overlapped: bool, size: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    found = measure()
+    found = measure_link()
     if world.current().rank == 0:
         print(json.dumps(vars(found)))
 

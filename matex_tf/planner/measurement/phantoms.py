@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.io.mirror import mirror, mirrored
+from matex_tf.io.mirror import mirror_command, mirror_folder
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Size, typical
+from matex_tf.planner.plan_file import Size, typical_step
 
 STEPS = 25
 LIMIT = 300
@@ -45,7 +45,7 @@ class Measurement:
     overlaps: bool
 
 
-def measure(
+def measure_copies(
     script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong"
 ) -> Measurement:
     """The script as rank 0 of `ranks`, `copies` of it at once.
@@ -56,7 +56,7 @@ def measure(
     processes, others = [], machine.Others()
     try:
         for copy in range(copies):
-            asked = environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
+            asked = copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
             processes.append(_start(script, copy, folder, asked))
         codes = _wait(processes)
     finally:
@@ -65,7 +65,7 @@ def measure(
     busy = others.share()
     found = []
     for copy, code in enumerate(codes):
-        found.append(read(folder, copy, code, ranks))
+        found.append(read_copy(folder, copy, code, ranks))
     first = found[0][1]
     alike = [steps for _, steps, _ in found if steps.gradients == first.gradients]
     size = Size(
@@ -80,15 +80,15 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
     """The typical step of `script` on the ranks that `launch` starts, in seconds.
 
     Raises:
-        NotMeasured: as `measure`.
+        NotMeasured: as `measure_copies`.
     """
     place, source = folder / "place-0", Path.cwd().resolve()
-    mirror(source, place)
-    words = launch(command(script, source, place)[3:])
+    mirror_folder(source, place)
+    words = launch(copy_command(script, source, place)[3:])
     with (folder / "said-0").open("wb") as said:
         process = subprocess.Popen(
-            words, cwd=place, env=environment(f"0:{steps}:0:1:{folder}", scaling, "auto"), stdin=subprocess.DEVNULL,
-            stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            words, cwd=place, env=copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto"),
+            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     until = time.monotonic() + LIMIT
     try:
@@ -99,16 +99,16 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10)
         _end(process)
-    _, found, _ = read(folder, 0, process.returncode, 0)
-    return typical(found.seconds)
+    _, found, _ = read_copy(folder, 0, process.returncode, 0)
+    return typical_step(found.seconds)
 
 
-def command(script: Sequence[str], source: Path, place: Path) -> list[str]:
+def copy_command(script: Sequence[str], source: Path, place: Path) -> list[str]:
     """The command that runs `script` in `place`, the mirror of `source`."""
-    return [sys.executable, "-m", "matex_tf", *mirrored(script, source, place)]
+    return [sys.executable, "-m", "matex_tf", *mirror_command(script, source, place)]
 
 
-def environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
+def copy_environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
     """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results."""
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
     own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": plan.split(":", 4)[4], "MATEX_QUIET": "1"}
@@ -118,10 +118,10 @@ def environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
 def _start(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
     place = folder / f"place-{copy}"
     source = Path.cwd().resolve()
-    mirror(source, place)
+    mirror_folder(source, place)
     with (folder / f"said-{copy}").open("wb") as said:
         return subprocess.Popen(
-            command(script, source, place), cwd=place, env=asked,
+            copy_command(script, source, place), cwd=place, env=asked,
             stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
@@ -144,11 +144,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def read(folder: Path, copy: int, code: int | None, ranks: int) -> tuple[dict[str, Any], Steps, bool]:
+def read_copy(folder: Path, copy: int, code: int | None, ranks: int) -> tuple[dict[str, Any], Steps, bool]:
     """What one copy measured, its steps, and whether gradients were handed over one by one.
 
     Raises:
-        NotMeasured: as `measure`.
+        NotMeasured: as `measure_copies`.
     """
     said = (folder / f"said-{copy}").read_text(errors="replace") if (folder / f"said-{copy}").exists() else ""
     file = folder / f"copy-{copy}.npz"

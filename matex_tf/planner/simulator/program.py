@@ -33,7 +33,7 @@ class Program:
         return sum(self.sizes)
 
 
-def of_plan(plan: plan_file.Plan, ranks: int) -> Program:
+def program_of_plan(plan: plan_file.Plan, ranks: int) -> Program:
     """The step of a rank of `ranks`, as the planner has it."""
     ranks = arguments.whole_number("simulate", "ranks", ranks)
     model = Compute(plan)

@@ -75,7 +75,7 @@ class Result:
         return max(0.0, self.step - self.mean_compute - self.waiting)
 
 
-def simulate(
+def simulate_ranks(
     program: Program,
     ranks: int,
     steps: int,
@@ -97,7 +97,7 @@ def simulate(
 
 
 class _Simulation:
-    """The events of `simulate`; ranks begin each step at once, when the last bucket is there."""
+    """The events of `simulate_ranks`; ranks begin each step at once, when the last bucket is there."""
 
     def __init__(
         self, program: Program, ranks: int, steps: int, plan: Sequence[int] | None, prices: Prices,

@@ -56,7 +56,7 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
         return b'"traceEvents"' in file.read(64)
 
 
-def replay(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
+def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
     """Play the steps of a timeline again, from the fourth update on; `slow` gives factors on what ranks compute.
 
     Raises:

@@ -71,7 +71,7 @@ class _Sums:
         return self.links.small(self.ranks, 0) + self.sum_of(size)
 
 
-def run(
+def simulate_plan(
     plan: plan_file.Plan, ranks: int, what: WhatIf, steps: int = 20, seed: int = 1, note: rank_events.Note | None = None
 ) -> Outcome:
     """Simulate `steps` steps on `ranks` ranks.
@@ -81,7 +81,7 @@ def run(
     """
     if strange := [rank for rank in what.slow if rank >= ranks]:
         raise NotAsked(f"slow={strange[0]}:...: there are ranks 0 to {ranks - 1}")
-    program = programs.of_plan(plan, ranks)
+    program = programs.program_of_plan(plan, ranks)
     predictor = predict.Predictor(plan)
     links = predictor.links
     links.per_host = what.ranks_per_host or links.per_host
@@ -112,7 +112,7 @@ def run(
         )
     factors = predictor.compute.spread(ranks) if what.noise is None else ()
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)
-    result = rank_events.simulate(program, ranks, steps, boundaries, prices, disturbance, seed, note)
+    result = rank_events.simulate_ranks(program, ranks, steps, boundaries, prices, disturbance, seed, note)
     transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
     return Outcome(
         result.step, result.mean_compute, result.waiting, result.exposed, rows, transfers, tuple(assumptions),
@@ -122,12 +122,12 @@ def run(
 
 def _boundaries(program: Program, way: str | float, price: buckets.Price) -> buckets.Plan:
     if way == "best":
-        return buckets.best(program.ready, program.sizes, price)
+        return buckets.best_plan(program.ready, program.sizes, price)
     if way == "ibatch":
-        return buckets.greedy(program.ready, program.sizes, price)
+        return buckets.greedy_plan(program.ready, program.sizes, price)
     if way == "each":
-        return buckets.each(program.sizes)
-    return buckets.closed_at(program.sizes, float(way))
+        return buckets.plan_each(program.sizes)
+    return buckets.plan_by_size(program.sizes, float(way))
 
 
 def _with_servers(
@@ -141,15 +141,17 @@ def _with_servers(
     plans = {"layerwise": ibatch.by_layer, "ibatch": ibatch.greedy}
     plan = plans.get(what.pull or "default", ibatch.whole)(work)
     one = servers.Work(
-        servers.by_batches(layers, plan),
-        servers.by_batches(forward, plan),
+        servers.add_up_batches(layers, plan),
+        servers.add_up_batches(forward, plan),
         program.compute - sum(forward),
         sum(layers),
         start_up,
     )
     noise = what.noise if what.noise is not None else 0.0
     assert what.servers is not None
-    found = servers.simulate(ranks, float(what.servers), one, SERVER_STEPS, what.synchronous, noise, what.slow, seed)
+    found = servers.simulate_servers(
+        ranks, float(what.servers), one, SERVER_STEPS, what.synchronous, noise, what.slow, seed
+    )
     assumptions = [
         *assumptions,
         f"a forward pass of {FORWARD:.2f} of the computation",

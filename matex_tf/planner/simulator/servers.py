@@ -43,7 +43,7 @@ class Work:
         return sum(self.forward) + self.backward
 
 
-def whole(compute: float, transfer: float) -> Work:
+def work_of_step(compute: float, transfer: float) -> Work:
     """`compute` seconds, then one transfer of `transfer` seconds: what XAI, HTC and the exact model reckon with."""
     return Work([0.0], [compute], 0.0, transfer)
 
@@ -79,7 +79,7 @@ class _Worker:
 
 
 class _Simulation:
-    """The events of `simulate`."""
+    """The events of `simulate_servers`."""
 
     def __init__(
         self, workers: int, capacity: float, work: Work, steps: int, synchronous: bool,
@@ -156,7 +156,7 @@ class _Simulation:
             self.begin(one)
 
 
-def simulate(
+def simulate_servers(
     workers: int,
     capacity: float,
     work: Work,
@@ -179,6 +179,6 @@ def simulate(
     return _Simulation(workers, capacity, work, steps, synchronous, noise, slow or {}, seed).run()
 
 
-def by_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
+def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
     """What layers take, added up over the batches of `plan` (its boundaries)."""
     return [sum(seconds[first:past]) for first, past in itertools.pairwise(plan)]

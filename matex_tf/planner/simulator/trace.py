@@ -40,15 +40,15 @@ class Trace:
             "ranks": f"the first {shown} of {self.ranks}",
         }
         parts = (self._part(rank) for rank in range(shown))
-        timeline.write(os.fspath(path), parts, remarks)
+        timeline.write_file(os.fspath(path), parts, remarks)
 
     def _part(self, rank: int) -> str:
         events = np.array(self._rows[rank], records.EVENT)
         times = np.stack([events["start"], events["start"] + events["duration"]])
-        return timeline.part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
+        return timeline.format_part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
 
 
-def opened(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
+def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
     """A trace and its `note`, where a file is asked for."""
     trace = Trace(ranks, per_host) if path else None
     return trace, trace.note if trace else None

@@ -44,7 +44,7 @@ class WhatIf:
     pull: str | None = None
 
 
-def read(words: Sequence[str]) -> WhatIf:
+def read_changes(words: Sequence[str]) -> WhatIf:
     """All `words` together.
 
     Raises:
@@ -70,12 +70,12 @@ def read(words: Sequence[str]) -> WhatIf:
     return found
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """ "2us" as 2e-6. Raises ValueError."""
     return _quantity(text, _SECONDS)
 
 
-def size(text: str) -> float:
+def parse_bytes(text: str) -> float:
     """ "25MiB" as bytes. Raises ValueError."""
     return _quantity(text, _BYTES)
 
@@ -99,7 +99,7 @@ def _among(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
 def _buckets(value: str) -> Changed:
     if value in BUCKETS:
         return {"buckets": value}
-    most = size(value)
+    most = parse_bytes(value)
     if most <= 0:
         raise ValueError(value)
     return {"buckets": most}
@@ -118,10 +118,10 @@ def _link(value: str) -> Changed:
     start_up, _, rate = value.partition(",")
     if not rate.endswith("/s"):
         raise ValueError(value)
-    rate_in_bytes = size(rate[:-2])
+    rate_in_bytes = parse_bytes(rate[:-2])
     if rate_in_bytes == 0:
         raise ValueError(value)
-    return {"link": Link(seconds(start_up), 1 / rate_in_bytes)}
+    return {"link": Link(parse_seconds(start_up), 1 / rate_in_bytes)}
 
 
 def _slow(value: str) -> Changed:

@@ -118,4 +118,4 @@ class Leases:
             return state, state[1]
 
         numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-        return py_functions.hold_functions(lambda: numbers.scan(self.begin(), step))
+        return py_functions.hold_py_functions(lambda: numbers.scan(self.begin(), step))

@@ -29,12 +29,12 @@ class EngineMissingError(ImportError):
     """The library of an engine is not there; the text says how to get it."""
 
 
-def check(name: str) -> None:
+def check_engine(name: str) -> None:
     """Raises EngineMissingError where the library of the engine of this name cannot be loaded."""
     _load(name)
 
 
-def make(name: str, space: Space, seed: int) -> Engine:
+def make_engine(name: str, space: Space, seed: int) -> Engine:
     """The engine of this name. Raises EngineMissingError."""
     engine: Engine = _load(name).make(space, seed)
     return engine

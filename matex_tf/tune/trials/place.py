@@ -76,7 +76,7 @@ def written_through(made: Layout) -> list[Path]:
     return [path for path, stamp in made.links.values() if not path.exists() or _stamp(path) != stamp]
 
 
-def clean(place: Path, made: Layout) -> None:
+def clean_folder(place: Path, made: Layout) -> None:
     """Leave in `place` only what its trial has written."""
     for path, stamp in made.copies.items():
         if path.is_file() and not path.is_symlink() and _stamp(path) == stamp:
@@ -95,7 +95,7 @@ def clean(place: Path, made: Layout) -> None:
 # What the script is told
 
 
-def words(space: Space, config: Config) -> list[str]:
+def list_words(space: Space, config: Config) -> list[str]:
     """The options of the command line."""
     told = []
     for parameter in space.parameters:
@@ -109,12 +109,12 @@ def words(space: Space, config: Config) -> list[str]:
     return told
 
 
-def variables(config: Config) -> dict[str, str]:
+def list_variables(config: Config) -> dict[str, str]:
     """The variables of the environment."""
     return {name[1:]: text_of(value) for name, value in config.items() if name.startswith("$")}
 
 
-def fill(place: Path, asked: Asked, config: Config) -> None:
+def fill_placeholders(place: Path, asked: Asked, config: Config) -> None:
     """Put values in the place of placeholders, in the trial's own copies of the files that have some."""
     values = {**dict(asked.otherwise), **{name: text_of(value) for name, value in config.items()}}
     for name in asked.files:

@@ -9,7 +9,7 @@ from matex_tf.tune.trials.trial import Slot
 from matex_tf.world import placement
 
 
-def deal(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
+def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
     """So many slots, each with cores and GPUs of its own; where there are fewer of one than slots, it is shared."""
     return [
         Slot(
@@ -24,4 +24,4 @@ def slots_of(parallel: int) -> list[Slot]:
     """The slots of this machine."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(placement.gpu_count())]
-    return deal(placement.cores(), gpus if parallel > 1 else [], parallel)
+    return deal_slots(placement.cores(), gpus if parallel > 1 else [], parallel)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf.tune.objective import Objective, Point, printed
+from matex_tf.tune.objective import Objective, Point, final_text
 from matex_tf.world import child_process, task_environment
 
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
@@ -73,12 +73,12 @@ class Trial:
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        with hold(folder) as lock, (folder / OUTPUT).open("ab") as output:
+        with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C at the terminal is for the search, which then ends its trials.
             self._child = subprocess.Popen(
                 words, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock],
-                preexec_fn=child_process.prepare(mask, os.getpid(), slot.cpus),
+                preexec_fn=child_process.make_preparation(mask, os.getpid(), slot.cpus),
             )  # fmt: skip
 
     @property
@@ -127,7 +127,7 @@ class Trial:
         self.look()
         seconds = self.seconds
         output = read_output(self.folder / OUTPUT)
-        tail = "\n".join(deque((line for line in printed(output[-_TAIL:]).splitlines() if line.strip()), _LINES))
+        tail = "\n".join(deque((line for line in final_text(output[-_TAIL:]).splitlines() if line.strip()), _LINES))
 
         def failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
             return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds)
@@ -152,7 +152,7 @@ class Trial:
 
 
 @contextlib.contextmanager
-def hold(folder: Path, patience: float | None = None) -> Iterator[int]:
+def hold_folder(folder: Path, patience: float | None = None) -> Iterator[int]:
     """A lock on the folder of a trial, for it to inherit, or of a search. Until it is gone, another cannot be had.
 
     Raises:

@@ -95,7 +95,9 @@ class Engine:
 @pytest.fixture(autouse=True)
 def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
-    monkeypatch.setattr(function_step, "call", lambda run, function, args, kwargs: (run(function, args, kwargs), ""))
+    monkeypatch.setattr(
+        function_step, "call_step", lambda run, function, args, kwargs: (run(function, args, kwargs), "")
+    )
 
 
 @pytest.fixture(scope="session")

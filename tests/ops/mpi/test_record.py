@@ -104,7 +104,7 @@ def test_what_lies_between_steps_is_in_no_step(engine):
     assert (totals.updates, totals.steps) == (6, 4)
     events, _ = records.events_of(engine.c)
     times = np.stack([events["start"], events["start"] + events["duration"]])
-    drawn = [one[1] for one in timeline.slices(events, records.labels_of(engine.c), times)]
+    drawn = [one[1] for one in timeline.list_slices(events, records.labels_of(engine.c), times)]
     assert (drawn.count("compute"), drawn.count("between steps")) == (6, 2)
 
 
@@ -187,10 +187,10 @@ def test_overlapped_updates(monkeypatch, parts):
     assert len(only(events[events["lane"] == 0], "announcement")) == parts * count
 
     times = np.stack([events["start"], events["start"] + events["duration"]]) - events["start"].min()
-    drawn = list(timeline.slices(events, labels, times))
+    drawn = list(timeline.list_slices(events, labels, times))
     for lane in (0, 1):
         assert_nested([one[3:5] for one in drawn if one[0] == lane])
-    text = timeline.part(events, labels, RANK, "host", times)
+    text = timeline.format_part(events, labels, RANK, "host", times)
     rows = [row for row in json.loads(f"[{text}]") if row["ph"] == "X"]
     assert {row["name"] for row in rows} >= {place, f"announce {place}", "transfer", "compute", "wait for sums"}
     assert len(rows) == len(drawn)
@@ -200,10 +200,10 @@ def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch,
     before = list(shutdown.at_end)
     monkeypatch.setattr(settings.current(), "timeline", "/no/such/folder/trace.json")
     with pytest.raises(world.RankError, match="MATEX_TIMELINE=/no/such/.*No such file.*Make that folder first"):
-        timeline.start()
+        timeline.start_timeline()
     monkeypatch.setattr(settings.current(), "timeline", "/proc/trace.json")
     with pytest.raises(world.RankError, match="Name a file that can be written"):
-        timeline.start()
+        timeline.start_timeline()
     assert shutdown.at_end == before
 
 
