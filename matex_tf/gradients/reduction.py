@@ -142,7 +142,7 @@ def _dense(gradient: Any) -> Any:
 
 
 def _of_a_rank() -> int:
-    """Which of a step's numbers weighs a rank's gradients: in graphs they are parts of a sum (`recombine.seed_targets`)."""
+    """Which number of a step weighs a rank: in graphs gradients are parts of a sum (`recombine.seed_targets`)."""
     import tensorflow as tf
 
     return 0 if tf.executing_eagerly() else 1
