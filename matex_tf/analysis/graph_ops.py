@@ -85,9 +85,9 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def functions_of(node: Any) -> list[str]:
-    """The names of the functions that an op, by its definition, calls."""
+    """The names of the functions that an op, by its definition, calls, in the order of its attributes' names."""
     names = []
-    for attribute in node.attr.values():
+    for _, attribute in sorted(node.attr.items()):  # a map of protobuf has another order each time
         if attribute.HasField("func"):
             names.append(attribute.func.name)
         names.extend(function.name for function in attribute.list.func)

@@ -193,7 +193,7 @@ def _joined(inputs: Iterable[tuple[Atom, ...]]) -> tuple[Atom, ...]:
 
 def _attributes(op: Any) -> tuple[tuple[str, bytes], ...]:
     return tuple(
-        (name, attribute.SerializeToString())
+        (name, attribute.SerializeToString(deterministic=True))
         for name, attribute in sorted(op.node_def.attr.items())
         if not (name.startswith("_") or name in _UNLIKE or attribute.HasField("shape") or attribute.list.shape)
     )
