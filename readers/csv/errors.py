@@ -65,8 +65,11 @@ def explain(
     except ReaderError as found:
         wrong = found
     for number, kind in types.items():
+        if pa.types.is_string(kind):
+            continue
         texts = ["0" if text in nulls else text for text in columns[number][: len(lines)]]
-        if pa.types.is_string(kind) or (index := _first_wrong(texts, kind)) is None:
+        index = _first_wrong(texts, kind)
+        if index is None:
             continue
         text = texts[index]
         hint = (
