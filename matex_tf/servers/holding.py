@@ -25,7 +25,11 @@ from matex_tf.servers.standing_in import handle, inner
 from matex_tf.world import world
 
 _HOLDING = "holding"
+_WHOLE_AT = "whole at"  # of a graph: how many ops it had when a holding was made whole there
 _MOST_DIMENSIONS = 8  # of a variable of TensorFlow
+
+Places = Sequence[Any]
+"""Of each variable of a holding, where this rank's piece of it begins and how long it is, one after the other."""
 
 _begun: list[None] = []  # one for each that was begun, on every rank in the same order
 _noted: dict[int, tuple[Any, Any]] = {}
@@ -102,11 +106,11 @@ class Part:
     def slots(self) -> list[tuple[Any, Any]]:
         return self.pairs[1:]
 
-    def own(self, tensor: Any) -> Any:
-        """This rank's piece of a whole tensor that is shaped as the variable. Its length is not known to the graph."""
+    def own(self, tensor: Any, places: Places) -> Any:
+        """This rank's piece of a whole tensor that is shaped as the variable; `places` are those of the holding."""
         import tensorflow as tf
 
-        first, count = tf.split(self.holding.bounds[self.number], 2)
+        first, count = places[2 * self.number : 2 * self.number + 2]
         return tf.slice(tf.reshape(tensor, [-1]), first, count)
 
 
@@ -120,7 +124,8 @@ class Holding:
         sizes = [inner(one).shape.num_elements() for one in variables]
         mine = pieces.cut(sizes, here.size, inner(variables[0]).dtype.size)[here.rank]
         with tf.init_scope():
-            self.bounds = _variable(tf.constant([(first, last - first) for first, last in mine], tf.int64))
+            numbers = [number for first, last in mine for number in (first, last - first)]
+            self._places = _variable(tf.constant(numbers, tf.int64))
             self._nothing = _variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
             self._is_whole = _variable(tf.constant(True))
             self.parts = [
@@ -138,18 +143,26 @@ class Holding:
                 _watch(inner(slot), self)
         variables.leave_out([slot for part in self.parts for slot, _ in part.slots], self.is_apart)
 
+    def places(self) -> Places:
+        """Where in each variable this rank's piece begins, and its length. The graph is to know neither."""
+        import tensorflow as tf
+
+        return tf.split(self._places, 2 * len(self.parts))
+
     def take_apart(self) -> None:
         """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""
         import tensorflow as tf
 
         def take() -> None:
-            for part in self.parts:
-                for slot, piece in part.slots:
-                    whole = inner(slot)
-                    value = tf.raw_ops.ReadVariableOp(resource=handle(whole), dtype=whole.dtype)
-                    piece.assign(part.own(tf.ensure_shape(value, whole.shape)))
-                    if whole.shape.rank:
-                        _put(whole, tf.zeros(self._nothing[: whole.shape.rank], whole.dtype))
+            places = self.places()
+            slots = [(part, inner(slot), piece) for part in self.parts for slot, piece in part.slots]
+            ranks = sorted({whole.shape.rank for _, whole, _ in slots})
+            nothing = {rank: tf.zeros(self._nothing[:rank], inner(self.parts[0].variable).dtype) for rank in ranks}
+            for part, whole, piece in slots:
+                value = tf.raw_ops.ReadVariableOp(resource=handle(whole), dtype=whole.dtype)
+                piece.assign(part.own(tf.ensure_shape(value, whole.shape), places))
+                if whole.shape.rank:
+                    _put(whole, nothing[whole.shape.rank])
             self._is_whole.assign(False)
 
         graph_ops.keep(self)
@@ -164,8 +177,7 @@ class Holding:
         if overlap.is_for_xla() and not tf.executing_eagerly():
             self._need_whole_before_xla()
         elif not tf.executing_eagerly():
-            graph_ops.keep(self)
-            tf.cond(self._is_whole, lambda: None, self._gather)
+            self._make_whole_in(tf.compat.v1.get_default_graph())
         elif self.is_apart():
             if threading.current_thread() is not threading.main_thread():
                 raise world.RankError(
@@ -174,6 +186,17 @@ class Holding:
                     "set MATEX_STRATEGY=allreduce."
                 )
             self._gather()
+
+    def _make_whole_in(self, graph: Any) -> None:
+        """In a graph slots stay whole until it calls a function, as that which takes them apart is one."""
+        import tensorflow as tf
+
+        known: dict[Holding, int] = tags.tag_or_new(graph, _WHOLE_AT, dict)
+        since = graph.get_operations()[known.get(self, 0) :]
+        if self not in known or any(graph_ops.functions_of(op.node_def) for op in since):
+            graph_ops.keep(self)
+            tf.cond(self._is_whole, lambda: None, self._gather)
+        known[self] = len(graph.get_operations())
 
     def is_apart(self) -> bool:
         return not self._is_whole.numpy()

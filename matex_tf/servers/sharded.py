@@ -46,11 +46,13 @@ def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Se
     cut = [part for part in parts if part is not None]
     if not cut:
         return apply(gradients, variables)
-    for one in _holdings(cut):
-        one.take_apart()
+    places = {}
+    for holding_of in _holdings(cut):
+        holding_of.take_apart()
+        places[holding_of] = holding_of.places()
     for part in cut:
-        part.piece.assign(part.own(inner(part.variable).read_value()))
-    own = [one if part is None else part.own(one) for part, one in zip(parts, gradients)]
+        part.piece.assign(part.own(inner(part.variable).read_value(), places[part.holding]))
+    own = [one if part is None else part.own(one, places[part.holding]) for part, one in zip(parts, gradients)]
     with standing_in([pair for part in cut for pair in part.pairs]):
         result = apply(own, variables)
     for one in _holdings(cut):
