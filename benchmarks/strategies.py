@@ -18,7 +18,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import settings
 
-STRATEGIES = settings.STRATEGIES
+STRATEGIES = ("allreduce", "sharded")
 ROWS, WARM_UP, TURN = 64, 40, 10  # by then it is chosen whether updates overlap
 
 

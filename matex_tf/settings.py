@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded", "async")
-"""Of which the last may have a bound: async:K."""
+STRATEGIES = ("allreduce", "sharded", "async", "async:K", "local:H")
 _MOST = 2**53  # in every language's numbers
 
 
@@ -40,17 +39,30 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 def strategy(text: str) -> str:
-    """One of `STRATEGIES`, or async:K. Raises ValueError."""
+    """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
-    name, colon, bound = value.partition(":")
-    if name not in STRATEGIES or (colon and (name != "async" or not (bound.isascii() and bound.isdigit()))):
-        raise ValueError("one of " + ", ".join(STRATEGIES) + ", or async:K with a whole number K")
+    name, colon, number = value.partition(":")
+    is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
+    if value not in STRATEGIES[:3] and not (
+        colon and is_whole and (name == "async" or (name == "local" and int(number)))
+    ):
+        raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers K from 0 and H from 1")
     return value
+
+
+def name_of_strategy(strategy: str) -> str:
+    """It without its number."""
+    return strategy.partition(":")[0]
+
+
+def is_statistical(strategy: str) -> bool:
+    """Whether results are not meant to be those of the script alone."""
+    return name_of_strategy(strategy) in ("async", "local")
 
 
 def is_asynchronous(strategy: str) -> bool:
     """Whether it is async, with a bound or without."""
-    return strategy.partition(":")[0] == "async"
+    return name_of_strategy(strategy) == "async"
 
 
 def _count(text: str) -> int:
@@ -182,12 +194,14 @@ TABLE = (
         "strategy",
         strategy,
         "allreduce",
-        ", ".join((*STRATEGIES, "async:K")),
+        ", ".join(STRATEGIES),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
         "optimizer's variables of that piece only. The results are the same. async: on one host, each rank trains "
         "whole batches of fit in turn, on weights that all share. None begins a batch more than K ahead of the oldest "
-        "under way (4, or 2 for each other rank, unless told). Results are statistical. What cannot be had is said "
-        "once, and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
+        "under way (4, or 2 for each other rank, unless told). local: in fit, each rank trains H steps by itself on "
+        "its slices of batches; then the weights become the ranks' average. Results of both are statistical. What "
+        "cannot be had is said once, and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets "
+        "it.",
     ),
     Setting(
         "eager",

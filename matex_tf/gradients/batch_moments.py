@@ -12,6 +12,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.analysis import interpreter, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, Placement
+from matex_tf.gradients import own
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -45,7 +46,7 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
     Returns:
         Both, in the shape and dtype given, and the count over all ranks (float64).
 
-    Where every rank computes the whole batch, they are as given, and so are the gradients.
+    Where every rank computes the whole batch, or trains by itself, they are as given, and so are the gradients.
 
     With p the rank's part of all elements, M = sum(p m) and V = sum(p (v + m^2)) - M^2. A rank's gradients are its part
     of a sum; of a rank's own rows in eager code they are later multiplied by its weight w, so that upstream gradients
@@ -81,7 +82,9 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
 
         return tuple(found), back
 
-    *whole, everything = combine(*(tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)))
+    moments = [tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)]
+    # A rank that trains by itself has a batch of its own: parts of the gradients of common statistics lead nowhere.
+    *whole, everything = (*moments, mine) if own.are_kept() else combine(*moments)
     if not tf.executing_eagerly():
         graph, axes = whole[0].graph, [axis % inputs.shape.rank for axis in axes]
         source = inputs if getattr(inputs, "graph", None) is graph else graph.capture(inputs)

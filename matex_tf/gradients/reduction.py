@@ -17,7 +17,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
-from matex_tf.gradients import recombine
+from matex_tf.gradients import own, recombine
 from matex_tf.ops import xla
 from matex_tf.sharding import step_weight
 
@@ -180,7 +180,8 @@ def reduce_gradients(
         place: where in the program this is, for messages.
 
     Returns:
-        The reduced gradients (None where none was given) and the reduced scalars. Of `tf.IndexedSlices` the ranks'
+        The reduced gradients (None where none was given) and the reduced scalars. Within `own.keep` gradients are this
+        rank's guesses at them. Of `tf.IndexedSlices` the ranks'
         parts stand one below the other, as the whole batch would have given them: optimizers and clipping may treat
         rows that occur twice otherwise than their sum.
 
@@ -194,16 +195,17 @@ def reduce_gradients(
         return list(gradients), list(scalars)
     if not tf.executing_eagerly():
         gradients = [None if gradient is None else _as_sum(gradient) for gradient in gradients]
-    order = [index for index in present if not isinstance(gradients[index], tf.IndexedSlices)]
+    dense = [index for index in present if not isinstance(gradients[index], tf.IndexedSlices)]
+    order = [] if own.are_kept() else dense
     weight = step_weight.weight_and_rows(of_sum=_of_a_rank() == 1) if weight is None else weight
-    # Where all gradients are sparse this op is still the update's own, on which the ranks agree and which is counted.
+    # Where none is in it, this op is still the update's own, on which the ranks agree and which is counted.
     further = list(scalars) if order or scalars else [tf.zeros([])]
     names = [f"loss {index}" for index in range(len(further))]
     checked = are_checked()
     if checked:
         for index in present:
             if index not in order:
-                further.append(_zero_if_finite(gradients[index].values))
+                further.append(_zero_if_finite(_values(gradients[index])))
                 names.append(name_of(variables[index]))
     outputs = ops.reduce_gradients(
         [gradients[index] for index in order] + further,
@@ -218,7 +220,9 @@ def reduce_gradients(
         result[index] = output
     before = outputs[-1]
     for index in present:
-        if index not in order:
+        if own.are_kept():
+            result[index] = own.guess(gradients[index])
+        elif index not in order:
             result[index], before = _gathered(gradients[index], weight, before, name_of(variables[index]))
     return result, list(outputs[len(order) :][: len(scalars)])
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.gradients import reduction
+from matex_tf.gradients import own, reduction
 from matex_tf.runtime import notes, objects
 from matex_tf.world import world
 
@@ -117,6 +117,8 @@ def _forget(key: int, _: object) -> None:
 
 def expect_agreement(variables: Sequence[Any]) -> None:
     """Note a reduction over `variables`; ranks agree on new ones once it has run (see `settle_agreements`)."""
+    if own.are_kept():
+        return
     new = [variable for variable in _readable(variables) if id(reduction.tf_variable(variable)) not in _agreed]
     if new:
         _waiting.append([weakref.ref(reduction.tf_variable(variable)) for variable in new])

@@ -10,13 +10,13 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.adapt import executor
 from matex_tf.gradients import reduction, variables
-from matex_tf.keras import data_stage, predict_call
+from matex_tf.keras import averaging, data_stage, predict_call, step_check
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
 from matex_tf.observe import bottlenecks
 from matex_tf.resilience import elastic_step, fit_state
 from matex_tf.runtime import notes, objects
-from matex_tf.servers import asynchronous
+from matex_tf.servers import asynchronous, local
 from matex_tf.sharding import (
     fingerprint,
     iteration,
@@ -49,6 +49,7 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
             f"{kind} was called within an epoch of asynchronous training, where each rank is at a batch of its own. "
             "Call it between epochs (on_epoch_end), or set MATEX_STRATEGY=allreduce"
         )
+    local.meet()  # what is validated or predicted is the same on all ranks
     this = Run(kind, model)
     # The call may stand within a step of a loop of the script's own, which goes on with its slice.
     before = step_weight.current_values() if not stack else None
@@ -69,6 +70,8 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
             this.elastic.close()
         if this.turns is not None:
             this.turns.close()
+        if this.averaging is not None:
+            this.averaging.close()
         if before is not None:
             step_weight.go_back_to(before)
 
@@ -98,6 +101,7 @@ class Run:
         self.kept: fit_state.Fit | None = None
         self.elastic: elastic_step.Training | None = None
         self.adapting: executor.Adapting | None = None
+        self.averaging: local.Averaging | None = None
         self.slices = kind != "predict"
         self.callbacks: list[Any] = []
         ops.records.between_steps()
@@ -109,6 +113,9 @@ class Run:
             if kind == "fit":
                 why = "its batches are of a fixed size, or each begins in the state in which the last one ends"
                 asynchronous.say_not(f"fit on '{model.name}'", why)
+                local.say_not(f"fit on '{model.name}'", "every rank computes whole batches")
+        elif kind == "fit":
+            self.averaging = averaging.begun(model, lambda: model.trainable_weights, self._untrained)
 
     def decide_later(self, which: str, function: Any, make_anew: Callable[[], Any]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
@@ -124,6 +131,8 @@ class Run:
         def decide() -> None:
             if not stage.decide(function, make_anew, self.callbacks):
                 make_anew()
+            if which == "train" and self.averaging is not None:
+                self._begin_averaging(self.averaging, stage)
             if self.turns is not None:
                 self.before_step()
 
@@ -131,6 +140,16 @@ class Run:
             iteration.before_iteration(stage.pending[1], decide)
         else:
             decide()
+
+    def _begin_averaging(self, averaging: local.Averaging, stage: data_stage.Stage) -> None:
+        met = step_check.makes_whole(self.model, "train")
+        if met or stage.whole:
+            why = "rows of other ranks have a part in its step" if met else "every rank computes whole batches"
+            local.say_not(f"fit on '{self.model.name}'", why)
+            averaging.close()
+            self.averaging = None
+        else:
+            averaging.say()
 
     def next_stage(self) -> data_stage.Stage:
         """The stage of the next data of this call: the first of `fit` trains, others validate."""
@@ -186,6 +205,8 @@ class Run:
         if self.adapting is not None:
             self.adapting.ends(step_weight.current_values)
         self.step += 1
+        if self.averaging is not None:
+            self.averaging.ends_step()
         if self.training is not None and self.training.why_whole:
             explain.say_whole(self.training.why_whole)
             self.training.why_whole = ""
@@ -195,6 +216,8 @@ class Run:
         if not self.agreed:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
+            if self.averaging is not None:
+                self.averaging.meet()
             variables.synchronize_variables(self._variables())
         if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
@@ -204,6 +227,8 @@ class Run:
     def end_epoch(self, epoch: int) -> None:
         """At the end of an epoch: no weights have drifted apart."""
         self.end_turns()
+        if self.averaging is not None:
+            self.averaging.meet()
         self.step = 0
         if self.elastic is not None:
             self.elastic.ends_epoch()
@@ -262,3 +287,7 @@ class Run:
         optimizer = getattr(self.model, "optimizer", None)
         owned = getattr(optimizer, "variables", [])
         return [*self._split_weights()[0], *(owned() if callable(owned) else owned)]
+
+    def _untrained(self) -> list[Any]:
+        trained = {id(weight) for weight in self.model.trainable_weights}
+        return [variable for variable in self._variables() if id(variable) not in trained]

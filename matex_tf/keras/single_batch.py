@@ -14,7 +14,7 @@ from matex_tf.keras import fit_call, step_check
 from matex_tf.loops import dataset_loop, explain
 from matex_tf.resilience import elastic_step, script_loops
 from matex_tf.runtime import objects
-from matex_tf.servers import asynchronous
+from matex_tf.servers import local
 from matex_tf.sharding import share_arrays, sliced_dataset, step_weight
 
 _agreed: weakref.WeakSet = weakref.WeakSet()
@@ -25,7 +25,7 @@ _current: list[Any] = []
 @contextlib.contextmanager
 def enter_step(model: Any, batch: dict[str, Any]) -> Iterator[None]:
     """Around one training step of `model` on `batch`, structures of arrays by name. Collective."""
-    asynchronous.say_not("train_on_batch", "only fit trains so")
+    local.say_only_fit("train_on_batch")
     before = step_weight.current_values()
     _current.append(model)
     try:

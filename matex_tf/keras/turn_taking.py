@@ -149,7 +149,10 @@ def taken_up(proof: Proof, mine: str | None) -> tuple[asynchronous.Turns | None,
 def say(rows: int | None) -> None:
     """Say how this training goes."""
     batches = "whole batches" if rows is None else f"whole batches of {rows} rows"
-    notes.note(
-        f"asynchronous: {world.current().size} ranks, {batches} in turn, at most {asynchronous.bound()} ahead of the "
-        "oldest under way; results are statistical, not those of the script alone (docs/strategies.md)"
+    how = (
+        f"at most {asynchronous.bound()} ahead of the oldest under way; results are statistical, not those of the "
+        "script alone"
+        if asynchronous.bound()
+        else "one at a time; the result is that of the script alone, but for what a step draws at random"
     )
+    notes.note(f"asynchronous: {world.current().size} ranks, {batches} in turn, {how} (docs/strategies.md)")

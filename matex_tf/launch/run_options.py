@@ -144,17 +144,17 @@ def read_run(ctx: click.Context) -> Run:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
-    if settings.is_asynchronous(given["strategy"] or ""):
-        if given["adapt"]:
-            raise click.UsageError(
-                "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower "
-                "one takes fewer of them as it is"
-            )
-        if check:
-            raise click.UsageError(
-                "--strategy async and --check do not go together: its results are statistical, not those of the "
-                "script alone"
-            )
+    strategy = given["strategy"] or ""
+    if settings.is_asynchronous(strategy) and given["adapt"]:
+        raise click.UsageError(
+            "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower one "
+            "takes fewer of them as it is"
+        )
+    if settings.is_statistical(strategy) and check:
+        raise click.UsageError(
+            f"--strategy {settings.name_of_strategy(strategy)} and --check do not go together: its results are "
+            "statistical, not those of the script alone"
+        )
     return Run(
         ranks,
         target,

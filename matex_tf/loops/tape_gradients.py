@@ -16,7 +16,7 @@ from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
 from matex_tf.loops.parts import unsplit
 from matex_tf.runtime import notes
-from matex_tf.servers import asynchronous
+from matex_tf.servers import local
 from matex_tf.sharding import step_weight
 
 OWN_ROWS = (
@@ -89,7 +89,7 @@ def in_graph(
     if owed:
         reduction.mark_reduced(of, born=False)
         return result
-    asynchronous.say_not("a loop of the script's own", "only fit trains so")
+    local.say_only_fit("a loop of the script's own")
     reduction.mark_reduced(of, born=True)
     unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.find_whole(part) is None]
     scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
@@ -180,7 +180,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     reduction.mark_reduced(of, born=True)
     if step_weight.is_sliced() and settings.current().scaling == "strong":
         notes.note(OWN_ROWS)
-    asynchronous.say_not("a loop of the script's own", "only fit trains so")
+    local.say_only_fit("a loop of the script's own")
     reduced, _ = reduction.reduce_gradients(mine, of, place="tape.gradient")
     reduction.note_same(reduced)
     variables.expect_agreement(of)

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
-from matex_tf.servers import holding
+from matex_tf.servers import holding, local
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -189,6 +189,7 @@ class State:
         """
         chosen = group_variables(self._model)
         holding.make_whole()
+        local.meet()
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             yield _read(chosen) if world.current().rank == 0 else {}
 

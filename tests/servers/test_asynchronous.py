@@ -30,6 +30,8 @@ def test_one_at_a_time_is_the_script_alone(tmp_path):
         assert {name for name in alone if not close(found[name], alone[name])} == set()
     assert said.count("runs as allreduce") == 1, said
     assert "fit on 'scales' runs as allreduce: it changes '" in said and "' in some steps only" in said
+    assert "in turn, one at a time; the result is that of the script alone, but for" in said, said
+    assert "statistical" not in said
     assert "asynchronous: 14 updates; staleness 0.00 on average, 0 at the 99th percentile, at most 0; " in said, said
 
 

@@ -21,7 +21,7 @@ from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
 from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.servers import holding
+from matex_tf.servers import holding, local
 from matex_tf.world import membership, world
 
 _PLACES = (
@@ -157,6 +157,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     result = error = None
     ops.records.between_steps()
     holding.make_whole()  # rank 0 reads alone what it saves
+    local.meet()
     objects.barrier(f"saving ({what})")
     if first:
         _state.inside = True

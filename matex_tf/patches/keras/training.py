@@ -7,10 +7,11 @@ training step unpacks them. Keras' own training step leaves its gradients to the
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.gradients import meetings
+from matex_tf.gradients import meetings, own
 from matex_tf.keras import data_stage, fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
@@ -166,7 +167,9 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
         if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
             with model_calls.share_models(call.model is model and not getattr(model, "jit_compile", False)):
                 return step(data.data)
-        with meetings.resolved(step_check.makes_whole(model, which)):
+        is_met = step_check.makes_whole(model, which)
+        is_own = which == "train" and call is not None and call.averaging is not None and not is_met
+        with meetings.resolved(is_met), own.keep() if is_own else nullcontext():
             traces.declare_rows(data.data)
             meetings.watch(tf.compat.v1.get_default_graph())
             logs = traces.exits(script_frames.hand_over(step, data.data))

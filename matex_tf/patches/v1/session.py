@@ -14,7 +14,7 @@ from typing import Any
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
 from matex_tf.runtime.replace import replace
-from matex_tf.servers import asynchronous, sharded
+from matex_tf.servers import local, sharded
 from matex_tf.sharding import step_weight
 from matex_tf.v1 import run_plans, session_runs
 from matex_tf.world import world
@@ -98,7 +98,7 @@ def _expect(of: list) -> None:
 def _apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         sharded.say_not(self, "it is one of tf.compat.v1")
-        asynchronous.say_not("a session of tf.compat.v1", "only fit trains so")
+        local.say_only_fit("a session of tf.compat.v1")
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]

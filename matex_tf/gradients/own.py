@@ -1,0 +1,52 @@
+"""Gradients that stay a rank's own: what its rows alone say of the gradient of the whole batch.
+
+A gradient in a graph is this rank's part of a sum over the ranks. As often as there are ranks, it is a guess at that
+sum: the mean of all ranks' guesses is the sum. In a step that every rank computes whole it is the whole already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf.analysis import interpreter
+from matex_tf.analysis.placement import SAME
+from matex_tf.sharding import step_weight
+from matex_tf.world import world
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def keep() -> Iterator[None]:
+    """Within it, in graphs, gradients are not put together."""
+    before, _state.keeps = are_kept(), True
+    try:
+        yield
+    finally:
+        _state.keeps = before
+
+
+def are_kept() -> bool:
+    """Whether gradients in the graph being built stay each rank's own."""
+    import tensorflow as tf
+
+    return getattr(_state, "keeps", False) and not tf.executing_eagerly()
+
+
+def guess(gradient: Any) -> Any:
+    """This rank's guess at the whole of a gradient, a tensor or `tf.IndexedSlices`, of which it has a part."""
+    import tensorflow as tf
+
+    _, has_rows, _, of_rows = tf.unstack(step_weight.numbers())
+    times = tf.where(of_rows > 0, has_rows * world.current().size, 1.0)
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+    mine = tf.where(times > 0, values * tf.cast(times, values.dtype), tf.zeros_like(values))
+    interpreter.declare(mine, SAME)  # whatever comes of it is what this rank takes for the same
+    if not isinstance(gradient, tf.IndexedSlices):
+        return mine
+    indices = tf.identity(gradient.indices)
+    interpreter.declare(indices, SAME)
+    return tf.IndexedSlices(mine, indices, gradient.dense_shape)
