@@ -78,6 +78,7 @@ def attach() -> None:
     replace.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
+    _say_who_updates()
     exit_marks.announce_ranks()
     shared_memory.note_files()
     run_state.open_run()
@@ -155,6 +156,13 @@ def _say_what_changes_results() -> None:
         idle = chosen.compression_links == "hosts" and not world.current().has_several_nodes
         says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
         notes.note(f"MATEX_COMPRESSION={chosen.compression} {says}")
+
+
+def _say_who_updates() -> None:
+    """An error where there are fewer ranks than are to own a piece of the weights."""
+    from matex_tf.servers import sharded
+
+    sharded.say_owners()
 
 
 def _refuse_if_too_late() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded", "async", "async:K", "local:H")
+STRATEGIES = ("allreduce", "sharded", "async", "servers:S", "async:K", "local:H")
 _MOST = 2**53  # in every language's numbers
 
 
@@ -41,12 +41,11 @@ def _choice(*names: str) -> Callable[[str], str]:
 def strategy(text: str) -> str:
     """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
-    name, colon, number = value.partition(":")
+    name, _, number = value.partition(":")
     is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
-    if value not in STRATEGIES[:3] and not (
-        colon and is_whole and (name == "async" or (name == "local" and int(number)))
-    ):
-        raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers K from 0 and H from 1")
+    least = {"servers": 1, "async": 0, "local": 1}.get(name)
+    if value not in STRATEGIES[:3] and not (is_whole and least is not None and int(number) >= least):
+        raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
 
 
@@ -196,8 +195,9 @@ TABLE = (
         "allreduce",
         ", ".join(STRATEGIES),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
-        "optimizer's variables of that piece only. The results are the same. async: on one host, each rank trains "
-        "whole batches of fit in turn, on weights that all share. None begins a batch more than K ahead of the oldest "
+        "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be. The "
+        "results are the same. async: on one host, each rank trains whole batches of fit in turn, on weights that all "
+        "share. None begins a batch more than K ahead of the oldest "
         "under way (4, or 2 for each other rank, unless told). local: in fit, each rank trains H steps by itself on "
         "its slices of batches; then the weights become the ranks' average. Results of both are statistical. What "
         "cannot be had is said once, and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets "

@@ -145,6 +145,12 @@ def read_run(ctx: click.Context) -> Run:
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
     strategy = given["strategy"] or ""
+    name, _, owners = strategy.partition(":")
+    if name == "servers" and int(owners) > ranks:
+        raise click.UsageError(
+            f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
+            "trains, too"
+        )
     if settings.is_asynchronous(strategy) and given["adapt"]:
         raise click.UsageError(
             "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower one "

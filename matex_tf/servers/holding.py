@@ -115,14 +115,18 @@ class Part:
 
 
 class Holding:
-    """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them."""
+    """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them.
 
-    def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]]):
+    The ranks `owners`, which are in their order, have a piece each.
+    """
+
+    def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owners: Sequence[int]):
         import tensorflow as tf
 
         here = world.current()
         sizes = [inner(one).shape.num_elements() for one in variables]
-        mine = pieces.cut(sizes, here.size, inner(variables[0]).dtype.size)[here.rank]
+        cut = dict(zip(owners, pieces.cut(sizes, len(owners), inner(variables[0]).dtype.size)))
+        mine = cut.get(here.rank, [(0, 0) for _ in sizes])
         with tf.init_scope():
             numbers = [number for first, last in mine for number in (first, last - first)]
             self._places = _variable(tf.constant(numbers, tf.int64))
@@ -182,7 +186,7 @@ class Holding:
             if threading.current_thread() is not threading.main_thread():
                 raise world.RankError(
                     f"a thread of the script reads '{self._name()}', a variable of an optimizer that the ranks hold in "
-                    "pieces (MATEX_STRATEGY=sharded) and can put together in the main thread only. Read it there, or "
+                    "pieces (MATEX_STRATEGY) and can put together in the main thread only. Read it there, or "
                     "set MATEX_STRATEGY=allreduce."
                 )
             self._gather()
@@ -209,7 +213,7 @@ class Holding:
         if getattr(around, "building_function", False):
             raise world.RankError(
                 f"a function that XLA compiles within another reads '{self._name()}', a variable of an optimizer that "
-                "the ranks hold in pieces (MATEX_STRATEGY=sharded). Set MATEX_STRATEGY=allreduce."
+                "the ranks hold in pieces (MATEX_STRATEGY). Set MATEX_STRATEGY=allreduce."
             )
 
     def _name(self) -> str:

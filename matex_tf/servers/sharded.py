@@ -1,5 +1,7 @@
 """`MATEX_STRATEGY=sharded`: each rank updates its piece of the weights, with the slots of that piece only.
 
+With `servers:S`, S of the ranks do, evenly over the hosts; the others have the weights of them.
+
 The gradients are those of the whole batch, and the optimizer is the script's own, of which only the last step runs on
 pieces: clipping, weight decay, accumulation, constraints and averages come before or after it, and are as ever. An
 update that is proved to be elementwise makes of pieces the pieces of what it makes of all. The new weights
@@ -16,7 +18,7 @@ from matex_tf.analysis import elementwise
 from matex_tf.gradients import reduction
 from matex_tf.ops import overlap
 from matex_tf.runtime import notes
-from matex_tf.servers import holding
+from matex_tf.servers import holding, pieces
 from matex_tf.servers.holding import Holding, Part
 from matex_tf.servers.standing_in import handle, inner, standing_in
 from matex_tf.world import world
@@ -63,14 +65,40 @@ def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Se
 def is_chosen() -> bool:
     """Whether updates are to be sharded where they can be."""
     # A phantom, whose other ranks are not there, could not get their pieces.
-    return settings.current().strategy == "sharded" and world.is_active() and not world.current().is_phantom
+    name = settings.name_of_strategy(settings.current().strategy)
+    return name in ("sharded", "servers") and world.is_active() and not world.current().is_phantom
+
+
+def owners() -> list[int]:
+    """The ranks that own a piece.
+
+    Raises:
+        RankError: there are fewer ranks than owners were asked for.
+    """
+    here, strategy = world.current(), settings.current().strategy
+    _, _, told = strategy.partition(":")
+    if told and int(told) > here.size:
+        raise world.RankError(
+            f"MATEX_STRATEGY={strategy} asks for {told} owners of the weights, and there are {here.size} ranks. Each "
+            f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "
+            "each rank is one."
+        )
+    return pieces.owners(here.nodes, int(told) if told else here.size)
+
+
+def say_owners() -> None:
+    """Say which ranks own a piece, where not all do."""
+    if is_chosen() and len(owners()) < world.current().size:
+        which = ", ".join(map(str, owners()))
+        notes.note(f"MATEX_STRATEGY={settings.current().strategy}: the optimizer's variables are on rank {which}")
 
 
 def say_not(optimizer: Any, why: str) -> None:
     """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen."""
     if is_chosen():
         name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
-        notes.note(f"MATEX_STRATEGY=sharded: the optimizer '{name}' runs as allreduce: {why}")
+        strategy = settings.current().strategy
+        notes.note(f"MATEX_STRATEGY={strategy}: the optimizer '{name}' runs as allreduce: {why}")
 
 
 def _why_not_here() -> str | None:
@@ -113,7 +141,7 @@ def _proved(
     made = []
     for dtype in dict.fromkeys(inner(chosen[index]).dtype for index in new):
         same = [index for index in new if inner(chosen[index]).dtype == dtype]
-        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same]))
+        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same], owners()))
     found = {**held, **{id(inner(part.variable)): part for one in made for part in one.parts}}
     parts = [found[id(inner(variable))] for variable in chosen]
     pieces, failed = None, None

@@ -25,3 +25,10 @@ def test_every_entry_has_one_owner_and_owners_have_as_many(seed):
 
 def test_fewer_entries_than_ranks():
     assert pieces.cut([1, 1], 4, 4) == [[(0, 0), (0, 0)], [(0, 1), (0, 0)], [(1, 1), (0, 0)], [(1, 1), (0, 1)]]
+
+
+def test_owners_are_spread_over_the_nodes():
+    assert pieces.owners([0, 0, 0, 3, 3, 3], 2) == [0, 3]
+    assert pieces.owners([0, 0, 0, 3], 3) == [0, 1, 3]
+    assert pieces.owners([0, 1, 0, 1], 4) == [0, 1, 2, 3]
+    assert pieces.owners([0, 0], 1) == [0]

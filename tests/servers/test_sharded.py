@@ -7,6 +7,9 @@ import pytest
 from comparing import close
 
 import launch
+from matex_tf import settings
+from matex_tf.servers import pieces, sharded
+from matex_tf.world import world
 
 HERE = Path(__file__).parent
 WHOLE = {
@@ -73,3 +76,21 @@ def test_readers_find_whole_variables(tmp_path):
     assert differing(wanted, got) == set()
     assert "1 of its variables have sparse gradients" in said
     assert "it is called outside of a tf.function" in said
+
+
+@pytest.mark.timeout(400)
+def test_some_ranks_own_the_pieces(tmp_path):
+    env = {"MATEX_STRATEGY": "servers:2", "MATEX_RANKS_PER_NODE": "2"}
+    said = launch.run(3, HERE / "owners_case.py", tmp_path, env=env, timeout=300).check().stderr
+    assert "MATEX_STRATEGY=servers:2: the optimizer's variables are on rank 0, 2" in said
+    found = dict(np.load(tmp_path / "found.npz"))
+    assert found["servers:2|values"].tobytes() == found["allreduce|values"].tobytes()
+    first, none, last = found["servers:2|held"]
+    assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
+    assert abs(first - last) * 4 < 2 * 2 * pieces.ALIGNED
+
+
+def test_more_owners_than_ranks_are_refused(monkeypatch):
+    monkeypatch.setattr(settings.current(), "strategy", "servers:2")
+    with pytest.raises(world.RankError, match="asks for 2 owners of the weights, and there are 1 ranks.*servers:1"):
+        sharded.owners()
