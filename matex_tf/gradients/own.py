@@ -20,26 +20,36 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def keep() -> Iterator[None]:
-    """Within it, in graphs, gradients are not put together."""
-    before, _state.keeps = are_kept(), True
+def keep(variables: list[Any]) -> Iterator[None]:
+    """Within it gradients in the graph being built, not in functions that it calls, are not put together.
+
+    A function may be called from elsewhere, too. `variables` gets those of TensorFlow that they are gradients of.
+    """
+    import tensorflow as tf
+
+    before = getattr(_state, "keeping", None)
+    _state.keeping = tf.compat.v1.get_default_graph(), variables
     try:
         yield
     finally:
-        _state.keeps = before
+        _state.keeping = before
 
 
 def are_kept() -> bool:
     """Whether gradients in the graph being built stay each rank's own."""
     import tensorflow as tf
 
-    return getattr(_state, "keeps", False) and not tf.executing_eagerly()
+    keeping = getattr(_state, "keeping", None)
+    return keeping is not None and not tf.executing_eagerly() and keeping[0] is tf.compat.v1.get_default_graph()
 
 
-def guess(gradient: Any) -> Any:
+def guess(gradient: Any, variable: Any) -> Any:
     """This rank's guess at the whole of a gradient, a tensor or `tf.IndexedSlices`, of which it has a part."""
     import tensorflow as tf
 
+    _, variables = _state.keeping
+    if all(variable is not known for known in variables):
+        variables.append(variable)
     _, has_rows, _, of_rows = tf.unstack(step_weight.numbers())
     times = tf.where(of_rows > 0, has_rows * world.current().size, 1.0)
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)

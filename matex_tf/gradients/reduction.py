@@ -221,7 +221,7 @@ def reduce_gradients(
     before = outputs[-1]
     for index in present:
         if own.are_kept():
-            result[index] = own.guess(gradients[index])
+            result[index] = own.guess(gradients[index], tf_variable(variables[index]))
         elif index not in order:
             result[index], before = _gathered(gradients[index], weight, before, name_of(variables[index]))
     return result, list(outputs[len(order) :][: len(scalars)])

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.resilience import elastic
 from matex_tf.servers import local
 
+_trained: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
-def begun(
-    model: Any, trained: Callable[[], Sequence[Any]], others: Callable[[], Sequence[Any]]
-) -> local.Averaging | None:
-    """The training of `model` by ranks of which each is by itself for some steps, if that is chosen and can be."""
+
+def trained_by(model: Any) -> list[Any]:
+    """The variables of TensorFlow that the steps of `model` that were traced train on each rank by itself."""
+    return _trained.setdefault(model, [])
+
+
+def begun(model: Any, has: Callable[[], Sequence[Any]]) -> local.Averaging | None:
+    """The training of `model` by ranks of which each is by itself for some steps, if that is chosen and can be.
+
+    Args:
+        has: gives the variables of the model and its optimizer.
+    """
     if not local.is_chosen():
         return None
     why = _why_not(model)
     if why is not None:
         local.say_not(f"fit on '{model.name}'", why)
         return None
-    return local.Averaging(trained, others)
+    return local.Averaging(trained_by(model), has)
 
 
 def _why_not(model: Any) -> str | None:

@@ -115,7 +115,7 @@ class Run:
                 asynchronous.say_not(f"fit on '{model.name}'", why)
                 local.say_not(f"fit on '{model.name}'", "every rank computes whole batches")
         elif kind == "fit":
-            self.averaging = averaging.begun(model, lambda: model.trainable_weights, self._untrained)
+            self.averaging = averaging.begun(model, self._variables)
 
     def decide_later(self, which: str, function: Any, make_anew: Callable[[], Any]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
@@ -287,7 +287,3 @@ class Run:
         optimizer = getattr(self.model, "optimizer", None)
         owned = getattr(optimizer, "variables", [])
         return [*self._split_weights()[0], *(owned() if callable(owned) else owned)]
-
-    def _untrained(self) -> list[Any]:
-        trained = {id(weight) for weight in self.model.trainable_weights}
-        return [variable for variable in self._variables() if id(variable) not in trained]

@@ -56,12 +56,12 @@ class Averaging:
     """A training in which ranks are by themselves for some steps.
 
     Args:
-        trained: gives the weights that it trains.
-        others: gives what else may become another on each rank, such as the optimizer's variables.
+        trained: the variables of TensorFlow that it trains; there may be more once a step was traced.
+        has: gives these and others that may become another on each rank, such as the optimizer's.
     """
 
-    def __init__(self, trained: Callable[[], Sequence[Any]], others: Callable[[], Sequence[Any]]):
-        self._trained, self._others = trained, others
+    def __init__(self, trained: Sequence[Any], has: Callable[[], Sequence[Any]]):
+        self._trained, self._has = trained, has
         self._steps = 0  # since the weights were averaged
         self._are_apart = False  # the others
         _under_way.append(self)
@@ -87,7 +87,9 @@ class Averaging:
             self._average()
         if self._are_apart:
             self._are_apart = False
-            chosen = [one for one in map(reduction.tf_variable, self._others()) if one.dtype.is_floating]
+            known = set(map(id, self._trained))
+            others = [one for one in map(reduction.tf_variable, self._has()) if id(one) not in known]
+            chosen = [one for one in others if one.dtype.is_floating]
             values = [np.asarray(one.numpy()) for one in chosen]
             names = list(map(reduction.name_of, chosen))
             differing = variables.find_differing(names, values, "what ranks that trained by themselves have")
@@ -99,7 +101,7 @@ class Averaging:
 
     def _average(self) -> None:
         self._steps = 0
-        _take_average(list(map(reduction.tf_variable, self._trained())))
+        _take_average(self._trained)
 
 
 def _take_average(chosen: Sequence[Any]) -> None:

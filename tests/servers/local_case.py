@@ -66,10 +66,13 @@ class Each(keras.callbacks.Callback):
         self.seen = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(self.model.get_weights()[0])
+        self.seen.append(self.kernel())
 
     def on_epoch_end(self, epoch, logs=None):
-        self.seen[-1] = self.model.get_weights()[0]
+        self.seen[-1] = self.kernel()
+
+    def kernel(self):
+        return self.model.kernel_of().numpy() if isinstance(self.model, Custom) else self.model.get_weights()[0]
 
 
 class Looks(keras.callbacks.Callback):
@@ -114,16 +117,19 @@ def of_many_kinds():
 class Custom(keras.Model):
     def __init__(self):
         super().__init__()
-        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        # Keras knows nothing of a variable in a function.
+        kernel = keras.Variable(np.ones((4, 1)))
+        self.kernel_of = lambda: kernel
 
     def call(self, x):
-        return self.dense(x)
+        return tf.cast(x, tf.float64) @ self.kernel_of()
 
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        kernel = self.kernel_of()
+        self.optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
         return {"loss": loss}
 
 

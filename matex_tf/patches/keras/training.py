@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf.analysis import verdict
 from matex_tf.gradients import meetings, own
-from matex_tf.keras import data_stage, fit_call, single_batch, step_check
+from matex_tf.keras import averaging, data_stage, fit_call, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
@@ -169,7 +169,7 @@ def _unpack(step: Any, model: Any, which: str) -> Any:
                 return step(data.data)
         is_met = step_check.makes_whole(model, which)
         is_own = which == "train" and call is not None and call.averaging is not None and not is_met
-        with meetings.resolved(is_met), own.keep() if is_own else nullcontext():
+        with meetings.resolved(is_met), own.keep(averaging.trained_by(model)) if is_own else nullcontext():
             traces.declare_rows(data.data)
             meetings.watch(tf.compat.v1.get_default_graph())
             logs = traces.exits(script_frames.hand_over(step, data.data))
