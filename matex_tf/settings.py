@@ -209,7 +209,7 @@ TABLE = (
         "auto",
         "auto, whole",
         "auto: in eager training steps, ranks share the calls of Keras models that are proved to compute each row by "
-        "itself. whole: every rank computes whole batches there.",
+        "itself, and without one the way back, where it is proved. whole: every rank computes whole batches there.",
     ),
     Setting(
         "adapt",

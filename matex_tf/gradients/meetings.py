@@ -14,7 +14,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from matex_tf import tags
@@ -125,6 +125,16 @@ def why_without_gain(graph: Any) -> verdict.Reason | None:
     if watch is None or watch.first is None or watch.sharded > watch.whole / 2:
         return None
     return watch.first
+
+
+def gains(operations: Iterable[Any], found: interpreter.Interpreter) -> bool:
+    """Whether of these ops, of the graph of `found`, as much work is sharded as to gain by it."""
+    sharded = whole = 0
+    for op in operations:
+        if op.type in _PRODUCTS:
+            is_sharded = any(found.of(made).kind in (SHARDED, PARTIAL) for made in op.outputs)
+            sharded, whole = sharded + is_sharded, whole + (not is_sharded)
+    return whole == 0 or sharded > whole / 2
 
 
 def _create(watch: _Watch, original: Callable[..., Any], kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:

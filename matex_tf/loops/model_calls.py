@@ -35,8 +35,8 @@ SECOND = "gradients are taken through it while a tape records"
 OTHER_OPS = "its ops are others from call to call"
 NUMBERS = "its arguments are numbers that change from call to call: give it tensors"
 EAGER = (
-    "it makes no call of a Keras model that ranks can share. Decorate the step with @tf.function: then they share all "
-    "of it that can be proved"
+    "it makes no call of a Keras model that ranks can share, and its gradients are no plain ones. Decorate the step "
+    "with @tf.function: then they share all of it that can be proved"
 )
 _MOST_PROGRAMS, _MOST_KINDS = 32, 64
 _WHOLE_ENOUGH = 2
@@ -261,6 +261,16 @@ def _is_plain(leaf: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)) and getattr(leaf, "_keras_mask", None) is None
+
+
+def note_gain(tape: Any) -> None:
+    """Ranks share something of the step in which `tape` records, or may the next time."""
+    _gaining.add(tape)
+
+
+def note_reason(tape: Any, why: str) -> None:
+    """Why nothing else than the calls of models can be shared of the step in which `tape` records."""
+    _reasons[tape] = _reasons.get(tape) or why
 
 
 def say_verdict(tape: Any) -> None:

@@ -76,7 +76,7 @@ def in_graph(
     flat_sources = tf.nest.flatten(sources)
     found = _flatten_like(result, len(flat_sources))
     for source, gradient in zip(flat_sources, found):
-        _declare(gradient, source, why)
+        declare_gradient(gradient, source, why)
     trained = [
         index
         for index, source in enumerate(flat_sources)
@@ -121,7 +121,7 @@ def _weighted(loss: Any) -> Any:
     return tf.where(weight > 0, loss * tf.cast(weight, loss.dtype), tf.zeros_like(loss))
 
 
-def _declare(gradient: Any, source: Any, why: Placement | None) -> None:
+def declare_gradient(gradient: Any, source: Any, why: Placement | None) -> None:
     """State the placement of a gradient with respect to `source`."""
     import tensorflow as tf
 

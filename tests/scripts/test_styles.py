@@ -45,11 +45,8 @@ SINGLE_ROWS = {"actor_critic", "deep_dream", "persistent_tape"}
 # Computed whole on every rank: right, but not faster.
 WHOLE = {
     "constant_batch_size",
-    "curved_losses",  # eager, without a Keras model, like the next
-    "figures_printed",
     "jacobians",
     "relies_on_its_batch",
-    "run_eagerly",
     "sparse_features",
     "stateful_rnn",
     "word2vec_nce",
@@ -61,11 +58,13 @@ PARTLY = {
     "batch_losses",
     "batches_with_meaning",
     "constant_labels",
+    "figures_printed",
     "gan_two_tapes",
     "in_batch_eager",
     "in_batch_losses",
     "own_parts",
     "raw_variables",
+    "run_eagerly",
 }
 # With variables in single precision.
 SINGLE = {
@@ -266,6 +265,7 @@ def note_shared(name, alone, computed, said):
         found = ["all of it is sharded: of a session nothing is said"]
     for line in found:
         how = "shared" if " is sharded:" in line else "models" if "the calls of '" in line else "whole"
+        how = "back" if "the way back of" in line else how
         _steps.add((how, name, line))
 
 
@@ -273,7 +273,7 @@ _steps: set[tuple[str, str, str]] = set()
 
 
 def test_most_scripts_gain_from_ranks(capsys):
-    """Prints the table of steps: shared as a whole, by the calls of their models, or not, and why.
+    """Prints the table of steps: shared as a whole, by the calls of their models, on their way back, or not, and why.
 
     That each script is computed whole, partly or not, as the lists above say, is seen where it is run.
     """
@@ -281,9 +281,9 @@ def test_most_scripts_gain_from_ranks(capsys):
     with capsys.disabled():
         print("", *map("\t".join, sorted(_steps)), sep="\n")
         print(len(_steps), "steps:", dict(counts))
-    assert counts["shared"] + counts["models"] >= 0.8 * len(_steps)
+    assert len(_steps) - counts["whole"] >= 0.87 * len(_steps)
     gaining = {Path(path).stem for group in GROUPS for path in scripts(group)} - SINGLE_ROWS
-    assert len(gaining - WHOLE) >= 0.88 * len(gaining)
+    assert len(gaining - WHOLE) >= 0.9 * len(gaining)
 
 
 def test_what_a_script_leaves_behind_is_noticed(tmp_path):

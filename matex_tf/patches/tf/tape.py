@@ -14,6 +14,7 @@ from typing import Any
 from matex_tf.analysis import verdict
 from matex_tf.gradients import meetings
 from matex_tf.loops import model_calls, tape_gradients, tape_stack
+from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime.replace import replace
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
@@ -30,7 +31,7 @@ _FORWARD = "gradients of weights are taken while a forward accumulator records (
 
 
 def install() -> None:
-    from tensorflow.python.eager import backprop, forwardprop
+    from tensorflow.python.eager import backprop, forwardprop, record
 
     for name, more in (("_push_accumulator", 1), ("_pop_accumulator", -1)):
         replace(forwardprop.ForwardAccumulator, name, _counted(more))
@@ -38,10 +39,16 @@ def install() -> None:
     replace(backprop.GradientTape, "_pop_tape", _pop)
     replace(backprop.GradientTape, "watch", _watch)
     replace(backprop.GradientTape, "gradient", _gradient)
+    replace(backprop.GradientTape, "reset", _reset)
+    for name in ("record_operation", "record_operation_backprop_only"):
+        replace(record, name, _record_operation)
     for name in ("jacobian", "batch_jacobian"):
         replace(backprop.GradientTape, name, _jacobian)
     import tensorflow as tf
-    from tensorflow.python.ops import custom_gradient
+    from tensorflow.python.ops import custom_gradient, resource_variable_ops
+
+    kind = resource_variable_ops.BaseResourceVariable
+    kind.handle = property(_handle(kind.handle.fget))
 
     replace(tf, "custom_gradient", _custom_gradient)
     replace(custom_gradient, "_graph_mode_decorator", _with_gradients_of_its_own)
@@ -53,6 +60,9 @@ def _push(original: Any) -> Any:
 
         original(self)
         meetings.tapes_change()
+        outer = [tape for tape, _ in tape_stack.stack()]
+        if tf.executing_eagerly() and backward.is_wanted():
+            recording.begin(self, outer)
         tape_stack.stack().append((self, None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()))
 
     return _push_tape
@@ -62,17 +72,49 @@ def _pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)
         meetings.tapes_change()
+        recording.pause(self)
         tape_stack.stack()[:] = [(tape, graph) for tape, graph in tape_stack.stack() if tape is not self]
 
     return _pop_tape
 
 
 def _watch(original: Any) -> Any:
-    def watch(self, *args, **kwargs):
-        original(self, *args, **kwargs)
+    def watch(self, tensor):
+        import tensorflow as tf
+
+        original(self, tensor)
         meetings.tapes_change()
+        recording.note_watched(self, tf.nest.flatten(tensor, expand_composites=True))
 
     return watch
+
+
+def _handle(original: Any) -> Any:
+    @functools.wraps(original)
+    def handle(self):
+        recording.note_touched(self)
+        return original(self)
+
+    return handle
+
+
+def _reset(original: Any) -> Any:
+    def reset(self):
+        recording.forget(self)
+        original(self)
+
+    return reset
+
+
+def _record_operation(original: Any) -> Any:
+    """A tape is told of a way back that is no op's: what it knows cannot be followed op by op."""
+
+    def record_operation(op_type, output_tensors, input_tensors, *args, **kwargs):
+        original(op_type, output_tensors, input_tensors, *args, **kwargs)
+        tapes = [tape for tape, graph in tape_stack.stack() if graph is None]
+        recording.note_own_gradient(tapes, op_type, output_tensors, input_tensors)
+
+    return record_operation
 
 
 def _counted(more: int) -> Any:
@@ -160,7 +202,14 @@ def _gradient(original: Any) -> Any:
         owed = caller.startswith(_KERAS)
         if not tf.executing_eagerly():
             return tape_gradients.in_graph(compute, target, sources, upstream, reduces=not has_outer, owed=owed)
-        result = compute(target, upstream)
+        is_plain = upstream is None and len(given) == 3 + ("output_gradients" in given)
+        is_open = self._persistent and any(tape is self for tape, _ in tape_stack.stack())
+        flat = None
+        if is_plain and not (is_open or has_outer or owed):
+            flat = backward.share(self, target, sources, lambda: compute([], None))
+        result = compute(target, upstream) if flat is None else tf.nest.pack_sequence_as(sources, flat)
+        if not self._persistent:
+            recording.forget(self)
         return tape_gradients.reduce_structure(self, result, sources, not has_outer, owed)
 
     return gradient
