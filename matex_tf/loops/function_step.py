@@ -21,7 +21,7 @@ from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
 
-TRAINS, WHOLE, SHARED = "trains", "whole", "shared"
+WHOLE, SHARED = "whole", "shared"
 OTHER = (
     "its Python does something else when it is traced for any number of rows: ask for sizes by tf.shape, and keep what "
     "it changes in a tf.Variable"
@@ -75,25 +75,20 @@ def call_step(
     is_own = step_weight.is_sliced() or settings.current().scaling == "weak"
     if key not in plans and not is_own:
         # As the script alone makes it: variables come to be, and whether it trains shows.
-        updates, states = reduction.count_updates(), dry_trace.random_states()
+        updates = reduction.count_updates()
         model_calls.has_noticed()
         with traces.frame(function, [], is_border=False):
             result = run(function, args, kwargs)
         calls_model = model_calls.has_noticed()
         if reduction.count_updates() == updates:
             plans[key] = _Plan(WHOLE, None, arguments)
-        elif function._created_variables:
-            # Alone, its next call traces it again, without the variables that came to be.
-            plans[key] = _Plan(TRAINS, None, arguments, calls_model=calls_model)
         else:
             # Now, before the script sets what its Python reads in a trace to something else.
-            made = function.get_concrete_function(*args, **kwargs).graph
-            plans[key] = _plan(function, arguments, calls_model, states, programs.program(made))
+            own = function.get_concrete_function(*args, **kwargs).graph
+            plans[key] = _plan(function, arguments, calls_model, own)
         return result, ""
-    if key not in plans or plans[key].kind == TRAINS:
-        made = getattr(getattr(function, "_concrete_variable_creation_fn", None), "graph", None)
-        own = None if made is None or key not in plans else programs.program(made)
-        plans[key] = _plan(function, arguments, key in plans and plans[key].calls_model, own=own, is_own=is_own)
+    if key not in plans:
+        plans[key] = _plan(function, arguments, is_own=is_own)
     plan = plans[key]
     if is_own and (plan.kind == SHARED or plan.why) and function in _open:
         with traces.frame(function, step_arguments.placements(arguments), is_border=True):
@@ -109,22 +104,23 @@ def call_step(
 def _plan(
     function: Any,
     arguments: step_arguments.Arguments,
-    calls_model: bool,
-    states: Any = None,
-    own: programs.Program | None = None,
+    calls_model: bool = False,
+    own_graph: Any = None,
     is_own: bool = False,
 ) -> _Plan:
     """Trace `function` for an open number of rows and see what of it can be shared. Collective if it trains.
 
     Args:
         calls_model: whether it calls a Keras model under a tape, which can be shared by itself.
-        states: the random states of Python with which the script alone traces it, where it has been; else it is now.
-        own: what its Python made in its own trace, where it has one. One for slices in which it makes something else is
-            not used: it asks how many rows there are, or has changed, while it was traced, what it reads.
+        own_graph: what its Python made in its own trace, where it has one. One for slices in which it makes something
+            else is not used: it asks how many rows there are, or has changed, while it was traced, what it reads.
         is_own: whether it is given rows of this rank's own, which meet none of others.
     """
+    own = None if own_graph is None else programs.program(own_graph)
+    states = None if own_graph is None else traces.states_before(own_graph)
+    start = states or dry_trace.random_states()
     # A trace that fails leaves a function in a state in which it can make no variables.
-    made, start = _open.get(function) or function._clone(None), states or dry_trace.random_states()
+    made = _open.get(function) or function._clone(None)
     graph, mine = _of_slices(made, function, arguments, states, own)
     if graph is not None:
         _open[function] = made
@@ -173,7 +169,6 @@ def _of_slices(
     be sharded.
     """
     is_known = arguments.rows > 0 and getattr(function, "input_signature", None) is None
-    start = states or dry_trace.random_states()
     frame = traces.frame(made, step_arguments.placements(arguments), is_border=True)
     with frame, open_shapes.watched(is_known), meetings.resolved(meets):
         graph = _traced(made, arguments.with_rows(step_arguments.spec_of_any_rows), states)
@@ -182,18 +177,9 @@ def _of_slices(
     why = str(verdict.failure(graph) or "")
     if not interpreter.has_declared(graph):
         why = "its trace is not known as that of the function"
-    differs = own is not None and programs.program(graph).differs_from(own)
-    # Where variables came to be in the script's own trace it makes another, without the ops that do that.
-    if differs and (not function._created_variables or _differs(graph, function._clone(None), arguments, start)):
+    if own is not None and programs.program(graph).differs_from(own):
         why = OTHER
     return graph, why
-
-
-def _differs(graph: Any, function: Any, arguments: step_arguments.Arguments, start: Any) -> bool:
-    """Whether Python does something else in a trace of `function` for the arguments that it is called with."""
-    with traces.frame(function, [], is_border=False):
-        own = _traced(function, arguments.given, start)
-    return own is None or programs.program(graph).differs_from(programs.program(own))
 
 
 def _traced(function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], states: Any) -> Any:

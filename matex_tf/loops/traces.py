@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from matex_tf.analysis import graph_ops, interpreter, verdict
+from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
 from matex_tf.gradients import meetings, recombine
 from matex_tf.loops import step_arguments
@@ -18,6 +19,8 @@ NAMED = "it cannot be traced for an open number of rows: it may name the size of
 FIXED = "the number of its rows is fixed when it is traced"
 
 _state = threading.local()
+_states: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+"""The random states of Python and NumPy with which the trace of a graph began."""
 
 
 class _Frame(NamedTuple):
@@ -41,6 +44,11 @@ def frame(function: Any, placements: list[Placement | None], is_border: bool, ho
         yield
     finally:
         stack.pop()
+
+
+def states_before(graph: Any) -> tuple[Any, ...] | None:
+    """The random states with which the script traced a function as `graph`."""
+    return _states.get(graph)
 
 
 def is_called(function: Any) -> bool:
@@ -75,6 +83,7 @@ def traced(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     if not stack or code_of(python_func) is not code_of(stack[-1].function.python_function):
         return script_frames.hand_over(python_func, *args, **kwargs)  # of something else that is traced meanwhile
     here = stack[-1]
+    _states[tf.compat.v1.get_default_graph()] = dry_trace.random_states()
     _declare(here, args, kwargs)
     outputs = script_frames.hand_over(python_func, *args, **kwargs)
     if not here.is_border or not graph_ops.reduces(tf.compat.v1.get_default_graph()):
