@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf.launch import mpirun_command
+from matex_tf.world import task_environment
 
 SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
-LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
 
 MPI_LIBRARY = """
 import json, os, mpi4py
@@ -52,13 +52,9 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` less what an MPI launcher told this task, so that a child is a world of its own."""
-    keep = ("OMPI_MCA_", "OMPI_ALLOW_", "SLURM_CONF")
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(LAUNCHER_PREFIXES) or name.startswith(keep)
-    }
+    """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
+    mine = task_environment.without_task(environment)
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
 
 def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:

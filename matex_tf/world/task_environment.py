@@ -37,6 +37,7 @@ _PREFIXES = (
     "SLURM_LOCALID",
     "SLURM_NODEID",
     "HYDI_",
+    "HYDRA_",
     "MPI_LOCAL",
 )
 
