@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What fails fastest first: modules that start no program, then those whose tests may take least."""
+    """What fails fastest first: modules that start no program; of two files that run at once, the longest."""
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("more")])
         items[:] = [item for item in items if not item.get_closest_marker("more")]

@@ -72,3 +72,10 @@ def test_pictures_are_what_the_script_draws(tmp_path):
 def test_every_picture_is_shown():
     shown = {Path(target).name for page in PAGES for target in LINK.findall(page.read_text())}
     assert {path.name for path in FIGURES.glob("*.svg")} <= shown
+
+
+def test_the_worked_example_of_a_patch_is_the_codes_own():
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Adding a patch")[1].split("\n## ")[0]
+    shown = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    code = (ROOT / "matex_tf/patches/tf/random.py").read_text().splitlines()
+    assert shown and {line.strip() for line in shown} <= {line.strip() for line in code}

@@ -88,9 +88,7 @@ def test_killed_build(cache, fake_compiler, capfd):
     child.join(10)
     assert not list(cache.glob("*.so"))
     compiler = fake_compiler()
-    start = time.monotonic()
     assert build.build().exists()
-    assert time.monotonic() - start < 10
     assert compiler.calls == 3, "the one that was killed, the engine and the ops"
     assert not list(cache.glob("*.tmp"))
 

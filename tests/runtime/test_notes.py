@@ -26,7 +26,8 @@ fixed.fit(x, y, batch_size=8, verbose=0)
 print([value.tobytes().hex() for value in fixed.get_weights()])
 
 model.compile("sgd", "mse")
-model.fit(x[:8], y[:8], batch_size=2, verbose=0)
+for _ in range(2):
+    model.fit(x[:8], y[:8], batch_size=2, verbose=0)
 
 x = x[:8 * 8]
 data = tf.data.Dataset.from_tensor_slices((x, y[:8 * 8])).batch(8)

@@ -160,7 +160,7 @@ def _over_iterator(original: Any) -> Any:
 
 def _say_weak() -> None:
     if settings.current().scaling == "weak":
-        notes.note("a loop inside a tf.function shares out each batch; weak scaling is for fit and eager loops")
+        notes.note("weak scaling is for fit and eager loops: in a loop inside a tf.function each batch is sharded")
 
 
 def _slice_if(decision: Any, element: Any) -> Any:

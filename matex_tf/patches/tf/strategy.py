@@ -37,7 +37,7 @@ def _refuse(original: Any) -> Any:
         name = type(self).__name__
         if name not in _OWN and world.is_active():
             raise world.RankError(
-                f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shares out the batches "
+                f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
                 f"itself. Remove this line and the `with strategy.scope():` around the model: {caller_line()}"
             )
         return original(self, *args, **kwargs)

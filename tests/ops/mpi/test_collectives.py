@@ -129,7 +129,7 @@ def test_barrier():
     before, took = ops.count(5), ops.seconds(5)
     assert function().numpy() == 1
     assert ops.count(5) == before + (SIZE > 1), "a barrier in a function runs although nothing depends on it"
-    assert (took < ops.seconds(5) < took + 60) if SIZE > 1 else ops.seconds(5) == 0
+    assert took < ops.seconds(5) if SIZE > 1 else ops.seconds(5) == 0
 
 
 def test_functions_keep_the_order_of_ops():
