@@ -8,7 +8,8 @@ import pytest
 import launch
 
 CASES = Path(__file__).with_name("meeting_cases.py")
-SEEDS, MORE = range(30), range(80)
+SEEDS, MORE = (13, 20, 22), range(80)
+"""Rows meet in each of the usual ones: a gather that goes wrong on the way back is seen in each, and so is a weight."""
 
 
 @pytest.fixture(scope="module")
