@@ -108,7 +108,10 @@ class Run:
         fixed = _has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)
         if fixed:
-            notes.note("the model has a fixed batch size, so every rank computes whole batches: right, but not faster")
+            notes.note(
+                "the model has a fixed batch size, so every rank computes whole batches. The result is right, training "
+                "is no faster"
+            )
             self.slices = False
             if kind == "fit":
                 why = "its batches are of a fixed size, or each begins in the state in which the last one ends"

@@ -128,7 +128,7 @@ def _are_rows(model: Any, spec: Any) -> bool:
     if not known:
         notes.note(
             "the outputs of predict are not known to be rows that belong to the rows of its input, so every rank "
-            "computes all of them: right, but not faster"
+            "computes all of them. The result is right, predict is no faster"
         )
     return known
 

@@ -130,7 +130,8 @@ class Loop:
 def say_fixed() -> None:
     notes.note(
         "the batches of a loop in a tf.function have a fixed size (drop_remainder=True), which the script may rely on, "
-        "so every rank computes them whole: right, but not faster. Without drop_remainder they are sharded"
+        "so every rank computes them whole. The result is right, training is no faster. Without drop_remainder they "
+        "are sharded"
     )
 
 

@@ -100,7 +100,7 @@ def is_uneven(element: Any) -> bool:
 def say_uneven() -> None:
     notes.note(
         "the parts of a batch have different numbers of rows (as of datasets with other batch sizes, zipped together), "
-        "so every rank computes whole batches: right, but not faster"
+        "so every rank computes whole batches. The result is right, training is no faster"
     )
 
 

@@ -161,8 +161,8 @@ def _batches(graph: Any, needed: list[Any]) -> list[Any]:
         return list(found[0].outputs)
     notes.note(
         "a training run takes its batches from iterators of tf.data in a graph whose rows cannot be dealt (several "
-        "iterators, batches of a fixed size, or an iterator that is fed): every rank computes whole batches; right, "
-        "but not faster"
+        "iterators, batches of a fixed size, or an iterator that is fed): every rank computes whole batches. The "
+        "result is right, training is no faster"
     )
     return []
 

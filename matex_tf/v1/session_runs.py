@@ -125,7 +125,8 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
         if open_rows or fixed:
             notes.note(
                 "a training run is fed arrays of different lengths, or into placeholders of fixed first dimensions, "
-                "so it is not known which hold rows: every rank computes the whole batch; right, but not faster"
+                "so it is not known which hold rows: every rank computes the whole batch. The result is right, "
+                "training is no faster"
             )
         return mine, step_weight.whole_values()
     count = lengths.pop()
