@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.io import private_folder
 from matex_tf.launch import mpirun_command, probe
 from matex_tf.version import __version__
 from matex_tf.world import placement
@@ -32,6 +33,7 @@ class Facts:
     chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
     compression: str = "none"
+    rank_files: str = "unknown"
     links: list[str] = field(default_factory=list)
 
     @property
@@ -42,9 +44,12 @@ class Facts:
 def gather_facts() -> Facts:
     """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
     library = probe.find_mpi_library()
-    compression = "unknown: a setting is wrong"
+    compression = rank_files = "unknown: a setting is wrong"
     try:
-        compression = describe_compression(settings.Settings(os.environ))
+        chosen = settings.Settings(os.environ)
+        compression = describe_compression(chosen)
+        most = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
+        rank_files = f"in {private_folder.choose_parent()}, at most {most}"
         settings_error = None
     except settings.SettingError as error:
         settings_error = str(error)
@@ -58,6 +63,7 @@ def gather_facts() -> Facts:
         chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
         compression=compression,
+        rank_files=rank_files,
         links=_links(),
     )
 
@@ -149,6 +155,7 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
     lines.append(("strategies", ", ".join(settings.STRATEGIES)))
     lines.append(("compression", facts.compression))
+    lines.append(("rank files", facts.rank_files))
     lines += [("link", link) for link in facts.links] or [
         ("link", "not measured yet: --profile and overlapped updates do")
     ]
