@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from matex_tf import tags
 from matex_tf.analysis import interpreter
 
@@ -111,3 +113,29 @@ def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
         if node.op in REDUCTIONS or any(_function_reduces(graph, inner, seen) for inner in functions_of(node)):
             return True
     return False
+
+
+def evaluate(op: Any, inputs: list[Any]) -> list[Any]:
+    """The arrays that an op makes of such as are known, run at once; none where it cannot be run so."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context, execute
+
+    if any(part.dtype.name in ("variant", "resource", "string") for part in (*op.inputs, *op.outputs)):
+        return []
+    attributes: list[Any] = []
+    for one in op.op_def.attr:
+        value = op.get_attr(one.name)
+        if one.type not in ("type", "list(type)", "int", "list(int)", "bool", "float", "string"):
+            return []
+        if one.type == "type":
+            value = value.as_datatype_enum
+        elif one.type == "list(type)":
+            value = [part.as_datatype_enum for part in value]
+        attributes += [one.name, value]
+    with tf.init_scope(), tf.device("CPU:0"):
+        given = [tf.constant(one, part.dtype) for one, part in zip(inputs, op.inputs)]
+        try:
+            made = execute.quick_execute(op.type, len(op.outputs), given, tuple(attributes), context.context())
+        except (tf.errors.OpError, ValueError, TypeError):
+            return []  # which its own run says, too
+        return [np.asarray(one._numpy_internal()) for one in made]

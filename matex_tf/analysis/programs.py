@@ -1,7 +1,8 @@
 """What Python made of a step while it was traced: a trace for any number of rows must be made as the step's own was.
 
 The ops that work on data are compared one by one, in the order in which Python made them: their types, attributes, and
-what each input comes from. What has another form where sizes are open (`FORMS`, arithmetic of sizes) is looked through.
+what each input comes from. What has another form where sizes are open (`FORMS`, arithmetic of sizes) is looked through:
+what is computed of sizes must give, for the sizes of the step's own trace, the numbers that are constants there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis.placement import SHARDED
 
 FORMS = set(
     """BroadcastTo Cast ConcatV2 EnsureShape ExpandDims Fill Identity IdentityN OnesLike Pack ReadVariableOp Reshape
@@ -41,22 +43,25 @@ _stands_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDic
 
 
 class Work(NamedTuple):
-    """An op that works on data, its attributes, and what its inputs come from."""
+    """An op that works on data, its attributes, what its inputs come from, and the values of those of no data."""
 
     type: str
     attributes: tuple[tuple[str, bytes], ...] = ()
     inputs: tuple[tuple[Atom, ...], ...] = ()
+    values: tuple[Any, ...] = ()
 
     def differs_from(self, own: Work) -> bool:
         if self[:2] != own[:2] or len(self.inputs) != len(own.inputs):
             return True
-        return any(map(_differ, self.inputs, own.inputs))
+        return any(map(_differ, self.inputs, own.inputs, self.values, own.values))
 
 
 class Program(NamedTuple):
     figures: frozenset[Any]
     """The floating constants."""
     work: tuple[Work, ...]
+    sizes: tuple[Any, ...] = ()
+    """The shapes of the inputs of its graph, None where one is not known as a whole."""
 
     def differs_from(self, own: Program) -> bool:
         """Whether it does something else than `own`, where sizes are fixed and their constants are."""
@@ -65,11 +70,29 @@ class Program(NamedTuple):
         return any(mine.differs_from(other) for mine, other in zip(self.work, own.work))
 
 
-def _differ(mine: tuple[Atom, ...], own: tuple[Atom, ...]) -> bool:
-    """Whether two inputs come from something else. Of what is made of sizes the constants are not compared."""
-    if _SIZE in mine or _SIZE in own:
-        mine, own = (tuple(one for one in atoms if one[0] in _DATA) for atoms in (mine, own))
-    return mine != own
+def _differ(mine: tuple[Atom, ...], own: tuple[Atom, ...], value: Any, of_own: Any) -> bool:
+    """Whether two inputs come from something else.
+
+    What is made of sizes and constants is what it gives. Where that is not known, no constant may have come in that is
+    not among the step's own.
+    """
+    if value is not None and of_own is not None:
+        return not _are_equal(value, of_own)
+    if _SIZE not in mine:
+        return mine != own
+    return _of_data(mine) != _of_data(own) or not set(mine) <= {*own, _SIZE}
+
+
+def _of_data(atoms: tuple[Atom, ...]) -> list[Atom]:
+    return [one for one in atoms if one[0] in _DATA]
+
+
+def _are_equal(value: Any, own: Any) -> bool:
+    """Whether two arrays are equal but for the rounding of Python's numbers and of TensorFlow's."""
+    if value.dtype.kind not in "fc":
+        return bool(np.array_equal(value, own))
+    near = 1e-9 if value.dtype.itemsize >= 8 else 1e-5 if value.dtype.itemsize == 4 else 1e-2
+    return value.shape == own.shape and bool(np.allclose(value, own, rtol=near, atol=0.0, equal_nan=True))
 
 
 @contextlib.contextmanager
@@ -93,22 +116,47 @@ def stand_for(tensor: Any, plain: Any) -> None:
     _stands_for.setdefault(tensor.graph, {})[tensor.name] = plain
 
 
-def program(graph: Any) -> Program:
-    """What Python made of `graph` and of the functions that it calls."""
-    reader = _Reader()
-    reader.read(graph, {})
-    return Program(frozenset(reader.figures), tuple(reader.work))
+def program(graph: Any, like: Program | None = None) -> Program:
+    """What Python made of `graph` and of the functions that it calls.
+
+    like: that of a graph in which sizes are known that are open in this one.
+    """
+    sizes = tuple(_sizes_of(tensor) for tensor in getattr(graph, "inputs", ()))
+    reader = _Reader(_known_sizes(graph, like))
+    reader.read(graph, {}, {})
+    return Program(frozenset(reader.figures), tuple(reader.work), sizes)
+
+
+def _sizes_of(tensor: Any) -> tuple[int | None, ...]:
+    return () if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+
+
+def _known_sizes(graph: Any, like: Program | None) -> int | None:
+    """The number of rows where it is open in `graph` and known in `like`; None if none is, or several are."""
+    inputs = list(getattr(graph, "inputs", ()))
+    if like is None or len(inputs) > len(like.sizes):
+        return None
+    found = {
+        known[axis]
+        for tensor, known in zip(inputs, like.sizes)
+        for axis, size in enumerate(_sizes_of(tensor))
+        if size is None and len(known) == tensor.shape.rank
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 class _Reader:
-    def __init__(self) -> None:
+    """Reads graphs in which an open number of rows is taken for `rows`, if that is not None."""
+
+    def __init__(self, rows: int | None) -> None:
         self.figures: set[Any] = set()
         self.work: list[Work] = []
+        self._rows = rows
         self._seen: set[str] = set()
 
-    def read(self, graph: Any, given: dict[str, tuple[Atom, ...]]) -> None:
-        """Read a graph of which the inputs in `given`, by name, come from these."""
-        atoms = dict(given)
+    def read(self, graph: Any, given: dict[str, tuple[Atom, ...]], values: dict[str, Any]) -> None:
+        """Read a graph of which the inputs in `given`, by name, come from these, and have these `values`."""
+        atoms, values = dict(given), dict(values)
         for number, tensor in enumerate(getattr(graph, "inputs", ())):
             atoms.setdefault(tensor.name, (("input", number),))
         for external, tensor in getattr(graph, "captures", ()):
@@ -122,14 +170,18 @@ class _Reader:
                 for made in op.outputs:
                     plain = aliases.get(made.name)
                     atoms.setdefault(made.name, (_OURS,) if plain is None else atoms.get(plain.name, (_OURS,)))
+                    if plain is not None and plain.name in values:
+                        values[made.name] = values[plain.name]
             elif not (op.outputs and all(made.name in atoms for made in op.outputs)):
-                self._read_op(graph, op, atoms)
+                self._read_op(graph, op, atoms, values)
 
-    def _read_op(self, graph: Any, op: Any, atoms: dict[str, tuple[Atom, ...]]) -> None:
+    def _read_op(self, graph: Any, op: Any, atoms: dict[str, tuple[Atom, ...]], values: dict[str, Any]) -> None:
         inputs = [atoms.get(part.name, ()) for part in op.inputs]
         functions = graph_ops.functions_of(op.node_def)
         for name in functions:
-            self._read_function(graph, name, inputs)
+            # What a loop begins with is no constant in its turns.
+            given = [] if op.type.endswith("While") else [values.get(part.name) for part in op.inputs]
+            self._read_function(graph, name, inputs, given)
         if op.type == "Const":
             found = [self._of_constant(op)]
         elif op.type in _SIZES:
@@ -138,13 +190,49 @@ class _Reader:
             found = [self._of_form(op, inputs)] * len(op.outputs)
         elif any(part.dtype.name == "variant" for part in (*op.inputs, *op.outputs)):
             # A list, as of a loop's turns: it is made for sizes, and holds more where a gradient is taken.
-            found = [tuple(one for one in _joined(inputs) if one[0] in _DATA)] * len(op.outputs)
+            found = [tuple(_of_data(_joined(inputs)))] * len(op.outputs)
         elif functions or not self._is_work(op, inputs):
             found = [_joined(inputs)] * len(op.outputs)
         else:
-            self.work.append(Work(op.type, _attributes(op), tuple(inputs)))
+            known = tuple(values.get(part.name) for part in op.inputs)
+            self.work.append(Work(op.type, _attributes(op), tuple(inputs), known))
             found = [(("work", len(self.work), index),) for index in range(len(op.outputs))]
         atoms.update((made.name, one) for made, one in zip(op.outputs, found))
+        if not functions and not any(map(_of_data, found)):
+            values.update(self._values(op, [values.get(part.name) for part in op.inputs]))
+
+    def _values(self, op: Any, inputs: list[Any]) -> dict[str, Any]:
+        """What an op gives that works on constants and sizes, by the names of its outputs, as far as it is known."""
+        import tensorflow as tf
+
+        if op.type == "Const":
+            made = [tf.make_ndarray(op.get_attr("value"))] if op.outputs[0].dtype != tf.string else []
+        elif op.type in ("Shape", "ShapeN", "Size"):
+            shapes = [self._shape(tensor) for tensor in op.inputs]
+            of_kind = op.outputs[0].dtype.as_numpy_dtype
+            known = [np.array(one, of_kind) for one in shapes if one is not None]
+            if len(known) < len(shapes):
+                return {}
+            made = [np.prod(one, dtype=of_kind) for one in known] if op.type == "Size" else known
+        elif inputs and not any(one is None for one in inputs) and not interpreter.is_stateful(op):
+            made = graph_ops.evaluate(op, inputs)
+        else:
+            return {}
+        return {tensor.name: one for tensor, one in zip(op.outputs, made) if np.size(one) <= _MOST}
+
+    def _shape(self, tensor: Any) -> list[int] | None:
+        if tensor.shape.rank is None:
+            return None
+        sizes = tensor.shape.as_list()
+        for axis, size in enumerate(sizes):
+            if size is None:
+                found = interpreter.placement_of(tensor) if interpreter.has_declared(tensor.graph) else None
+                if self._rows is None or found is None or found.kind != SHARDED or found.axis != axis:
+                    return None
+                if not found.even or found.unit is None:
+                    return None
+                sizes[axis] = found.unit * self._rows
+        return list(sizes)
 
     def _is_work(self, op: Any, inputs: list[tuple[Atom, ...]]) -> bool:
         """Whether it draws numbers, or makes something of data, or keeps it."""
@@ -153,14 +241,19 @@ class _Reader:
         of_data = any(atom[0] in _DATA for atom in itertools.chain(*inputs))
         return of_data or (bool(inputs) and interpreter.is_stateful(op))
 
-    def _read_function(self, graph: Any, name: str, inputs: list[tuple[Atom, ...]]) -> None:
+    def _read_function(self, graph: Any, name: str, inputs: list[tuple[Atom, ...]], values: list[Any]) -> None:
         function = None if name in self._seen else graph._get_function(name)
         self._seen.add(name)
         traced = getattr(function, "graph", None)
         if traced is not None:
             arguments = list(traced.inputs)
             last = inputs[len(inputs) - len(arguments) :] if len(arguments) <= len(inputs) else []
-            self.read(traced, {tensor.name: one for tensor, one in zip(arguments, last) if last})
+            known = values[len(values) - len(last) :] if last and values else []
+            self.read(
+                traced,
+                {tensor.name: one for tensor, one in zip(arguments, last)},
+                {tensor.name: one for tensor, one in zip(arguments, known) if one is not None},
+            )
         elif function is not None:
             self.work.extend(Work(node.op) for node in function.cached_definition.node_def)
 

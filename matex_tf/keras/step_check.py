@@ -74,7 +74,7 @@ def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     why = "" if reason is None else str(reason)
     own = _meeting.get(model, {}).get(kind)
-    if own is not None and programs.program(graph).differs_from(own):
+    if own is not None and programs.program(graph, own).differs_from(own):
         why = why or OTHER
     _known.setdefault(model, {})[kind, shapes_of(data)] = why, weakref.ref(graph)
 

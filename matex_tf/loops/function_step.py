@@ -177,7 +177,7 @@ def _of_slices(
     why = str(verdict.failure(graph) or "")
     if not interpreter.has_declared(graph):
         why = "its trace is not known as that of the function"
-    if own is not None and programs.program(graph).differs_from(own):
+    if own is not None and programs.program(graph, own).differs_from(own):
         why = OTHER
     return graph, why
 
