@@ -1,11 +1,7 @@
-"""The builds of the engine, of TensorFlow's ops over it, and of their XLA kernels: once for each TensorFlow, MPI,
-compiler and source.
+"""Builds the engine, TensorFlow's ops over it and their XLA kernels, once for each TensorFlow, MPI, compiler, source.
 
-They are kept in a cache folder, as three libraries. The engine knows nothing of TensorFlow, and ranks need it before a
-script imports that; the XLA kernels take longest, and few scripts need them.
-
-A library enters the cache under its name
-only when it is whole, and its digest stands beside it, so that a build that was killed or a damaged file is made anew.
+They are three libraries in a cache folder: ranks need the engine before a script imports TensorFlow, and the XLA
+kernels take longest and are needed by few scripts.
 """
 
 from __future__ import annotations
@@ -207,7 +203,11 @@ def source_digest() -> str:
 
 
 def is_whole(plan: Plan) -> bool:
-    """Whether the cache holds the library of this plan, undamaged."""
+    """Whether the cache holds the library of this plan, undamaged.
+
+    A library enters the cache under its name only when it is whole, and its digest stands beside it. So one whose build
+    was killed, or that is damaged, is made anew.
+    """
     try:
         if cache.exposure(plan.record) or cache.exposure(plan.library):
             return False

@@ -1,18 +1,6 @@
-"""How the value that a rank has of a tensor makes up the value that the script alone has of it.
+"""How the value that a rank has of a tensor makes up the value that the script alone has of it: its placement.
 
-Each rank runs the step's ops on its slice of the batch. With T the value alone, T_r that of rank r and w_r the rank's
-share of the rows of the batch:
-
-    replicated     T = w_r^k T_r on every rank
-    sharded        T = the ranks' w_r^k T_r one after the other along an axis
-    partial        T = the sum over the ranks of w_r^k T_r: a partial sum for k = 0, a partial mean for k = 1
-    derived        T = f(...), where the op's inputs are partial or replicated: whole once they are
-    row_numbers    T_r numbers rows within the slice (`tf.range(rows)`, `tf.where(mask)`)
-    empty          a list into which nothing was put yet
-    unknown        none of these is proved
-
-The power k is 0 for most tensors. The row count of a slice is replicated with k = -1, since all rows are n_r / w_r; a
-sum over rows that is divided by it is partial with k = 1: a mean. So no number is ever compared with a row count.
+`Placement` defines the kinds and their powers; `fits` compares two of them, and `join` keeps what holds of both.
 """
 
 from __future__ import annotations
@@ -42,7 +30,19 @@ class Element(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """See the module. `axis`, `even`, `unit`, `blocks` and `chosen` are of sharded tensors.
+    """What T_r, the value of rank r, says of T, the value alone; w_r is the rank's share of the rows of the batch.
+
+        replicated     T = w_r^k T_r on every rank
+        sharded        T = the ranks' w_r^k T_r one after the other along an axis
+        partial        T = the sum over the ranks of w_r^k T_r: a partial sum for k = 0, a partial mean for k = 1
+        derived        T = f(...), where the op's inputs are partial or replicated: whole once they are
+        row_numbers    T_r numbers rows within the slice (`tf.range(rows)`, `tf.where(mask)`)
+        empty          a list into which nothing was put yet
+        unknown        none of these is proved
+
+    The power k is 0 for most tensors. The row count of a slice is replicated with k = -1, since all rows are n_r / w_r;
+    a sum over rows that is divided by it is partial with k = 1: a mean. So no number is ever compared with a row count.
+    `axis`, `even`, `unit`, `blocks` and `chosen` are of sharded tensors.
 
     axis: the dimension along which the ranks' parts follow one another.
     even: a rank's part has a fixed number of entries along it for each of its rows (not so after a mask).

@@ -1,11 +1,6 @@
-"""Where rows of the batch meet one another in a step, or a figure of all rows: the op is given whole values.
+"""Gives whole values to an op in which rows of the batch, or a figure of all rows, meet, while a step is traced.
 
-While a step is traced for slices, each op of which its rule proves nothing is made once more: of whole figures, so that
-rows stay sharded, or, where that does not do, of the rows of the whole batch. Then it is computed by every rank, and so
-is what is made of it; what comes before it is sharded.
-
-That is done with what the script makes, and what TensorFlow and Keras make for it. What our own code makes, or has them
-make, is meant as it is: moments of a slice, backward passes, updates of metrics. The stack tells which it is.
+`watch` begins to look at a graph, and `_of_whole_values` makes the op anew. What comes before it stays sharded.
 """
 
 from __future__ import annotations
@@ -139,6 +134,8 @@ def gains(operations: Iterable[Any], found: interpreter.Interpreter) -> bool:
 
 def _create(watch: _Watch, original: Callable[..., Any], kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     graph = watch.found.graph
+    # What our own code makes, or has others make, is meant as it is: moments of a slice, backward passes, updates of
+    # metrics. The stack tells which it is.
     if not _is_being_built(graph) or script_frames.is_ours(sys._getframe(1)):
         return original(graph, kind, inputs, *args, **kwargs)
     if kind.startswith(_ASSIGNS):
@@ -177,7 +174,10 @@ def _meets(watch: _Watch, op: Any) -> bool:
 def _of_whole_values(
     watch: _Watch, op: Any, make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`op` made once more: of whole figures; if that does not do, of whole rows, too; itself where it cannot be."""
+    """`op` made once more: of whole figures; if that does not do, of whole rows, too; itself where it cannot be.
+
+    Of whole figures rows stay sharded. Of whole rows every rank computes it, and what is made of it.
+    """
     parts = list(op.inputs)
     placements = [watch.found.of(part) for part in parts]
     if not all(redistribute.can_be_whole(part, one) for part, one in zip(parts, placements)):

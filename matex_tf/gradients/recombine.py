@@ -1,10 +1,6 @@
-"""In graphs: whole values from ranks' parts, and gradients of losses that are made of such parts.
+"""In graphs: makes whole values of ranks' parts, and begins the backward passes of losses that are made of such parts.
 
-A loss is a function of figures of the rows: L = f(P1, P2, ...), where each P is a sum or mean over the rows and f is
-computed from figures alone (`placement`). So its gradient is the sum over the figures of df/dP, taken at the whole
-batch's figures, times the gradient of P, to which each rank adds its rows' part: what f is, a plain mean, a root, a
-ratio or a product, makes no difference. Backward passes begin with these factors (`seed`), so that every gradient with
-respect to a variable is a partial sum and every one with respect to rows is that of those rows.
+`make_whole` is for values, `seed_targets` for gradients; `Boundary` finds the figures that a tensor is made of.
 """
 
 from __future__ import annotations
@@ -96,6 +92,10 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
 
 def seed_targets(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any], Placement | None]:
     """What a backward pass of `targets`, tensors of the graph being built, is to begin with.
+
+    A loss is L = f(P1, P2, ...), each figure P a sum or mean over the rows. So its gradient is the sum over the figures
+    of df/dP, at the whole batch's figures, times the gradient of P, to which each rank adds its rows' part. With df/dP
+    as factors a gradient with respect to a variable is a partial sum, one with respect to rows that of those rows.
 
     Args:
         given: for each target what the script multiplies its gradient by, or None.

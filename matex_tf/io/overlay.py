@@ -1,12 +1,7 @@
 """A rank's own view of the files: what it writes goes to a private folder, from which it also reads.
 
-Every rank runs the whole script, but there is to be one set of files: rank 0's. The others each have two layers, as in
-an overlay file system. Below are the files as they are; above, in a private folder that is dropped at the end, is what
-this rank has written; what it removed is hidden. So each rank finds its files as the script alone would, and none of
-them reaches the user but rank 0's. What rank 0 has made since the ranks last met is not yet there (see `journal`).
-
-Paths are canonical and absolute here ("keys"). Nothing in this file is patched; whoever calls it does so within
-`plainly`.
+"One set of files" in docs/how-it-works.md says why. Paths are canonical and absolute here ("keys"). Nothing in this
+file is patched; whoever calls it does so within `real_files.use_real_files`.
 """
 
 from __future__ import annotations

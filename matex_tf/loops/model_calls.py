@@ -1,15 +1,7 @@
-"""A Keras model that is called under a tape: each rank computes its rows, and all get what comes of all rows.
+"""Shares the calls of a Keras model under a tape: each rank computes its rows, and all get the outputs of all rows.
 
-Eager code does what Python says, step by step, so nothing can be proved of it beforehand. It holds whole batches, and
-computes with them what the script alone does. What ranks share there is the call of a model, where most of the work is.
-The model is traced for an open number of rows; if that shows that each row of what it gives comes from the same row of
-what it is given (`analysis`), each rank calls it with its slice. The outputs are gathered; on the way back each rank
-differentiates its own rows, and the gradients are added up. So whatever the script does with them is done with those of
-the whole batch.
-
-In eager code the model's Python runs in each call. What ran is compared with what was proved: a call that runs other
-ops, as after a change of the model's attributes, is proved anew. In the same way the calls of models are shared in a
-step in a graph that cannot be sharded as a whole.
+`call_model` is the way in, `_decide` the proof, `sharded_call` the call. "Calls of models" in docs/how-it-works.md says
+why the border is there.
 """
 
 from __future__ import annotations
@@ -77,7 +69,7 @@ class _Plan:
 
 @contextlib.contextmanager
 def share_models(are: bool) -> Iterator[None]:
-    """Around the trace of a step that every rank computes whole: whether the calls of models in it are shared."""
+    """Around the trace of a step that cannot be sharded as a whole: whether the calls of models in it are shared."""
     before, _state.in_graphs = getattr(_state, "in_graphs", False), are
     try:
         yield

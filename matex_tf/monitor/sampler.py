@@ -1,13 +1,7 @@
 """Records this rank into the run's folder: a thread writes a line a second of what it uses, has done and waited for.
 
-What is counted is written as it stands, so that any two lines give the mean between them, whatever lies between.
-Nothing here ends a run: what cannot be recorded is said once.
-
-    RUN/start-1/start.json       who and where, written by rank 0; start-2 is the first restart
-    RUN/start-1/rank-N.jsonl     the samples of rank N
-    RUN/start-1/events-N.jsonl   what rank N had to say: epochs of `fit` (rank 0), losses of ranks
-    RUN/start-1/profile.txt      what steps were spent on, where the script came to its end
-    RUN/events.jsonl             what `matex run` had to say: start, restarts, end
+docs/monitor.md has the files. What is counted is written as it stands, so that any two lines give the mean between
+them. Nothing here ends a run: what cannot be recorded is said once.
 """
 
 from __future__ import annotations

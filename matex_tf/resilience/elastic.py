@@ -1,15 +1,7 @@
-"""Going on without a lost rank, in the same processes: what was tried together is undone and made again by those left.
+"""Goes on without a lost rank, in the same processes: those left undo what was tried together and make it again.
 
-The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, so that
-what is lost with a rank is its part of one step. Work that ranks do together is cut into attempts: a training step of
-`fit`, a call of `evaluate` or `predict`, saving, a message. At the end of each the ranks agree whether all that are
-left have completed it and nobody was lost (by MPI's user-level failure mitigation, in which the agreement holds whoever
-is lost in it). If not, they revoke their communicators, so that nobody waits in one, shrink the world to those that are
-left, undo the attempt and make it again. So all ranks are in the same attempt at any time, and nothing of one that was
-not completed by all stays.
-
-What is not part of an attempt, such as a loop of the script's own, ends the run when a rank is lost; `matex run` then
-starts it again from its kept state.
+`attempt_work` is one attempt. What is no part of one, such as a loop of the script's own, ends the run when a rank is
+lost; `matex run` then starts it again from its kept state.
 """
 
 from __future__ import annotations
@@ -56,6 +48,11 @@ def forget_after_loss(holder: Any, attribute: str) -> None:
 
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """What `work` gives, when all ranks that are left have completed it. Collective.
+
+    The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, so
+    that what is lost with a rank is its part of one attempt. At its end the ranks agree whether all that are left have
+    completed it (by MPI's user-level failure mitigation: the agreement holds whoever is lost in it). If not, they
+    revoke their communicators, so that nobody waits in one, and shrink the world. So all are in the same attempt.
 
     Where a rank is lost meanwhile, `undo` is called and then `work` again, with the smaller world. Within another
     attempt, and in other threads, `work` is only called: its errors are the other attempt's.

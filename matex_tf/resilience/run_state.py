@@ -1,11 +1,7 @@
-"""Coming back: the state of a run is kept, and a run that is started again goes on from it, by no line of the script.
+"""Keeps the state of a run, and goes on from it when the run is started again, by no line of the script.
 
-The script runs from its top again, with the seeds that it had. Its calls of `fit`, counted, are where the state is put
-back: one that had ended is passed over, and leaves the model, the callbacks and the history as they were at its end;
-the one that was under way goes on at the step at which the state was taken, with the same data, as if nothing had
-happened. What the script does between them it does again.
-
-Rank 0 keeps the state, of which all ranks have copies; nothing in it depends on their number. A thread writes it.
+"Restarts" in docs/reliability.md says what is kept and what happens then. Calls of `fit`, counted, are where the state
+is put back. Rank 0 keeps it, of which all ranks have copies; nothing in it depends on their number.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """`MATEX_STRATEGY=sharded`: each rank updates its piece of the weights, with the slots of that piece only.
 
 With `servers:S`, S of the ranks do, evenly over the hosts; the others have the weights of them.
-
-The gradients are those of the whole batch, and the optimizer is the script's own, of which only the last step runs on
-pieces: clipping, weight decay, accumulation, constraints and averages come before or after it, and are as ever. An
-update that is proved to be elementwise makes of pieces the pieces of what it makes of all. The new weights
-are gathered.
 """
 
 from __future__ import annotations
@@ -29,6 +24,10 @@ Apply = Callable[[list[Any], list[Any]], Any]
 
 def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
     """What `apply(gradients, variables)` gives, with the update in pieces where that is chosen and proved.
+
+    Only the last step of the optimizer runs on pieces: clipping, weight decay, accumulation, constraints and averages
+    come before or after it, and are as ever. An update that is proved to be elementwise makes of pieces the pieces of
+    what it makes of all. The new weights are gathered.
 
     Args:
         optimizer: the script's own.

@@ -1,14 +1,6 @@
-"""What the current training step works on: a slice of the global batch, or all of it, and what that weighs.
+"""What the current training step works on, a slice of the global batch or all of it, and what that weighs.
 
-The weights of a step are four numbers in one variable of TensorFlow, so that a traced function reads this step's and
-not those it was traced with:
-
-    mean    weight of this rank's gradient of a loss that is a mean over rows: rows here / rows of the batch
-    sum     the same for a loss that is a sum over rows: 1, or 0 on a rank without rows
-    metrics whether what this rank computes counts in metrics: 1 or 0
-    rows    rows of the global batch; 0 where nobody sliced it
-
-A batch that every rank computes whole is counted on rank 0 alone, so that the result is bit for bit the sequential one.
+`numbers` defines the four numbers of a step; `slice_values` and `whole_values` give them.
 """
 
 from __future__ import annotations
@@ -34,7 +26,10 @@ _state = threading.local()
 
 
 def whole_values() -> list[float]:
-    """The numbers of a step in which every rank computes the whole batch."""
+    """The numbers of a step in which every rank computes the whole batch.
+
+    It counts on rank 0 alone, so that the result is bit for bit the sequential one.
+    """
     mine = 1.0 if world.current().rank == 0 else 0.0
     return [mine, mine, mine, 0.0]
 
@@ -116,7 +111,15 @@ def placeholder() -> Any:
 
 
 def numbers() -> Any:
-    """This step's four numbers as a tensor, wherever ops are being made."""
+    """This step's four numbers as a tensor, wherever ops are being made.
+
+    They are in a variable of TensorFlow, so that a traced function reads this step's, not those it was traced with:
+
+        mean    weight of this rank's gradient of a loss that is a mean over rows: rows here / rows of the batch
+        sum     the same for a loss that is a sum over rows: 1, or 0 on a rank without rows
+        metrics whether what this rank computes counts in metrics: 1 or 0
+        rows    rows of the global batch; 0 where nobody sliced it
+    """
     import tensorflow as tf
 
     within = not tf.executing_eagerly() and _within and isinstance(_within[-1], tf.Tensor)

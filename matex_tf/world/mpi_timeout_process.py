@@ -1,10 +1,6 @@
 """A process beside a rank that looks at the time while MPI starts or ends there: `mpi_timeout` runs this file.
 
-    python mpi_timeout_process.py PID FOLDER SECONDS TEXT SECONDS TEXT
-
-After the first time it writes the first text to standard error, after the second one the second, and kills process
-PID, of which it leaves word in FOLDER; 0 seconds: never, and of an empty text or folder nothing. It ends when something
-comes to its standard input, or when that ends. Nothing but the standard library, for it is to start in no time.
+It imports nothing but the standard library, for it is to start in no time. `main` explains its command line.
 """
 
 from __future__ import annotations
@@ -51,7 +47,12 @@ def write_line(text: str) -> None:
 
 
 def main(process: int, folder: str, stall: float, told: str, abort: float, ended: str) -> None:
-    """What the command line above says."""
+    """What the command line `mpi_timeout_process.py PID FOLDER SECONDS TEXT SECONDS TEXT` says.
+
+    After the first time it writes the first text to standard error, after the second one the second, and kills process
+    PID, of which it leaves word in FOLDER; 0 seconds: never, and of an empty text or folder nothing. It ends when
+    something comes to its standard input, or when that ends.
+    """
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     passed = 0.0

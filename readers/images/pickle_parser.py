@@ -1,10 +1,6 @@
-"""The content of a pickle of plain values and NumPy arrays, read without running any of it.
+"""Reads a pickle of plain values and NumPy arrays without running any of it: nothing is imported and nothing called.
 
-A pickle is a program that may call any function. Here its steps are followed by name: containers, numbers and texts are
-built, the three functions with which NumPy writes an array are recognised, and anything else is an error. Nothing is
-imported and nothing called. Long strings of bytes are not read; they become the place where they lie in the file. What
-is built takes memory in proportion to the file; values may be nested in each other many times, so none is shown whole.
-The format: Python's Lib/pickletools.py.
+`_Reader` follows the steps of the format, which is that of Python's Lib/pickletools.py; `load` is the way in.
 """
 
 from __future__ import annotations
@@ -26,6 +22,13 @@ _MARK = object()
 
 
 class _Reader:
+    """Follows the steps of a pickle, a program that may call any function, by name.
+
+    Containers, numbers and texts are built, the functions with which NumPy writes an array are recognised, and anything
+    else is an error. Long strings of bytes are not read; they become the place where they lie in the file. What is
+    built takes memory in proportion to the file; values may be nested in each other many times, so none is shown whole.
+    """
+
     def __init__(self, path: Path | str, file: BinaryIO, size: int):
         self.path, self.file, self.size = path, file, size
         self.stack: list[Any] = []

@@ -1,10 +1,6 @@
-"""The way back of a step in eager code, where it is proved: each rank goes back through its rows.
+"""Shares the way back of a step in eager code, where it is proved: each rank goes back through its rows.
 
-Forwards every rank computes the whole batch, as the script's Python says, so that each value that Python sees is that
-of the script alone. What ran under the tape is then traced as a graph for any number of rows, and proved (`proof`). If
-the ranks' parts of the gradients make up those of the whole batch, each rank computes its own, and they are added up.
-What differs from step to step, such as a random draw or a number that Python
-read, comes into the graph as the value that it had: nothing of a later step is decided by an earlier one.
+`share` is the way in, `proof` the proof. "The way back of eager steps" in docs/how-it-works.md tells the whole.
 """
 
 from __future__ import annotations
