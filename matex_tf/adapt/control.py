@@ -1,8 +1,6 @@
-"""Which shares the ranks are to have, by what their parts of batches have taken them. It only computes: ranks that see
-the same figures come to the same shares.
+"""Which shares the ranks are to have, by what their parts of batches have taken them.
 
-A rank that took `seconds` for its rows computes so many rows a second; rows in proportion would make all ranks take the
-same. Where a step also takes what does not depend on rows, that is a part of the way there, never more.
+It only computes: ranks that see the same figures come to the same shares.
 """
 
 from __future__ import annotations
@@ -91,7 +89,11 @@ class Control:
 
 
 def _way(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """By how many rows each rank's part is to grow; empty where that gains too little."""
+    """By how many rows each rank's part is to grow; empty where that gains too little.
+
+    A rank that took `seconds` for its rows computes so many rows a second; rows in proportion would make all ranks take
+    the same. Where a step also takes what does not depend on rows, that is a part of the way there, never more.
+    """
     had = [max(rows, 1) for rows in now]  # without a row of its own a rank computes one all the same
     speeds = [rows / took for rows, took in zip(had, seconds)]
     even = sum(now) / len(now)

@@ -1,8 +1,6 @@
 """Whether an update of variables is elementwise: what it makes of pieces is then the pieces of what it makes of all.
 
-The update is traced twice, for whole variables and for flat pieces of them of any length. It is elementwise if both
-traces have the same ops, constants and wires, each of which takes single entries of one variable, of its slots and of
-its gradient, beside scalars. So nothing that the optimizer's Python knows of shapes or lengths can have a part in it.
+`why_not` compares a trace for whole variables with one for flat pieces of them of any length.
 """
 
 from __future__ import annotations
@@ -24,6 +22,10 @@ Roles = Mapping[int, Any]
 
 def why_not(whole: Any, whole_roles: Roles, pieces: Any, pieces_roles: Roles) -> str | None:
     """Why an update is not proved to be elementwise; None if it is.
+
+    It is if both traces have the same ops, constants and wires, each of which takes single entries of one variable, of
+    its slots and of its gradient, beside scalars. So nothing that the optimizer's Python knows of shapes or lengths can
+    have a part in it.
 
     Args:
         whole: its graph for whole variables, whose first inputs are the gradients of variable 0, 1, ...

@@ -1,8 +1,7 @@
 """One abstract interpretation of a graph: the placement of any tensor in it, by the rules of the ops that lead to it.
 
-It goes backwards from the tensor that is asked for, so that what nobody asks for costs nothing, and into functions,
-branches and loops. Gradients are not followed through their ops: who takes them declares what they are
-(`declare`), since the gradient of a partial loss with respect to a replicated variable is partial as the loss is.
+It goes backwards from the tensor that is asked for, into functions, branches and loops. Who takes gradients declares
+theirs: that of a partial loss with respect to a replicated variable is partial, too.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Interpreter:
         self._outside.update((id(inner.op), external) for external, inner in captures)
 
     def of(self, tensor: Any) -> Placement:
-        """The placement of `tensor`, which belongs to this graph."""
+        """The placement of `tensor`, which belongs to this graph: what nobody asks for costs nothing."""
         pending = [tensor.op]
         while pending:
             op = pending[-1]

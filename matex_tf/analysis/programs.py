@@ -1,8 +1,7 @@
 """What Python made of a step while it was traced: a trace for any number of rows must be made as the step's own was.
 
 The ops that work on data are compared one by one, in the order in which Python made them: their types, attributes, and
-what each input comes from. What has another form where sizes are open (`FORMS`, arithmetic of sizes) is looked through:
-what is computed of sizes must give, for the sizes of the step's own trace, the numbers that are constants there.
+what each input comes from (`_differ`). Ops of `FORMS` and arithmetic of sizes are looked through.
 """
 
 from __future__ import annotations

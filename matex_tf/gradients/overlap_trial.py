@@ -1,8 +1,6 @@
 """Whether the updates of a function are overlapped: its first steps show which way is faster.
 
-Steps are timed as they are: on one host with each update reduced at once, on several with updates overlapped. Where
-sums take a good part of a step, the function is traced a second time for the other way, and timed so; then the ranks
-agree on the faster one.
+`call_function` and `trace_function` are the ways in; `_Trial` times both ways.
 """
 
 from __future__ import annotations
@@ -82,7 +80,12 @@ def _other(function: Any) -> Any:
 
 
 class _Trial:
-    """How far the trial of one function is."""
+    """How far the trial of one function is.
+
+    Steps are timed as they are: on one host with each update reduced at once, on several with updates overlapped. Where
+    sums take a good part of a step, the function is traced a second time for the other way, and timed so; then the
+    ranks agree on the faster one.
+    """
 
     def __init__(self) -> None:
         self._way = self._first

@@ -1,8 +1,7 @@
-"""Gradients of this rank in, those of the global batch out.
+"""Gradients of this rank in, those of the global batch out: the one way to the engine.
 
-The one way to the engine. It fixes the order (last layer first, as backpropagation yields them), names each gradient by
-its variable, and remembers of each variable whether its gradients are reduced as the tape gives them (a loop of the
-script's own) or are still owed to the optimizer (Keras' training step).
+It remembers of each variable whether its gradients are reduced as the tape gives them (a loop of the script's own) or
+are still owed to the optimizer (Keras' training step).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What is saved appears whole or not at all: it is written beside its place, and moved there when it is complete.
 
-A move within a file system is one step, so whoever looks, also after this process was killed at any moment, finds the
-old file or the new one. Several files that belong together are moved one after the other, the one by which they are
-found last: a killed run may leave none for an instant, but never parts of two.
+A move within a file system is one step. Of several files that belong together, the one by which they are found moves
+last: a killed run may leave none for an instant, but never parts of two.
 """
 
 from __future__ import annotations

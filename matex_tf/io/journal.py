@@ -1,9 +1,7 @@
 """What rank 0 has made, changed and removed and the other ranks have not come to yet.
 
-All ranks run the same script, rank 0 often first. A rank that asks `if not os.path.exists(folder)` must be answered as
-the script alone would be. So before rank 0 makes, changes or removes a path, it notes how many collectives it has
-completed, and where that path is as it was: nowhere, or in a copy. A rank that has completed no more than that has not
-come to this place of the script, and looks there. Nobody waits for anybody.
+Before rank 0 touches a path, it notes how many collectives it has completed, and where the path is as it was. A rank
+that has completed no more of them looks there. Nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -26,7 +24,11 @@ _MOST_BYTES = 64 << 20
 
 
 class Journal(notes.Notes):
-    """The notes of this run: `note` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`."""
+    """The notes of this run: `note` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`.
+
+    A rank that asks `if not os.path.exists(folder)` must be answered as the script alone would be, though rank 0 has
+    often been there first.
+    """
 
     def __init__(self, folder: str, is_on_one_host: bool = True):
         super().__init__(folder, is_on_one_host)

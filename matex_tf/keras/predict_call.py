@@ -1,8 +1,7 @@
 """`predict`: each rank computes its rows of every batch, and each has the whole answer, in order.
 
-That needs outputs of one row (or of the same number of rows) for each row of the input. Whether they are is known from
-the shapes of a functional model, or by tracing one of another kind on a batch of unknown size; it is checked in each
-step on all ranks alike, and where it does not hold every rank computes all.
+That needs outputs of one row, or of the same number of rows, for each row of the input. Shapes or a trace tell
+(`_are_rows`), each step is checked on all ranks alike, and else every rank computes all.
 """
 
 from __future__ import annotations

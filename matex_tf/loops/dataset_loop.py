@@ -1,8 +1,7 @@
-"""A loop of the script's own over a `tf.data.Dataset`, in eager code.
+"""A loop of the script's own over a `tf.data.Dataset`, in eager code: every rank gets the whole batches.
 
-It gives every rank the whole batches, as the script alone gets them: what ranks share of a step is decided where it is
-computed (`function_step`, `model_calls`). But a dataset over each rank's own rows gives those, and in weak scaling each
-rank gets batches of its own, once the loop trains.
+A step is shared where it is computed (`function_step`, `model_calls`). But a dataset over each rank's own rows gives
+those, and in weak scaling each rank gets batches of its own, once the loop trains.
 """
 
 from __future__ import annotations

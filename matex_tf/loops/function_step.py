@@ -1,8 +1,7 @@
 """A `tf.function` that trains: its arguments become slices on entry, and what it returns is whole on exit.
 
-The eager code around it holds whole batches, wherever they come from. Arguments that share their first dimension are
-taken for rows, and the function is traced for any number of them; if its graph shows that the ranks' parts make up all
-that it returns and leaves behind (`analysis`), each rank calls it with its slice.
+The eager code around it holds whole batches. Arguments that share their first dimension are taken for rows; `_plan`
+traces the function for any number of them, and `_shared` calls it with this rank's.
 """
 
 from __future__ import annotations

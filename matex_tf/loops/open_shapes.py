@@ -1,8 +1,6 @@
 """The number of rows as the script's Python reads it off a tensor while a step is traced for any number of them.
 
-Alone `x.shape[0]` is a number where the batch's is known. In a trace for any number it would be None, and Python that
-compares it would go another way in silence. So it is the tensor `tf.shape(x)[0]` there: what can be computed with that
-is proved or not as anything else, and what needs a number fails, so that the step is computed whole.
+Within `watched` it is a tensor, `tf.shape(x)[0]`, in place of None.
 """
 
 from __future__ import annotations
@@ -35,7 +33,12 @@ _active = 0
 
 @contextlib.contextmanager
 def watched(is_known: bool = True) -> Iterator[None]:
-    """Within it, a number of rows that is open in a graph is a tensor to the script, if alone it `is_known`."""
+    """Within it, a number of rows that is open in a graph is a tensor to the script, if alone it `is_known`.
+
+    Alone `x.shape[0]` is a number where the batch's is known. Here it would be None, and Python that compares it would
+    go another way in silence. What can be computed with `tf.shape(x)[0]` is proved or not as anything else, and what
+    needs a number fails, so that the step is computed whole.
+    """
     if not is_known:
         yield
         return

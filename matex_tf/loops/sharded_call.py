@@ -1,9 +1,6 @@
 """One call of a model with this rank's rows: whole inputs are cut, outputs gathered, gradients added up.
 
-Forwards a rank calls the model with its slice under a tape of its own. The script's tape sees one operation, whose
-outputs are those of all rows. Backwards each rank goes back through its own tape from its rows of the upstream
-gradients; those of the variables are summed over the ranks, and those of inputs gathered. So on both sides of it all
-ranks have the same.
+`Call.run` goes forwards, and `Call._back` is what the script's tape calls on the way back.
 """
 
 from __future__ import annotations
@@ -63,6 +60,11 @@ def rebuild_output(part: Any, wholes: dict[int, Any]) -> Any:
 
 class Call:
     """A call that is sharded, in eager code or in a graph.
+
+    Forwards a rank calls the model with its slice under a tape of its own. The script's tape sees one operation, whose
+    outputs are those of all rows. Backwards each rank goes back through its own tape from its rows of the upstream
+    gradients; those of the variables are summed over the ranks, and those of inputs gathered. So on both sides of it
+    all ranks have the same.
 
     Args:
         name: the model's, for messages.

@@ -1,9 +1,6 @@
 """Metrics of the script's own, functions or classes: what they make of slices is brought to what the whole batch gives.
 
-A function that gives a number for each row, of that row, needs nothing. One that gives a single number gives it for
-the rows of this rank: a mean is weighted by the rows, and a sum is added up. For any other, such as a root of a mean,
-labels and predictions of all ranks are gathered, and the update counts on rank 0 alone. A class whose updates add sums
-over rows to its variables needs nothing; for any other all rows are gathered, too.
+`make_global` is for functions, `update_lets_rows_meet` for classes. "Metrics" in docs/exactness.md has the cases.
 """
 
 from __future__ import annotations
@@ -25,7 +22,11 @@ _known: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictiona
 
 
 def make_global(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(y_true, y_pred)` with its value for the whole batch, on every rank, where that is a single number."""
+    """`function(y_true, y_pred)` with its value for the whole batch, on every rank, where that is a single number.
+
+    A mean is weighted by the rows, and a sum is added up. For any other, such as a root of a mean, labels and
+    predictions of all ranks are gathered. A number for each row, of that row, needs nothing.
+    """
     import tensorflow as tf
 
     plain = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())

@@ -1,8 +1,7 @@
 """Metrics of all the data from metrics that each rank feeds with its own slices.
 
-Keras' metrics add up their state (totals, counts, confusion matrices), so the state over all data is the sum of the
-ranks' states. Each rank keeps its own sum; `hold_whole_state` puts the sum over ranks in its place while a result is
-computed.
+Keras' metrics add up their state (totals, counts, confusion matrices). So the state over all data is the sum of the
+ranks' states, which `hold_whole_state` puts in place of each rank's own while a result is computed.
 """
 
 from __future__ import annotations

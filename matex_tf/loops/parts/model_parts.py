@@ -1,9 +1,6 @@
-"""A rank's slice in parts (MATEX_MICROBATCH): activations of one part at a time are in memory.
+"""Computes a rank's slice in parts (MATEX_MICROBATCH): activations of one part at a time are in memory.
 
-Forwards a Keras model that is proved to compute each row by itself is called part by part, and only its outputs are
-kept. Backwards each part is computed once more and differentiated from its rows of the upstream gradients; gradients of
-variables are added up. So the loss, the metrics and all else of the step see the slice as ever, and what a loss makes
-of its rows makes no difference. The price is one more forward pass.
+`call_in_parts` is the way in. The price is one more forward pass, which `_Parts` explains.
 """
 
 from __future__ import annotations
@@ -77,7 +74,13 @@ def _rows_of(arguments: step_arguments.Arguments) -> list[Any]:
 
 
 class _Parts:
-    """One call of a model in a graph."""
+    """One call of a model in a graph.
+
+    Forwards the model, which is proved to compute each row by itself, is called part by part, and only its outputs are
+    kept. Backwards each part is computed once more and differentiated from its rows of the upstream gradients;
+    gradients of variables are added up. So the loss, the metrics and all else of the step see the slice as ever, and
+    what a loss makes of its rows makes no difference.
+    """
 
     def __init__(self, trace: part_trace.PartTrace, arguments: step_arguments.Arguments, rows: int):
         import tensorflow as tf

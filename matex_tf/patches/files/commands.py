@@ -1,8 +1,6 @@
 """`os.system`, `subprocess.run` and the like, where the script itself calls them: see `matex_tf.io.commands`.
 
-What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever. There
-the process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
-started in, and the paths that are its arguments.
+What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever.
 """
 
 from __future__ import annotations
@@ -88,7 +86,11 @@ def _pointed_to_own_files(original: Any) -> Any:
 
 
 def _point(arguments: dict[str, Any]) -> None:
-    """Have the `arguments` of `Popen` name the places of what this rank alone has."""
+    """Have the `arguments` of `Popen` name the places of what this rank alone has.
+
+    A process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
+    started in, and the paths that are its arguments.
+    """
     here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
     folder, words = _place(here), arguments["args"]
     if folder is not None:

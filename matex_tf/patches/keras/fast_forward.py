@@ -78,7 +78,11 @@ def _goes_on(source: Any, calls_python: bool) -> bool:
 
 
 def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable[[Any], tuple[Any, int]]) -> None:
-    """Go through the steps of an epoch as training did, without training."""
+    """Go through the steps of an epoch as training did, without training.
+
+    An epoch makes its iterator, which shuffles anew. Its batches are taken and dropped only where something depends on
+    how far the iterator went.
+    """
     source = kept.source
     takes = _goes_on(source, kept.calls_python)
     with source.catch_stop_iteration():

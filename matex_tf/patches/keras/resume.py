@@ -1,8 +1,6 @@
 """Keras `fit` in a run that was started again: calls that had ended are passed over, one goes on where it was.
 
-The data are brought to where they were by going through them as training did, without the training: epochs make their
-iterators, which shuffle anew, and the batches that were trained on are taken and dropped. Where nothing depends on how
-far an iterator went, as without Python in the pipeline, the batches of whole epochs are not taken.
+`fast_forward` brings the data to where they were by going through them as training did, without the training.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The first training steps of a script, written down for `matex run --check`.
 
-A step is whatever changes a trainable variable: a call of a `tf.function`, an optimizer's update in eager code, a
-variable's `assign_sub` or `assign_add`, a run of a session. After the asked number of them the weights and the scalars
-that the steps returned are stored and the script ends.
+After the asked number of steps the weights, and the scalars that the steps returned, are stored and the script ends.
 """
 
 from __future__ import annotations
@@ -36,7 +34,11 @@ def start_recorder() -> None:
 
 
 class Recorder:
-    """What one process of a checked run has done so far."""
+    """What one process of a checked run has done so far.
+
+    A step is whatever changes a trainable variable: a call of a `tf.function`, an optimizer's update in eager code, a
+    variable's `assign_sub` or `assign_add`, a run of a session.
+    """
 
     def __init__(self, steps: int, folder: str):
         self.wanted = steps
