@@ -1,9 +1,7 @@
 """When an overlapped update is announced, and in how many parts: no gradient travels before.
 
-An announcement is one of the collectives, which are in one order on all ranks, and a gradient must not wait for one
-that comes after its own (docs/protocol.md). So it comes right after the last collective that its gradients are made of.
-With BatchNormalization over the global batch there is one in the backward pass of each such layer: what is ready before
-it would wait for all of them, so such an update is announced in parts.
+An announcement comes right after the last collective that its gradients are made of: a gradient must not wait for a
+collective that comes after its own (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -40,7 +38,11 @@ class Part:
 
 
 class Parts:
-    """The parts of an update of these gradients, tensors of known shapes in the function that is being traced."""
+    """The parts of an update of these gradients, tensors of known shapes in the function that is being traced.
+
+    With BatchNormalization over the global batch there is a collective in the backward pass of each such layer. What is
+    ready before it would wait for all of them, so such an update is announced in parts.
+    """
 
     def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
         """`order`: the handle that orders collectives."""

@@ -1,8 +1,6 @@
 """Lets gradients be ready one after the other, while the rest of the computation is still to come.
 
-Where TensorFlow runs the ops of a step on one thread, of those that can run it takes the newest: the gradient of a
-weight, which nothing waits for, comes after all that lead to the gradients further down. With that, all are ready at
-the end, and there is nothing left to hide their sums behind.
+That is for a TensorFlow of one thread; `in_their_order` says why.
 """
 
 from __future__ import annotations
@@ -25,6 +23,10 @@ def in_their_order(
     settled: Container[Any] = (),
 ) -> None:
     """Make what only later made ones of these tensors need wait for those before, where one thread runs all ops.
+
+    Of the ops that it can run such a thread takes the newest: the gradient of a weight, which nothing waits for, comes
+    after all that lead to the gradients further down. With that, all are ready at the end, and there is nothing left to
+    hide their sums behind.
 
     The tensors are those of a function that is being traced. An op waits only for gradients that were made before it
     and that do not need it, also by `sources`, so that no two ops wait for each other. It waits for none with a greater

@@ -1,8 +1,6 @@
 """Which gradients share a transfer: plans are boundaries, 0 and the number of gradients among them.
 
-Gradients become ready one after another, and their transfers go through one lane in that order. The engine finds the
-best plan by the same dynamic programming (ops/src/engine/layout/buckets.cc); this one needs no compiled ops, and takes
-any price of a transfer.
+Gradients become ready one after another, and their transfers go through one lane in that order.
 """
 
 from __future__ import annotations
@@ -38,7 +36,11 @@ def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[lis
 
 
 def best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """The plan whose last transfer is over first."""
+    """The plan whose last transfer is over first.
+
+    The engine finds it by the same dynamic programming (ops/src/engine/layout/buckets.cc). This one needs no compiled
+    ops, and takes any price of a transfer.
+    """
     last, held = _last(ready), [0.0, *itertools.accumulate(sizes)]
     ends, before = [0.0], [0]
     for past in range(1, len(sizes) + 1):

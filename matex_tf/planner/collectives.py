@@ -1,9 +1,7 @@
 """What a sum over ranks costs, in closed form, by the algorithm that makes it.
 
-Messages, bytes and additions are counted as Thakur, Rabenseifner and Gropp do (Optimization of collective communication
-operations in MPICH, 2005, section 4.5): a message of n bytes takes `link.message(n)` seconds, adding n bytes
-`ADDITION * n`. Every link is idle; ranks are numbered host by host; a host's ranks share its adapter, which sends and
-receives at once. Sizes are in bytes, results in seconds, and 0 for one rank.
+Costs are counted as Thakur, Rabenseifner and Gropp do (Optimization of collective communication operations in MPICH,
+2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank.
 """
 
 from __future__ import annotations
@@ -23,6 +21,11 @@ MEETING = 48
 
 
 class AnyLink(Protocol):
+    """An idle link.
+
+    Ranks are numbered host by host; a host's ranks share its adapter, which sends and receives at once.
+    """
+
     def message(self, size: float) -> float:
         """Seconds that a message of `size` bytes takes."""
 
@@ -63,6 +66,7 @@ NETWORKS = {
 }
 MEMORY = Link(0.5e-6, 1 / 8e9)
 ADDITION = 1 / 5e9
+"""Seconds to add one byte."""
 
 
 def recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:

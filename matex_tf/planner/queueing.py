@@ -1,8 +1,6 @@
 """Workers that compute and then exchange their parameters with servers, as a closed queueing network: exact.
 
-Each of n workers computes for a while (a delay station), then transfers (a processor-sharing station). Such a network
-has a product form: what it puts through depends on the mean times only, not on how they are distributed (Baskett,
-Chandy, Muntz and Palacios, JACM 1975).
+`throughput` names the theorem; `least_servers` is the number of servers for a wanted efficiency.
 """
 
 from __future__ import annotations
@@ -16,6 +14,10 @@ MOST_SERVERS = 1 << 20
 
 def throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
     """Steps a second of all `workers` together, none of which waits for another but by sharing the servers.
+
+    Each computes for a while (a delay station), then transfers (a processor-sharing station). Such a network has a
+    product form: what it puts through depends on the mean times only, not on how they are distributed (Baskett, Chandy,
+    Muntz and Palacios, JACM 1975).
 
     Args:
         compute: mean seconds of a step in which a worker transfers nothing.

@@ -1,9 +1,6 @@
 """A call of `fit` of which each step can be made again by fewer ranks (see `elastic`).
 
-Every rank reads whole batches and computes its slice of each, cut when the step is made, so that a slice that is lost
-can be dealt anew. Before a step each rank keeps the values that variables have, which costs no copy by itself: what the
-step then changes TensorFlow writes to new memory. Metrics are sums over the rows that a rank has computed; after each
-step all ranks know the sums of all, so that those of a lost rank go on with the first.
+`Training.step` makes one; `Feed` gives the training function its batches.
 """
 
 from __future__ import annotations
@@ -114,7 +111,13 @@ def remake_function(model: Any) -> Any:
 
 
 class Training:
-    """The steps of one call of fit on `model`, whose batches are those of `stage`."""
+    """The steps of one call of fit on `model`, whose batches are those of `stage`.
+
+    Every rank reads whole batches and computes its slice of each, cut when the step is made, so that a slice that is
+    lost can be dealt anew. Before a step each rank keeps the values that variables have, which costs no copy by itself:
+    what the step then changes TensorFlow writes to new memory. Metrics are sums over the rows that a rank has computed;
+    after each step all ranks know the sums of all, so that those of a lost rank go on with the first.
+    """
 
     def __init__(self, model: Any, stage: Any):
         self._model = model

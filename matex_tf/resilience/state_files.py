@@ -1,8 +1,6 @@
 """The folder in which a run's state is kept: whole files with a checksum, two generations of the newest state.
 
-`state-NUMBER` is a state within a call of `fit`; the two newest are kept. `end-NUMBER` is the state at the end of the
-call of `fit` with that number. `begin` is what the run began with. A file is JSON, arrays, and a hash of both; no part
-of it is run.
+A file is JSON, arrays, and a hash of both; no part of it is run. `Folder` has the names.
 """
 
 from __future__ import annotations
@@ -83,7 +81,11 @@ def read_state(path: str) -> Any:
 
 
 class Folder:
-    """The folder `path`, made if it is not there. Raises Foreign, or OSError where it cannot be made."""
+    """The folder `path`, made if it is not there. Raises Foreign, or OSError where it cannot be made.
+
+    `state-NUMBER` is a state within a call of `fit`; the two newest are kept. `end-NUMBER` is the state at the end of
+    the call of `fit` with that number. `begin` is what the run began with.
+    """
 
     def __init__(self, path: str):
         self.path = path

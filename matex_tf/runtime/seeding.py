@@ -1,8 +1,6 @@
-"""The same random numbers on all ranks where the script draws them for everybody.
+"""The same random numbers on all ranks where the script draws them for everybody: initial weights, the order of data.
 
-Initial weights and the order of the data must agree on all ranks. A script that seeds itself has that already and is
-left alone. One that does not gets rank 0's state of Python's, NumPy's and TensorFlow's generators, which is as random
-as its own would have been.
+A script that seeds itself has them already and is left alone; `agree_on_seeds` is for one that does not.
 """
 
 from __future__ import annotations
@@ -22,6 +20,8 @@ from matex_tf.world import world
 
 def agree_on_seeds(entropy: int | None = None) -> int:
     """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
+
+    Those of Python's, NumPy's and TensorFlow's generators are as random as the script's own would have been.
 
     `entropy` is that of a run which goes on: it draws what it drew before.
     """

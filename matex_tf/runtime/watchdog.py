@@ -1,9 +1,7 @@
 """Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
 
-A rank that has waited for `MATEX_STALL_SECONDS` at one collective tells the first rank that answers, the teller, which
-asks all where they are, and prints that of those who have not come, or of all where each waits for others. After
-`MATEX_ABORT_SECONDS` it ends the job. The threads talk over a communicator of their own; none of them computes, so a
-rank answers whatever its script is doing, unless its process is stopped or its host is lost.
+docs/protocol.md has its questions. The threads talk over a communicator of their own, and none of them computes: a rank
+answers whatever its script is doing, unless its process is stopped or its host is lost.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ class _Answer:
 
 @dataclass
 class _Stall:
-    """What a teller knows of the ranks that wait at one collective."""
+    """What the teller, the first rank that answers, knows of the ranks that wait at one collective."""
 
     number: int
     what: str

@@ -1,9 +1,6 @@
 """What a step changes by adding to it: in its graph that becomes additions in the memory that ranks share.
 
-All ranks read and write as they come, so that a step sees some of what the others do meanwhile; its own changes come
-after all that it reads of a variable. What the optimizer adds to a weight is added. An average that moves, `keep * v +
-more`, moves from where it is by then. A step that changes a variable in another way cannot be shared so, which its
-graph shows.
+`Additions` has assignments become additions; `why_not` says which steps cannot be shared so.
 """
 
 from __future__ import annotations
@@ -26,6 +23,10 @@ _under_way: list[Additions] = []
 
 class Additions:
     """Within it, in a graph, assignments to some variables are additions in shared memory.
+
+    All ranks read and write as they come, so that a step sees some of what the others do meanwhile; its own changes
+    come after all that it reads of a variable. What the optimizer adds to a weight is added. An average that moves,
+    `keep * v + more`, moves from where it is by then.
 
     Args:
         weights: what a model has, and does not count for its metrics.

@@ -1,8 +1,7 @@
 """`MATEX_STRATEGY=async`: each rank trains whole batches in turn, and adds its updates to weights that all share.
 
 Within an epoch the ranks meet nowhere: the weights and the optimizer's variables lie in memory that they have in common
-(`store`), from the first batch to the last. Between epochs each has them for itself again, all the same; so whatever
-else a script does with a model finds it as ever.
+(`store`). Between epochs each has them for itself again, all the same, and a model is as ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The slots of an optimizer in pieces: each rank holds its own, and whoever else reads a slot gets the whole of it.
 
-A slot, such as Adam's first moment of a weight, is a variable of the optimizer. While it is held in pieces its own
-memory is given back. Whatever reads or writes it takes its handle; the slots are put together first then, by all
-ranks: where a function is traced, by what is put into its graph. The next update takes them apart again.
+A slot, such as Adam's first moment of a weight, is a variable of the optimizer; `Holding` explains its two states.
 """
 
 from __future__ import annotations
@@ -117,7 +115,9 @@ class Part:
 class Holding:
     """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them.
 
-    The ranks `owners`, which are in their order, have a piece each.
+    The ranks `owners`, which are in their order, have a piece each. While a slot is in pieces its own memory is given
+    back. Whatever reads or writes it takes its handle; the slots are put together first then, by all ranks: where a
+    function is traced, by what is put into its graph. The next update takes them apart again.
     """
 
     def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owners: Sequence[int]):

@@ -1,8 +1,7 @@
 """Rows chosen before work is done on them: pipelines whose steps are taken apart so that ranks share that work, too.
 
-Two shapes are recognised. In Keras' pipeline over arrays, a batch begins as a vector of indices: it is cut before rows
-are gathered. In a script's own, rows that pass through maps one by one before they are batched are dropped ahead of the
-maps by the ranks that do not compute them. Whatever is not recognised is left to `sliced_dataset.slice_dataset`.
+`deal_arrays` and `deal_rows` are for the two shapes that are recognised; whatever is not is left to
+`sliced_dataset.slice_dataset`.
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ def push_down_slices(
 def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], shares: leases.Leases | None = None) -> Any:
     """A dataset of `Batch` for Keras' pipeline over arrays, cut at its indices; None if `dataset` is not of its shape.
 
+    There a batch begins as a vector of indices: it is cut before rows are gathered.
+
     `on_first` is called with (rows, hash) of the indices of each iteration's first whole batch; `shares` as in
     `slices`.
     """
@@ -66,6 +67,8 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
 
 def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = None) -> Any:
     """A dataset of `Batch` for a pipeline that maps rows and then batches them: one of which `why_whole` gives None.
+
+    Rows are dropped ahead of the maps by the ranks that do not compute them.
 
     The maps are parallel ones, which says that they are worth sharing, and give the same for a row whatever its
     neighbours; the number of rows is known, for the last batch. The arguments are those of `slices`.

@@ -1,8 +1,6 @@
 """This rank's slices of the batches of a `tf.data` pipeline.
 
-`Batch` is an element of a pipeline that was sliced ahead of the training step: the rows of this rank and the four
-numbers of `step_weight` that go with them. `OwnBatch` is one of a pipeline over a rank's own share: how many rows the
-other ranks have in the same step is only known in the step.
+`slice_dataset` cuts a pipeline ahead of the training step, `my_slice` a batch within it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ from matex_tf.world import world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
+"""An element of a pipeline that was sliced ahead of the step: this rank's rows, and their `step_weight.numbers`."""
 OwnBatch = collections.namedtuple("OwnBatch", ["data", "rows"])
+"""One of a pipeline over a rank's own share: only the step knows how many rows the other ranks have in it."""
 
 
 def take_rows(element: Any, start: Any, stop: Any, count: Any = None) -> Any:

@@ -1,8 +1,7 @@
 """The MPI world of this process: its ranks, its communicators, how they meet and who of them is left.
 
-MPI is started only if this process's own environment shows that a launcher made it one task of several. Everything
-between ranks that is not a tensor goes through `runtime.objects`, so that it takes a number in the one sequence of
-collectives.
+MPI is started only if this process's own environment shows that a launcher made it one task of several. What is no
+tensor goes between ranks by `runtime.objects`, so that it takes a number in the one sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """parallel=True: files opened by all ranks through MPI-IO, and read in transfers in which every rank takes part.
 
-Ranks need different numbers of transfers, of different files. So before each they say what they want next; the first
-wanted in the order of files is read by all, those that want something else taking one sample of it along. The file is
-open only while all ranks read, because closing it is collective, too; what streams read on their own is opened plainly.
+A file is open only while all ranks read, because closing it is collective, too; what streams read on their own is
+opened plainly.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ _MOST_SECONDS = 300.0
 
 
 class Transfers:
-    """The transfers of one reading of `stack`, a readers.stack.Stack, that all ranks do at the same time."""
+    """The transfers of one reading of `stack`, a readers.stack.Stack, that all ranks do at the same time.
+
+    Ranks need different numbers of transfers, of different files. So before each they say what they want next; the
+    first wanted in the order of files is read by all, those that want something else taking one sample of it along.
+    """
 
     def __init__(self, stack: Any):
         self._stack = stack

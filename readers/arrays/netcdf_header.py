@@ -1,7 +1,5 @@
 """The header of a classic NetCDF file, checked against the file's size.
 
-The C library gives zeros for what lies past the end of a truncated file, and where bytes were put in it gives what has
-moved; nothing of that may reach a training run.
 The format: "NetCDF Classic Format Specification" (Unidata, docs.unidata.ucar.edu, file_format_specifications).
 """
 
@@ -23,7 +21,11 @@ def is_classic(head: bytes) -> bool:
 
 
 def check(path: Path) -> None:
-    """Raises ReaderError where the header is not one or describes more or less than the file holds."""
+    """Raises ReaderError where the header is not one or describes more or less than the file holds.
+
+    The C library gives zeros for what lies past the end of a truncated file, and where bytes were put in it gives what
+    has moved; nothing of that may reach a training run.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         least, most = _Header(path, file, size).sizes()

@@ -1,8 +1,6 @@
 """Loops and `next` inside a `tf.function`: what they yield are slices if the function reduces a gradient.
 
-That is known once the function is traced, so the decision is a variable that its graph reads: `WHOLE` while it is
-traced, `BEGINNING` once it is known to train, `TRAINING` after the ranks have compared variables and batches in its
-first step.
+That is known once the function is traced, so the decision is a variable that its graph reads (`_decision`).
 """
 
 from __future__ import annotations
@@ -22,6 +20,8 @@ from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_data
 from matex_tf.world import world
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
+"""A decision while its graph is traced, once that is known to train, and after the ranks have compared variables and
+batches in its first step."""
 _DECISION = "decision"
 
 

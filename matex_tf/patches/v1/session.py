@@ -1,8 +1,7 @@
 """`tf.compat.v1`: gradients in graphs that a session runs, and the runs that train.
 
-`compute_gradients` and `tf.gradients` reduce gradients where they are made. A run whose fetches need such a gradient
-is a training run: arrays fed to it are sliced, scalars fetched from it are those of the global batch, and what has
-one row for each row fed comes back whole.
+`compute_gradients` and `tf.gradients` reduce gradients where they are made. A run that fetches what needs them trains:
+arrays fed to it are sliced, scalars are those of the global batch, and rows come back whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much memory, how many GPUs and servers: HTC (Zou et al., Distributed Training Large-Scale Deep
-Architectures, 2017).
+"""How much memory, how many GPUs and servers: HTC (Zou et al., 2017).
 
-Equations 1 to 5 (section 3.1.3) in bytes where the paper counts bits; lemmas 3.1 (3.2) and 3.2 (3.3).
+The paper is "Distributed Training Large-Scale Deep Architectures". Equations 1 to 5 (section 3.1.3) are in bytes where
+it counts bits; lemmas 3.1 (3.2) and 3.2 (3.3).
 """
 
 from __future__ import annotations

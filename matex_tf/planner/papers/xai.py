@@ -1,8 +1,7 @@
 """How many parameter servers: XAI (Salama, Linke, Pessoa Rocha and Binnig, DATA 2019), sections 4.2.1 and 4.2.2.
 
-Symbols: n workers, m of which transfer at once; T seconds of a batch on one worker, T_t of them its transfer; P_t =
-T_t / T; BW_w bytes/s that one worker can send; BW_ps bytes/s that one server sustains. Outside T_t < T / (n - 1) the
-formulas do not hold (end of 4.2.2); `queueing.least_servers` does.
+Symbols: n workers, m of which transfer at once; T seconds of a batch on one worker, of which T_t are its transfer and
+P_t = T_t / T; BW_w bytes/s that one worker can send; BW_ps bytes/s that one server sustains.
 """
 
 from __future__ import annotations
@@ -70,7 +69,10 @@ def sending(workers: int, at_once: int, share: float) -> float:
 
 
 def outside(workers: int, share: float) -> str:
-    """Why equations 2 to 6 do not hold; "" where T_t < T / (n - 1), or there is one worker."""
+    """Why equations 2 to 6 do not hold (end of 4.2.2); "" where T_t < T / (n - 1), or there is one worker.
+
+    Where they do not, `queueing.least_servers` does.
+    """
     if workers > 1 and share >= 1 / (workers - 1):
         return f"T_t/T is {share:.3g}, and has to be below 1/{workers - 1}"
     return ""

@@ -1,8 +1,7 @@
 """Ranks that reduce their gradients together, event by event.
 
-A rank computes, event by event: a gradient is ready, another collective is reached, the computation is over. A
-collective starts when the last rank is there and its lane is free, and ends, for all ranks, after its price. Ranks that
-overlap go on computing while the communication lane works on buckets, in their order.
+A collective starts when the last rank is there and its lane is free, and ends, for all ranks, after its price. Ranks
+that overlap go on computing while the communication lane works on buckets, in their order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """A measured timeline played again: what each rank computed is kept, what it waited for is worked out anew.
 
-From a file of MATEX_TIMELINE come, for each rank, its own stretches between collectives; for each collective, how long
-it took once the last rank was there; for each bucket, when each rank had its gradients. Collectives then start when
-the last rank comes, buckets when the lane is free, too. With nothing changed that gives the measured step again; with a
-slow rank it says what the others would have waited for.
+`replay_timeline` is the way in, from a file of MATEX_TIMELINE.
 """
 
 from __future__ import annotations
@@ -58,6 +55,11 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
 
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
     """Play the steps of a timeline again, from the fourth update on; `slow` gives factors on what ranks compute.
+
+    From the file come, for each rank, its own stretches between collectives; for each collective, how long it took once
+    the last rank was there; for each bucket, when each rank had its gradients. Collectives then start when the last
+    rank comes, buckets when the lane is free, too. With nothing changed that gives the measured step again; with a slow
+    rank it says what the others would have waited for.
 
     Raises:
         NotAsked: it has too few updates, or another number of collectives for each rank.
