@@ -1,7 +1,6 @@
 """The overlapped way: inside a function each gradient is an op of its own, which ends when the engine has its sum.
 
-One op announces the update, or several announce parts of it, as collectives of the one order that all ranks have. The
-gradients follow in any order, each when it is computed, and the function goes on computing the others meanwhile.
+One op announces the update, or several its parts; gradients follow in any order, each when it is computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The ranks measure what their parts of training steps take, and agree on other shares where that makes steps shorter.
 
-A window of steps is measured by itself: from where the step begins to where it ends, without the time in collectives,
-which is what ranks wait for each other. What comes between steps, such as an evaluation or a save, is in no window.
+A window of steps is measured without collectives, in which ranks wait, and without what comes between steps.
 """
 
 from __future__ import annotations

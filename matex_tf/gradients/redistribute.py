@@ -1,7 +1,6 @@
 """In graphs: tensors that ranks have parts of, made whole on every rank in the middle of a step, with their gradients.
 
-What is computed of them is the same on all ranks. On the way back each rank has a part of the gradient with respect to
-it: the collectives add these up, and each rank goes on with what is its own rows', or its figure's.
+On the way back each rank has a part of the gradient with respect to them: the collectives add these up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Commands of the system that a script runs and waits for: rank 0 runs them, and every rank has what came of it.
 
-A command sees the real files, of which there is one set: run by every rank, `rm -rf logs` would remove what rank 0 has
-written since, and of several `mv` or `wget` one only would find what it expects.
+A command sees the real files: run by every rank, `rm -rf logs` would remove what rank 0 has written since.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What rank 0 has saved is there for every rank.
 
-Ranks see it on a file system that they share. A node that does not, or a rank whose own path is another (it saves to a
-temporary folder, for instance), gets a copy.
+Ranks see it on a file system that they share; a host that does not, or a rank with another path, gets a copy.
 """
 
 from __future__ import annotations

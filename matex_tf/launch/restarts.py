@@ -1,7 +1,6 @@
 """`matex run --restarts`: a run that is lost is started again, on the hosts that are left; what it says and ends with.
 
-The ranks keep its state (see `run_state`). Lost is a run of which a rank was killed, or ended without a word, or whose
-host is gone; not one whose script raised an error or chose its exit code, which it would only do again.
+docs/reliability.md says when a run is lost; `run_state` keeps the state that it goes on from.
 """
 
 from __future__ import annotations

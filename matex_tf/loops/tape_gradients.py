@@ -1,7 +1,6 @@
 """Gradients where the tape gives them: those with respect to variables, within any structure, are reduced at once.
 
-In graphs the backward pass begins with what `recombine.seed_targets` says, so that gradients with respect to variables
-are partial sums over the rows, and those with respect to rows are those rows' own.
+The backward pass begins with what `recombine.seed_targets` says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A run's folder, read: the samples of each rank as arrays, what has happened, and what a rank says last.
 
-Lines of long files are read here and there: what they count is counted from the start of the run, so that two lines
-give the mean between them, whatever lies between.
+Long files are read here and there: any two of their lines give the mean between them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The first training steps of this process, measured for `matex plan`, which then end it.
 
-A step is known by its update, which is the engine's: so any kind of script is measured alike, and nothing of it is
-looked at. A thread counts the updates and ends the process once there are enough.
+A step is known by its update, which is the engine's: so any kind of script is measured alike.
 """
 
 from __future__ import annotations

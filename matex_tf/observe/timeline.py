@@ -1,7 +1,6 @@
 """A timeline of all ranks, for Perfetto or chrome://tracing: what each computed, waited for, copied and sent, and when.
 
-The engine records; at the end of the script rank 0 gathers the ranks' parts, one after another, into one file. When the
-job ends by an error, each rank that still can leaves its part beside that file.
+Rank 0 gathers the ranks' parts into one file; of a job that an error ends, ranks leave their parts beside it.
 """
 
 from __future__ import annotations

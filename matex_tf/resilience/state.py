@@ -1,7 +1,6 @@
 """The state of a model in training: its variables, in groups of fixed order; kept, put back, and shared after a loss.
 
-A group grows at its end only: the variables that a model or an optimizer makes in its first step follow those that it
-had before. So what is there already can be put back before the rest is.
+A group grows at its end only, so that what is there already can be put back before the rest is.
 """
 
 from __future__ import annotations

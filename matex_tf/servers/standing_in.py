@@ -1,7 +1,6 @@
 """Pieces that stand in the places of whole variables while an optimizer updates them.
 
-The optimizer finds its variables by identity, name and place in its lists. All of these stay: what is exchanged is what
-a variable has, its handle and shape.
+The optimizer finds variables by identity, name and place, which stay: their handles and shapes are exchanged.
 """
 
 from __future__ import annotations

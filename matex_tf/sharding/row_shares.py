@@ -1,7 +1,6 @@
 """Which rows are mine: contiguous shares of arrays, this rank's slice of a batch, and the mark that says "a share".
 
-Everything here computes; nothing talks to other ranks. TensorFlow is looked at only where a tensor or a dataset is
-given.
+Everything here computes, and nothing talks to other ranks; TensorFlow is looked at only where a tensor is given.
 """
 
 from __future__ import annotations

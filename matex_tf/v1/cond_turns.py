@@ -1,7 +1,6 @@
 """Branches of `tf.compat.v1` graphs: a collective in one that is not taken never runs, and others wait for its turn.
 
-In such a graph the ops of both branches lie side by side, and what is not taken is dead at run time. So for each
-collective in a branch there is an op in the other one that takes its turn.
+What is not taken is dead at run time: each collective in a branch has an op in the other that takes its turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a launcher of MPI tells a process that it starts: that it is one task of several.
 
-Only the process's own task variables count: those of an allocation (a batch script that runs `python train.py`) are no
-sign of a launcher.
+Only the process's own task variables count: those of an allocation, as of a batch script, show no launcher.
 """
 
 from __future__ import annotations

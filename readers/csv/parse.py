@@ -1,7 +1,6 @@
 """One rank's part of a CSV text, parsed and kept as the ends of its records are looked for, so that it is read once.
 
-Whether the part begins within quotes only the parts before it tell. It is supposed not to; where that proves wrong
-what was taken is of no use.
+It is supposed not to begin within quotes; where the parts before it prove that wrong, what was taken is of no use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where the records of a text of comma-separated values end, found in any part of it.
 
-A newline ends a record unless it stands within quotes, and whether a part of the text begins within quotes is not seen
-in that part. So a part is searched under both suppositions; the parts before it tell which one holds.
+A newline ends one unless it is within quotes; a part is searched as if it began within them, and as if it did not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`tf.GradientTape.gradient`: in a loop of the script's own, gradients are reduced here, where the tape gives them.
 
-So whatever the script does with them before the optimizer, such as clipping, it does with those of the global batch.
-Gradients with respect to tensors that are not variables are left alone, and so are all while an outer tape records.
+Gradients of tensors that are not variables are left alone, and so are all while an outer tape records.
 """
 
 from __future__ import annotations
