@@ -162,7 +162,7 @@ class Recorder:
         return line
 
     def tell(self, **event: Any) -> None:
-        """Write a line of what has happened."""
+        """Write a line of what has happened, to events-N.jsonl of this rank: after a loss it may not be rank 0's."""
         if self.log is None:
             return
         with real_files.use_real_files():

@@ -1,5 +1,6 @@
-"""Random numbers of a model that is called in parts: a seed is drawn once for all parts, and folded with the part's
-number. So a part that is computed once more draws the same.
+"""Random numbers of a model that is called in parts: a part that is computed once more draws the same.
+
+A seed is drawn once for all parts, and folded with the part's number.
 """
 
 from __future__ import annotations
