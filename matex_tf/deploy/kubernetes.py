@@ -134,13 +134,15 @@ def _typed(word: str) -> str:
 
 
 # Kubernetes starts a launcher again whatever it ended with. One that has ended by itself ends with the same code.
+# A signal ends a wait, and the child may be gone right after: the last wait gives the code that it ended with.
 _SCRIPT = """\
 child= ended={ended}
 trap 'kill -TERM $child' TERM
 [ ! -e "$ended" ] || exit $(cat "$ended")
 {setup}{command} & child=$!
+wait $child
+while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ $code -eq {again} ] || [ -z "$ended" ] || echo $code > "$ended"
 exit $code
 """
