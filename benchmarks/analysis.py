@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import declarations, interpreter, verdict
 from matex_tf.analysis.placement import ROWS
 
 
@@ -49,7 +49,7 @@ def measure(name, make):
     graph = step.get_concrete_function(tf.TensorSpec([None, *shape]), tf.TensorSpec([None], tf.int64)).graph
     traced = time.perf_counter() - start
     for tensor in graph.inputs[:2]:
-        interpreter.declare(tensor, ROWS)
+        declarations.declare(tensor, ROWS)
     times = []
     for _ in range(5):
         start = time.perf_counter()

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import DERIVED, EMPTY, PARTIAL, ROW_NUMBERS, ROWS, SHARDED, UNKNOWN, Placement
 
 OPAQUE = (tf.resource, tf.variant)
@@ -42,7 +42,7 @@ def traced(function: Callable, arguments: Sequence[np.ndarray], fixed: Sequence[
     made = tf.function(function).get_concrete_function(*specs)
     for index, tensor in enumerate(made.graph.inputs[: len(arguments)]):
         if index not in fixed:
-            interpreter.declare(tensor, ROWS)
+            declarations.declare(tensor, ROWS)
     return made.graph
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations
 
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
 
@@ -33,7 +33,7 @@ def note_accounts(variables: Iterable[Any]) -> None:
     handles = [variable.handle for variable in found if hasattr(variable, "handle")]
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        interpreter.account(graph, handles)
+        declarations.account(graph, handles)
         graph = getattr(graph, "outer_graph", None)
 
 

@@ -6,11 +6,11 @@ theirs: that of a partial loss with respect to a replicated variable is partial,
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from matex_tf.analysis import called
+from matex_tf.analysis import called, declarations
+from matex_tf.analysis.declarations import declared
 from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, all_known, partial, replicated, unknown
 from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, randoms
 from matex_tf.analysis.rules.registry import NeverError, settled
@@ -34,62 +34,6 @@ FOLLOWED = {
 
 SIZED = {"ZerosLike", "OnesLike", "Shape"}
 """Ops that ask for no more than the shape of their input."""
-
-_declared: weakref.WeakKeyDictionary[Any, dict[str, Placement]] = weakref.WeakKeyDictionary()
-_conditions: weakref.WeakKeyDictionary[Any, dict[str, _Condition]] = weakref.WeakKeyDictionary()
-_accounts: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-_exempt: dict[int, Any] = {}
-_scalars: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
-
-def declare(tensor: Any, placement: Placement) -> None:
-    """State the placement of the tensor of a graph, whatever its op."""
-    _declared.setdefault(tensor.graph, {})[tensor.name] = placement
-
-
-class _Condition(NamedTuple):
-    placement: Placement
-    source: Any
-    holds: Callable[[Placement], bool]
-    why: str
-
-
-def declare_if(tensor: Any, placement: Placement, source: Any, holds: Callable[[Placement], bool], why: str) -> None:
-    """State the placement of the tensor of a graph for where `holds` says so of that of `source`, of the same graph.
-
-    Elsewhere, as in a function that is called with something else, it is unknown, which `why`, a clause, explains.
-    """
-    _conditions.setdefault(tensor.graph, {})[tensor.name] = _Condition(placement, source, holds, why)
-
-
-def declared(tensor: Any) -> Placement | None:
-    return _declared.get(tensor.graph, {}).get(tensor.name)
-
-
-def has_declared(graph: Any) -> bool:
-    """Whether anything was declared of tensors of `graph`."""
-    return bool(_declared.get(graph))
-
-
-def has_rows(graph: Any) -> bool:
-    """Whether tensors of `graph` were declared to be rows that ranks have parts of."""
-    return any(one.is_sharded for one in _declared.get(graph, {}).values())
-
-
-def account(graph: Any, handles: Iterable[Any]) -> None:
-    """State that in the variables with these handles each rank keeps its own part of a sum, in and within `graph`."""
-    known = _accounts.setdefault(graph, {})
-    known.update((id(handle), handle) for handle in handles)
-
-
-def exempt(handle: Any) -> None:
-    """State that the variable with `handle` is none of the script's: in it each rank keeps what is its own."""
-    _exempt[id(handle)] = handle
-
-
-def declare_scalar(tensor: Any) -> None:
-    """State that the tensor of a graph, whose number of dimensions is not known there, will be a scalar."""
-    _scalars.setdefault(tensor.graph, set()).add(tensor.name)
 
 
 class Interpreter:
@@ -130,7 +74,7 @@ class Interpreter:
                 self._known[op] = [declared(made) or replicated() for made in op.outputs]
                 pending.pop()
                 continue
-            needed = [one.source for one in self._conditions(op)] or op.inputs
+            needed = [one.source for one in declarations.conditions_of(op)] or op.inputs
             missing = [made.op for made in needed if made.op not in self._known and declared(made) is None]
             if missing and not self._is_input(op):
                 if any(one in pending for one in missing[:1]) and _is_cycle(op, missing[0]):
@@ -149,14 +93,11 @@ class Interpreter:
         """The placement of what is read of the variable with `handle`, a tensor of this graph."""
         origin = self.origin(handle)
         interpreter: Interpreter | None = self
-        if id(origin) in _exempt:
+        if declarations.is_exempt(origin):
             return partial(0)
         while interpreter is not None:
-            graph = interpreter.graph
-            while graph is not None:
-                if id(origin) in _accounts.get(graph, {}):
-                    return partial(0)
-                graph = getattr(graph, "outer_graph", None)
+            if declarations.is_account(interpreter.graph, origin):
+                return partial(0)
             interpreter = interpreter.outer
         return replicated()
 
@@ -167,7 +108,7 @@ class Interpreter:
         """
         if tensor.shape.rank is not None:
             return tensor.shape.as_list()
-        known = _scalars.get(tensor.graph, ())
+        known = declarations.scalars_of(tensor.graph)
         if tensor.name in known:
             return []
         if not known or tensor.op.type not in arithmetic.ENTRYWISE:
@@ -214,16 +155,12 @@ class Interpreter:
     def _is_input(self, op: Any) -> bool:
         return id(op) in self._captured or id(op) in self._outside
 
-    def _conditions(self, op: Any) -> list[_Condition]:
-        known = _conditions.get(self.graph)
-        return [known[made.name] for made in op.outputs if made.name in known] if known else []
-
     def _is_declared(self, op: Any) -> bool:
         return bool(op.outputs) and all(declared(made) is not None for made in op.outputs)
 
     def _placements(self, op: Any) -> list[Placement]:
         count = len(op.outputs)
-        conditions = self._conditions(op)
+        conditions = declarations.conditions_of(op)
         if conditions:
             holds = all(
                 one.holds(declared(one.source) or self._known[one.source.op][one.source.value_index])

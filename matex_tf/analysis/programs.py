@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis import declarations, graph_ops, interpreter
 from matex_tf.analysis.placement import SHARDED
 
 FORMS = set(
@@ -225,7 +225,7 @@ class _Reader:
         sizes = tensor.shape.as_list()
         for axis, size in enumerate(sizes):
             if size is None:
-                found = interpreter.placement_of(tensor) if interpreter.has_declared(tensor.graph) else None
+                found = interpreter.placement_of(tensor) if declarations.has_declared(tensor.graph) else None
                 if self._rows is None or found is None or found.kind != SHARDED or found.axis != axis:
                     return None
                 if not found.even or found.unit is None:

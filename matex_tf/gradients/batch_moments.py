@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import declarations, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, Placement
 from matex_tf.gradients import own
 from matex_tf.sharding import step_weight
@@ -93,8 +93,8 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
             return one.kind == SHARDED and not one.power and one.axis in axes
 
         for part in whole:
-            interpreter.declare_if(part, SAME, source, lambda one: one.is_same or is_slice(one), NO_ROWS)
-        interpreter.declare_if(everything, SAME, source, is_slice, NO_ROWS)
+            declarations.declare_if(part, SAME, source, lambda one: one.is_same or is_slice(one), NO_ROWS)
+        declarations.declare_if(everything, SAME, source, is_slice, NO_ROWS)
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
 
 

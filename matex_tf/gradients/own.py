@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import SAME
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -54,9 +54,9 @@ def guess(gradient: Any, variable: Any) -> Any:
     times = tf.where(of_rows > 0, has_rows * world.current().size, 1.0)
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
     mine = tf.where(times > 0, values * tf.cast(times, values.dtype), tf.zeros_like(values))
-    interpreter.declare(mine, SAME)  # whatever comes of it is what this rank takes for the same
+    declarations.declare(mine, SAME)  # whatever comes of it is what this rank takes for the same
     if not isinstance(gradient, tf.IndexedSlices):
         return mine
     indices = tf.identity(gradient.indices)
-    interpreter.declare(indices, SAME)
+    declarations.declare(indices, SAME)
     return tf.IndexedSlices(mine, indices, gradient.dense_shape)

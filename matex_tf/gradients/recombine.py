@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.analysis import interpreter, programs
+from matex_tf.analysis import declarations, interpreter, programs
 from matex_tf.analysis.placement import DERIVED, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
 from matex_tf.sharding import step_weight
 
@@ -22,7 +22,7 @@ _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"
 def remember_whole(tensor: Any, whole: Any) -> None:
     """Note that the tensor of a graph has this value for the whole batch."""
     _wholes.setdefault(tensor.graph, {})[tensor.name] = whole
-    interpreter.declare(whole, SAME)
+    declarations.declare(whole, SAME)
 
 
 def forget_graph(graph: Any) -> None:
@@ -214,7 +214,7 @@ class Boundary:
             value = tf.round(one) if part.dtype.is_integer else one
             made = tf.cast(tf.reshape(value, tf.shape(part)), part.dtype)
             made.set_shape(part.shape)
-            interpreter.declare(made, SAME)
+            declarations.declare(made, SAME)
             self._made[part.ref()] = self._wholes[part.name] = made
         return [total.op]
 
@@ -250,7 +250,7 @@ class Boundary:
             execute.record_gradient(op.type, copy.inputs, tuple(attributes), copy.outputs)
         for plain, made in zip(op.outputs, copy.outputs):
             made.set_shape(plain.shape)
-            interpreter.declare(made, SAME)
+            declarations.declare(made, SAME)
             self._made[plain.ref()] = made
 
 

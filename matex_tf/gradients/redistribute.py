@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import ROW_NUMBERS, SAME, SHARDED, Placement
 from matex_tf.gradients import recombine
 from matex_tf.sharding import step_weight
@@ -52,7 +52,7 @@ def _of_rows(tensor: Any, placement: Placement, known: dict[str, Any]) -> Any:
     if tensor.name not in known:
         made = _numbered(tensor, placement) if placement.kind == ROW_NUMBERS else _along_axis(tensor, placement)
         made.set_shape(tensor.shape)
-        interpreter.declare(made, SAME)
+        declarations.declare(made, SAME)
         known[tensor.name] = made
     return known[tensor.name]
 

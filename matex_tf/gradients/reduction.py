@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.analysis import interpreter, programs, verdict
+from matex_tf.analysis import declarations, interpreter, programs, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
 from matex_tf.gradients import own, recombine
 from matex_tf.ops import xla
@@ -274,7 +274,7 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
         with tf.control_dependencies([before]):
             mine = tf.where(weight > 0, slices.values * tf.cast(weight, slices.values.dtype), 0)
             values = ops.allreduce(mine, "sum", name)
-        interpreter.declare(values, SAME)
+        declarations.declare(values, SAME)
         return tf.IndexedSlices(values, slices.indices, slices.dense_shape), values
     count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
     with tf.control_dependencies([before]):
@@ -284,5 +284,5 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
     if not tf.executing_eagerly():
         values.set_shape([None, *slices.values.shape[1:]])
         for gathered in (indices, values):
-            interpreter.declare(gathered, SAME)
+            declarations.declare(gathered, SAME)
     return tf.IndexedSlices(values, indices, slices.dense_shape), values

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.gradients import reduction
+from matex_tf.gradients import reduction, tape_stack
 from matex_tf.keras import step_check
-from matex_tf.loops import tape_stack
 from matex_tf.metrics import metrics
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import notes, objects

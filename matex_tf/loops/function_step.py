@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.adapt import executor
-from matex_tf.analysis import dry_trace, graph_ops, interpreter, programs, verdict
+from matex_tf.analysis import declarations, dry_trace, graph_ops, programs, verdict
 from matex_tf.gradients import meetings, overlap_trial, reduction
 from matex_tf.loops import dataset_loop, explain, model_calls, open_shapes, step_arguments, traces
 from matex_tf.runtime import objects
@@ -174,7 +174,7 @@ def _of_slices(
     if graph is None:
         return None, traces.NAMED
     why = str(verdict.failure(graph) or "")
-    if not interpreter.has_declared(graph):
+    if not declarations.has_declared(graph):
         why = "its trace is not known as that of the function"
     if own is not None and programs.program(graph, own).differs_from(own):
         why = OTHER

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
+from matex_tf.analysis import declarations, dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import SHARDED
-from matex_tf.loops import open_shapes, sharded_call, step_arguments, tape_stack, traces
+from matex_tf.gradients import tape_stack
+from matex_tf.loops import open_shapes, sharded_call, step_arguments, traces
 
 RETURNS = "it returns what ranks cannot gather: {}"
 ADDS = "it adds losses (add_loss, activity regularizers)"
@@ -62,7 +63,7 @@ def proof(
                 graph = looking.get_concrete_function(*args, **kwargs).graph
         except Exception:  # of the script's code, any
             return traces.NAMED, frozenset()
-    if not interpreter.has_declared(graph):
+    if not declarations.has_declared(graph):
         return "its trace is not known as that of the model", frozenset()
     return str(verdict.unproved(graph, []) or ""), frozenset(replicated)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from matex_tf.analysis import interpreter, verdict
+from matex_tf.analysis import declarations, interpreter, verdict
 from matex_tf.analysis.placement import SHARDED, UNKNOWN
 from matex_tf.runtime import script_frames
 
@@ -110,7 +110,7 @@ def _with_open(tensor: Any, shape: Any) -> Any:
 
 def _is_known_alone(tensor: Any, axis: int) -> bool:
     """Whether a size that is open is a number where the batch's number of rows is: not behind a mask, for example."""
-    if not interpreter.has_declared(tensor.graph):
+    if not declarations.has_declared(tensor.graph):
         return True  # in a branch or loop; if it is not, the script's own `is None` differs, else nothing
     found = interpreter.placement_of(tensor)
     return found.kind == UNKNOWN or (found.kind == SHARDED and found.even and found.axis == axis)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.adapt import executor
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import ROWS, SAME, partial
-from matex_tf.gradients import recombine, reduction, variables
-from matex_tf.loops import open_shapes, step_arguments, tape_stack
+from matex_tf.gradients import recombine, reduction, tape_stack, variables
+from matex_tf.loops import open_shapes, step_arguments
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
 
@@ -119,7 +119,7 @@ class Call:
             mine = tf.convert_to_tensor(leaf[self._start : self._stop])
             if not self._is_eager:
                 mine.set_shape([None, *leaf.shape.as_list()[1:]])
-                interpreter.declare(mine, ROWS)
+                declarations.declare(mine, ROWS)
             if any(leaf is one for one in inputs):
                 self._sources.append(mine)
             return mine
@@ -162,7 +162,7 @@ class Call:
         whole.set_shape([rows, *like.shape.as_list()[1:]])
         # Only a tape knows the way back from here.
         whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model whose rows ranks share")
-        interpreter.declare(whole, SAME)
+        declarations.declare(whole, SAME)
         return whole
 
     def _back(self, *upstream: Any) -> list[Any]:
@@ -220,7 +220,7 @@ class Call:
         import tensorflow as tf
 
         if isinstance(gradient, tf.IndexedSlices):
-            interpreter.declare(gradient.values, ROWS)
-            interpreter.declare(gradient.indices, ROWS)
+            declarations.declare(gradient.values, ROWS)
+            declarations.declare(gradient.indices, ROWS)
         elif gradient is not None:
-            interpreter.declare(gradient, partial(0))
+            declarations.declare(gradient, partial(0))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.analysis import interpreter, programs, verdict
+from matex_tf.analysis import declarations, interpreter, programs, verdict
 from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
 from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
@@ -134,7 +134,7 @@ def declare_gradient(gradient: Any, source: Any, why: Placement | None) -> None:
         if isinstance(gradient, tf.IndexedSlices):
             rows = interpreter.placement_of(gradient.indices)
             placement = partial(0) if rows.is_same else rows._replace(power=0, elements=None)
-            interpreter.declare(gradient.values, placement)
+            declarations.declare(gradient.values, placement)
             return
         placement = partial(0)
     else:
@@ -146,7 +146,7 @@ def declare_gradient(gradient: Any, source: Any, why: Placement | None) -> None:
         else:
             placement = unknown(gradient.op, "a gradient is taken with respect to a figure of the rows")
     for part in (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else (gradient,):
-        interpreter.declare(part, placement)
+        declarations.declare(part, placement)
 
 
 def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: bool) -> Any:

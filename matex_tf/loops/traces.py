@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
+from matex_tf.analysis import declarations, dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
 from matex_tf.gradients import meetings, recombine
 from matex_tf.loops import step_arguments
@@ -63,7 +63,7 @@ def nested(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> cont
 
     placements: list[Placement | None] = []
     graph = tf.compat.v1.get_default_graph()
-    if interpreter.has_declared(graph):
+    if declarations.has_declared(graph):
         found = interpreter.interpreter_of(graph)
         try:
             leaves = tf.nest.flatten(step_arguments.bind_arguments(function, args, kwargs))
@@ -131,7 +131,7 @@ def declare(leaf: Any, placement: Placement) -> None:
     """
     if placement.kind == SHARDED and (leaf.shape.rank is None or leaf.shape.as_list()[placement.axis] is not None):
         placement = unknown(leaf.op, FIXED)
-    interpreter.declare(leaf, placement)
+    declarations.declare(leaf, placement)
 
 
 def declare_rows(element: Any) -> None:
@@ -145,7 +145,7 @@ def declare_rows(element: Any) -> None:
             continue
         for component in tf.nest.flatten(part, expand_composites=True):
             if isinstance(component, tf.Tensor):
-                interpreter.declare(component, unknown(component.op, "its rows are ragged or sparse"))
+                declarations.declare(component, unknown(component.op, "its rows are ragged or sparse"))
 
 
 def exits(outputs: Any, is_compiled: bool = False) -> Any:
@@ -157,7 +157,7 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    if not interpreter.has_declared(graph):
+    if not declarations.has_declared(graph):
         return outputs
     flat = tf.nest.flatten(outputs, expand_composites=True)
     places = [index for index, part in enumerate(flat) if isinstance(part, tf.Tensor) and not hasattr(part, "numpy")]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.analysis import dry_trace, interpreter
+from matex_tf.analysis import declarations, dry_trace, interpreter
 from matex_tf.analysis.placement import ROWS, SHARDED, as_partial, partial
 from matex_tf.gradients import meetings, reduction
 from matex_tf.sharding import step_weight
@@ -88,7 +88,7 @@ def _whole(parts: list[Any]) -> list[Any]:
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    if not tf.executing_eagerly() and interpreter.has_rows(graph):
+    if not tf.executing_eagerly() and declarations.has_rows(graph):
         of_graph = [part for part in parts if getattr(part, "graph", None) is graph]
         wholes = meetings.all_whole(of_graph)
         known = {id(part): whole for part, whole in zip(of_graph, wholes or ())}
@@ -112,7 +112,7 @@ def _adds_up(metric: Any, update: Callable[..., Any], args: tuple[Any, ...], kwa
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         graph = tf.compat.v1.get_default_graph()
-        interpreter.account(graph, [variable.handle for variable in map(reduction.tf_variable, metric.variables)])
+        declarations.account(graph, [variable.handle for variable in map(reduction.tf_variable, metric.variables)])
         _declare_rows((args, kwargs))
         update(metric, *args, **kwargs)
 
@@ -131,7 +131,7 @@ def _declare_rows(arguments: Any) -> None:
 
     for part in tf.nest.flatten(arguments):
         if isinstance(part, tf.Tensor) and part.shape.rank:
-            interpreter.declare(part, ROWS)
+            declarations.declare(part, ROWS)
 
 
 def is_single(value: Any) -> bool:

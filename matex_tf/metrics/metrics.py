@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis import declarations, graph_ops
 from matex_tf.analysis.placement import SAME
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -79,7 +79,7 @@ def copy_result(result: Any) -> Any:
     found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
     for part in tf.nest.flatten(found):
         if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
-            interpreter.declare(part, SAME)
+            declarations.declare(part, SAME)
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import ops, tags
-from matex_tf.analysis import graph_ops, interpreter
+from matex_tf.analysis import declarations, graph_ops
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import reduction, variables
 from matex_tf.ops import overlap
@@ -236,7 +236,7 @@ def gathered(piece: Any, name: str) -> Any:
 
     whole = ops.allgather(piece, name)
     if not tf.executing_eagerly():
-        interpreter.declare(whole, SAME)
+        declarations.declare(whole, SAME)
     return whole
 
 

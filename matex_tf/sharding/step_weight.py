@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import unknown
 from matex_tf.world import world
 
@@ -84,7 +84,7 @@ def hidden_variable(value: Any, dtype: Any, name: str) -> Any:
 
     with tf.init_scope(), tf.device("CPU:0"):
         made = resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
-    interpreter.exempt(made.handle)
+    declarations.exempt(made.handle)
     return made
 
 
@@ -126,7 +126,7 @@ def numbers() -> Any:
     found = tf.identity(_within[-1]) if within else placeholder() if in_session_graph() else variable().read_value()
     if not tf.executing_eagerly():
         # Who uses them for what knows what comes of it, and declares that.
-        interpreter.declare(found, unknown(found.op, "it depends on which rows a rank has"))
+        declarations.declare(found, unknown(found.op, "it depends on which rows a rank has"))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import ops, tags
-from matex_tf.analysis import graph_ops, interpreter, verdict
+from matex_tf.analysis import declarations, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SAME, UNKNOWN
 from matex_tf.gradients import recombine
 from matex_tf.loops import explain
@@ -124,17 +124,17 @@ def declare_rows(graph: Any) -> None:
     for op in graph.get_operations():
         if op.type in ("Placeholder", "PlaceholderWithDefault", "IteratorGetNext"):
             for tensor in op.outputs:
-                if interpreter.declared(tensor) is None and tensor.dtype.name not in ("resource", "variant"):
+                if declarations.declared(tensor) is None and tensor.dtype.name not in ("resource", "variant"):
                     _declare(tensor)
 
 
 def _declare(tensor: Any) -> None:
     if tensor.shape.rank and tensor.shape.as_list()[0] is None:
-        interpreter.declare(tensor, ROWS)
+        declarations.declare(tensor, ROWS)
     else:
-        interpreter.declare(tensor, SAME)
+        declarations.declare(tensor, SAME)
         if tensor.shape.rank is None:
-            interpreter.declare_scalar(tensor)  # a run that is fed anything else computes the whole batch
+            declarations.declare_scalar(tensor)  # a run that is fed anything else computes the whole batch
 
 
 _DATASETS = "datasets of iterators"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from matex_tf.analysis import interpreter, programs
+from matex_tf.analysis import declarations, programs
 from matex_tf.analysis.placement import ROWS
 
 MADE = {
@@ -32,7 +32,7 @@ def traced(made, rows, scale, is_python):
     @tf.function(autograph=False)
     def step(x):
         if rows is None:
-            interpreter.declare(x, ROWS)
+            declarations.declare(x, ROWS)
         return made(x, rows if is_python and rows else tf.shape(x)[0], scale)
 
     return step.get_concrete_function(tf.TensorSpec([rows, 3], tf.float64)).graph

@@ -10,7 +10,7 @@ import pytest
 import recombining
 import tensorflow as tf
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import ROWS, UNKNOWN
 
 GRAPHS, NODES, MOST = 50, 8, 64
@@ -317,7 +317,7 @@ def grown(seed: int, graphs: int = GRAPHS) -> tuple[tf.Graph, list[np.ndarray], 
 
     def function(*tensors):
         for tensor in tensors:
-            interpreter.declare(tensor, ROWS)
+            declarations.declare(tensor, ROWS)
         for _ in range(graphs):
             grower = Grower(random, dict(zip(values, tensors)))
             grower.grow()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from matex_tf.analysis import rules
-from matex_tf.analysis.reference import reference
+from matex_tf.analysis.__main__ import reference
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "placements.md"
 

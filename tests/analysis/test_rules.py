@@ -13,7 +13,7 @@ import pytest
 import recombining
 import tensorflow as tf
 
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import ROWS, UNKNOWN
 from matex_tf.analysis.rules import RULES
 
@@ -641,7 +641,7 @@ def test_a_function_through_which_a_gradient_was_taken_is_called_once_more():
     """Its graph has more outputs then than this call of it."""
 
     def step(x):
-        interpreter.declare(x, ROWS)
+        declarations.declare(x, ROWS)
         with tf.GradientTape() as tape:
             tape.watch(x)
             first = tf.reduce_sum(_helper(x)[2])

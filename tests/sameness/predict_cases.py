@@ -14,9 +14,9 @@ keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
 computed = tf.Variable(0, dtype=tf.int64, trainable=False)
 if "matex_tf" in sys.modules:
-    from matex_tf.analysis import interpreter
+    from matex_tf.analysis import declarations
 
-    interpreter.exempt(computed.handle)  # in which each rank counts its own
+    declarations.exempt(computed.handle)  # in which each rank counts its own
 x = np.random.default_rng(1).random((23, 3))
 y = np.random.default_rng(2).random((23, 2))
 results = {}

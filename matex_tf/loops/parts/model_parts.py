@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.analysis import interpreter
+from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import ROWS, SAME
-from matex_tf.loops import sharded_call, step_arguments, tape_stack
+from matex_tf.gradients import tape_stack
+from matex_tf.loops import sharded_call, step_arguments
 from matex_tf.loops.parts import part_trace, unsplit
 from matex_tf.ops import overlap
 from matex_tf.sharding import step_weight
@@ -93,7 +94,7 @@ class _Parts:
         checks = [tf.debugging.assert_equal(tf.shape(leaf, tf.int64)[0], self._count) for leaf in self._leaves[1:]]
         with tf.control_dependencies(checks):
             self._parts = (self._count + rows - 1) // rows
-        interpreter.declare(self._parts, SAME)  # how often a loop turns, which nothing that comes of it tells
+        declarations.declare(self._parts, SAME)  # how often a loop turns, which nothing that comes of it tells
 
     def run(self, tapes: Sequence[Any]) -> Any:
         """What the model makes of all rows; the tape notes the way back."""
@@ -136,7 +137,7 @@ class _Parts:
         def cut(whole: Any) -> Any:
             piece = whole[start:stop]
             piece.set_shape([None, *whole.shape.as_list()[1:]])
-            interpreter.declare(piece, ROWS)
+            declarations.declare(piece, ROWS)
             return piece
 
         return cut
@@ -167,7 +168,7 @@ class _Parts:
         whole = array.concat()
         whole.set_shape([self._known, *like.shape.as_list()[1:]])
         whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model that is called in parts")
-        interpreter.declare(whole, self._place)
+        declarations.declare(whole, self._place)
         return whole
 
     def _back(self, *upstream: Any) -> list[Any]:
@@ -223,7 +224,7 @@ class _Parts:
         for variable in sparse:
             values, indices = next(made).concat(), next(made).concat()
             for one in (values, indices):
-                interpreter.declare(one, self._place)
+                declarations.declare(one, self._place)
             of[id(variable)] = tf.IndexedSlices(values, indices, tf.shape(variable, tf.int64))
         return [*of_inputs, *(of.get(id(variable)) for variable in trace.variables)]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED
-from matex_tf.loops import model_proof, model_watch, open_shapes, sharded_call, step_arguments, tape_stack, traces
+from matex_tf.gradients import tape_stack
+from matex_tf.loops import model_proof, model_watch, open_shapes, sharded_call, step_arguments, traces
 from matex_tf.loops.parts import draws
 
 EFFECT = "it does more than to compute its outputs from its rows ({})"

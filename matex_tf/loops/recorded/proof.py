@@ -10,8 +10,8 @@ from typing import Any
 
 from matex_tf.analysis import dry_trace, interpreter, verdict
 from matex_tf.analysis.placement import REPLICATED, ROWS
-from matex_tf.gradients import meetings, recombine, reduction
-from matex_tf.loops import tape_stack, traces
+from matex_tf.gradients import meetings, recombine, reduction, tape_stack
+from matex_tf.loops import traces
 from matex_tf.loops.recorded.program import BOTH, Program, Source
 from matex_tf.loops.tape_gradients import declare_gradient
 from matex_tf.runtime import script_frames

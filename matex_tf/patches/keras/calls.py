@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from matex_tf.loops import model_calls, model_watch, tape_stack
+from matex_tf.gradients import tape_stack
+from matex_tf.loops import model_calls, model_watch
 from matex_tf.loops.parts import model_parts
 from matex_tf.runtime import script_frames
 from matex_tf.runtime.replace import replace, when_imported

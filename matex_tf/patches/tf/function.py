@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from matex_tf.gradients import overlap_trial, reduction, variables
+from matex_tf.gradients import overlap_trial, reduction, tape_stack, variables
 from matex_tf.keras import fit_call
-from matex_tf.loops import explain, function_step, tape_stack, traces
+from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
 from matex_tf.runtime.replace import replace

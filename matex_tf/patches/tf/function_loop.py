@@ -9,7 +9,7 @@ from typing import Any
 
 from matex_tf import settings, tags
 from matex_tf.adapt import executor
-from matex_tf.analysis import graph_ops, interpreter, verdict
+from matex_tf.analysis import declarations, graph_ops, verdict
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import variables
 from matex_tf.loops import dataset_loop, explain, traces
@@ -183,7 +183,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
 
     known = decision.read_value()
     for whole_here in (known, *parts):  # before it is cut, every rank has the batch, and all have decided alike
-        interpreter.declare(whole_here, SAME)
+        declarations.declare(whole_here, SAME)
     ready = tf.cond(
         tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
     )

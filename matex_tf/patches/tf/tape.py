@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.gradients import meetings
-from matex_tf.loops import model_calls, tape_gradients, tape_stack
+from matex_tf.gradients import meetings, tape_stack
+from matex_tf.loops import model_calls, tape_gradients
 from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime.replace import replace
 
