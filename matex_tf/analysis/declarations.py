@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.analysis.placement import Placement
@@ -13,7 +13,7 @@ _conditions: weakref.WeakKeyDictionary[Any, dict[str, Condition]] = weakref.Weak
 _accounts: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 _exempt: dict[int, Any] = {}
 _scalars: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-_derivatives: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_own_gradients: weakref.WeakKeyDictionary[Any, list[list[Any] | None]] = weakref.WeakKeyDictionary()
 
 
 def declare(tensor: Any, placement: Placement) -> None:
@@ -92,11 +92,21 @@ def scalars_of(graph: Any) -> Collection[str]:
     return _scalars.get(graph, ())
 
 
-def declare_derivative(op: Any) -> None:
-    """State that the gradient function that `op` has in place of its type's gives its derivative."""
-    _derivatives.setdefault(op.graph, set()).add(op.name)
+def note_own_gradient(graph: Any, inputs: Iterable[Placement] | None) -> None:
+    """State that a gradient function of the script's own, called for an op of `graph`, is proved for these inputs.
+
+    None: it is not proved.
+    """
+    _own_gradients.setdefault(graph, []).append(None if inputs is None else [one.form for one in inputs])
 
 
-def has_other_gradient(op: Any) -> bool:
-    """Whether `op` has a gradient function in place of its type's, of which nobody stated that it is its derivative."""
-    return "_gradient_op_type" in op.node_def.attr and op.name not in _derivatives.get(op.graph, ())
+def has_own_gradients() -> bool:
+    """Whether that was stated of any graph."""
+    return bool(_own_gradients)
+
+
+def own_gradients_hold(graph: Any, inputs: Sequence[Placement]) -> bool:
+    """Whether all those called for ops of `graph` are proved where its inputs have these placements."""
+    forms = [one.form for one in inputs]
+    # Inputs that came later, as captures do, are none of those functions'.
+    return all(known is not None and known == forms[: len(known)] for known in _own_gradients.get(graph, ()))

@@ -16,6 +16,8 @@ from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, rand
 from matex_tf.analysis.rules.registry import NeverError, settled
 
 NO_RULE = "there is no rule for this kind of op"
+OTHER_ROWS = "a function is called with other rows than it was traced for"
+OWN_GRADIENT = "of a function with a gradient function of its own (tf.custom_gradient) that is not proved"
 SAFE = {
     "Assert",
     "NoOp",
@@ -144,8 +146,10 @@ class Interpreter:
             graph = called.graph_of(self.graph, name, inputs, op)
             for tensor, placement in zip(graph.inputs, inputs):
                 traced_for = declared(tensor)
-                if traced_for is not None and _form(traced_for) != _form(placement):
-                    raise UnprovedError("a function is called with other rows than it was traced for")
+                if traced_for is not None and traced_for.form != placement.form:
+                    raise UnprovedError(OTHER_ROWS)
+            if not declarations.own_gradients_hold(graph, inputs):
+                raise UnprovedError(OWN_GRADIENT)
             made = Interpreter(graph, inputs, self)
             arguments = list(op.inputs)[-len(graph.inputs) :] if graph.inputs else []
             made._handles = {id(inner.op): outer for inner, outer in zip(graph.inputs, arguments)}
@@ -208,10 +212,6 @@ class Interpreter:
         if self.outer is not None and self.outer.graph is graph:
             return self.outer.of(external)
         return interpreter_of(graph).of(external)
-
-
-def _form(placement: Placement) -> tuple[Any, ...]:
-    return placement.kind, placement.axis, placement.power, placement.even, placement.blocks
 
 
 def interpreter_of(graph: Any) -> Interpreter:

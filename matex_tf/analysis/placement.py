@@ -77,6 +77,11 @@ class Placement(NamedTuple):
         return self.kind == REPLICATED and self.power == 0 and not self.is_mixed
 
     @property
+    def form(self) -> tuple[Any, ...]:
+        """What a function that was traced for it relies on."""
+        return self.kind, self.power, self.axis, self.even, self.blocks
+
+    @property
     def is_mixed(self) -> bool:
         """Whether it is a vector whose entries have different powers, as the shape of a sharded tensor."""
         return self.elements is not None and any(one.power != self.power for one in self.elements)

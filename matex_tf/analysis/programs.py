@@ -35,9 +35,8 @@ Atom = tuple[Any, ...]
 "size"."""
 _DATA = {"work", "input", "external", "ours"}
 _OURS, _SIZE = ("ours",), ("size",)
-
-_ours: weakref.WeakKeyDictionary[Any, list[range]] = weakref.WeakKeyDictionary()
-"""Of each graph the numbers of the ops that its script does not make."""
+_ours: weakref.WeakKeyDictionary[Any, list[tuple[range, bool]]] = weakref.WeakKeyDictionary()
+"""Of each graph numbers of ops, those within others first, and whether these are not the script's."""
 _stands_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -95,19 +94,29 @@ def _are_equal(value: Any, own: Any) -> bool:
 
 
 @contextlib.contextmanager
-def ours() -> Iterator[None]:
-    """Around what is added to the graph being built that the script's Python does not make: `program` leaves it out."""
+def ours(are: bool = True) -> Iterator[None]:
+    """Around what is added to the graph being built that the script's Python does not make: `program` leaves it out.
+
+    are: False around what, within that, the script's Python makes after all.
+    """
     import tensorflow as tf
 
     if tf.executing_eagerly():
         yield
         return
     graph = tf.compat.v1.get_default_graph()
-    start = graph.version  # the number of its ops
+    start = graph.version  # how many ops it has
     try:
         yield
     finally:
-        _ours.setdefault(graph, []).append(range(start, graph.version))
+        _ours.setdefault(graph, []).append((range(start, graph.version), are))
+
+
+def _left_out(graph: Any) -> set[int]:
+    found: set[int] = set()
+    for numbers, are in reversed(_ours.get(graph, [])):
+        (found.update if are else found.difference_update)(numbers)
+    return found
 
 
 def stand_for(tensor: Any, plain: Any) -> None:
@@ -120,9 +129,9 @@ def program(graph: Any, like: Program | None = None) -> Program:
 
     like: that of a graph in which sizes are known that are open in this one.
     """
-    sizes = tuple(_sizes_of(tensor) for tensor in getattr(graph, "inputs", ()))
     reader = _Reader(_known_sizes(graph, like))
     reader.read(graph, {}, {})
+    sizes = tuple(map(_sizes_of, getattr(graph, "inputs", ())))
     return Program(frozenset(reader.figures), tuple(reader.work), sizes)
 
 
@@ -162,7 +171,7 @@ class _Reader:
             if tensor.name not in given:
                 is_handle = tensor.dtype.name == "resource"
                 atoms[tensor.name] = (("external", id(external) if is_handle else (tensor.dtype, str(tensor.shape))),)
-        left_out = set(itertools.chain(*_ours.get(graph, ())))
+        left_out = _left_out(graph)
         aliases = _stands_for.get(graph, {})
         for number, op in enumerate(graph.get_operations()):
             if number in left_out or op.type.startswith("Matex"):

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from matex_tf.analysis import declarations
 from matex_tf.analysis.interpreter import Interpreter, interpreter_of, is_stateful
 from matex_tf.analysis.placement import EMPTY, PARTIAL, UNKNOWN, Placement
 from matex_tf.analysis.rules import Node, UnprovedError, control
@@ -94,7 +95,7 @@ def _within(found: Interpreter, op: Any) -> Reason | None:
     if not is_stateful(op):
         return None
     inputs = [found.of(tensor) for tensor in op.inputs]
-    if all(one.is_same for one in inputs):
+    if all(one.is_same for one in inputs) and not declarations.has_own_gradients():
         return None
     given = inputs
     if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):

@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.analysis import declarations, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, Placement
-from matex_tf.gradients import own
+from matex_tf.gradients import custom_gradients, own
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -53,7 +53,6 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
     are weighted by w before they are summed, and p by 1 / w.
     """
     import tensorflow as tf
-    from tensorflow.python.ops import custom_gradient  # that of scripts is patched
 
     shape, dtype = tf.shape(mean), mean.dtype
     numbers = step_weight.numbers()
@@ -61,7 +60,7 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
     mine = tf.stop_gradient(tf.cast(count, tf.float64))
     count, is_sliced = mine * numbers[2], numbers[3] > 0
 
-    @custom_gradient.custom_gradient
+    @tf.custom_gradient
     def combine(m: Any, v: Any) -> Any:
         packed = tf.concat([count[tf.newaxis], count * m, count * (v + m * m)], 0)
         # Selected, not multiplied: what a rank without rows computed may be no number.
@@ -84,7 +83,8 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
 
     moments = [tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)]
     # A rank that trains by itself has a batch of its own: parts of the gradients of common statistics lead nowhere.
-    *whole, everything = (*moments, mine) if own.are_kept() else combine(*moments)
+    with custom_gradients.trusted():
+        *whole, everything = (*moments, mine) if own.are_kept() else combine(*moments)
     if not tf.executing_eagerly():
         graph, axes = whole[0].graph, [axis % inputs.shape.rank for axis in axes]
         source = inputs if getattr(inputs, "graph", None) is graph else graph.capture(inputs)

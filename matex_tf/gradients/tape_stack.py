@@ -40,7 +40,24 @@ def count_accumulator(more: int) -> None:
 @contextlib.contextmanager
 def keep_plain() -> Iterator[None]:
     """Within it gradients are as TensorFlow gives them: they are parts of larger ones."""
-    before, _state.plain = keeps_plain(), True
+    with _plain(True):
+        yield
+
+
+@contextlib.contextmanager
+def within_gradient() -> Iterator[None]:
+    """Around a gradient function of the script's own: gradients that it takes are followed, but not reduced."""
+    before, _state.within = is_within_gradient(), True
+    try:
+        with _plain(False):
+            yield
+    finally:
+        _state.within = before
+
+
+@contextlib.contextmanager
+def _plain(are: bool) -> Iterator[None]:
+    before, _state.plain = keeps_plain(), are
     try:
         yield
     finally:
@@ -49,3 +66,7 @@ def keep_plain() -> Iterator[None]:
 
 def keeps_plain() -> bool:
     return getattr(_state, "plain", False)
+
+
+def is_within_gradient() -> bool:
+    return getattr(_state, "within", False)

@@ -7,18 +7,23 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import custom_gradient  # with that of scripts every rank would compute whole batches
 
 import matex_tf
+from matex_tf.gradients import custom_gradients
 
 keras = tf.keras
 WAY = sys.argv[1]
 RANK = matex_tf.rank()
 
 
-@custom_gradient.custom_gradient
 def spoiled(x):
     """`x`, whose gradient is NaN and infinite in places on rank 1 from the third step on."""
+    with custom_gradients.trusted():  # else every rank would compute whole batches
+        return spoiled_at_will(x)
+
+
+@tf.custom_gradient
+def spoiled_at_will(x):
 
     def gradient(dy):
         late = tf.cast(STEP >= 2, dy.dtype) * (1 if RANK == 1 or "alike" in WAY else 0)

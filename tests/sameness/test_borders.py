@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from comparing import differences, stored
 
 import launch
 
@@ -28,7 +28,7 @@ WHOLE = {
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     launch.run_alone(CASES, folder, timeout=200).check()
-    return dict(np.load(folder / "rank-0.npz"))
+    return stored(folder)[0]
 
 
 @pytest.mark.timeout(400)
@@ -36,14 +36,8 @@ def alone(tmp_path_factory):
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
     environment = {**launch.ALL_FILES, "MATEX_EXPLAIN": "1"}
     result = launch.run(ranks, CASES, tmp_path, env=environment, timeout=300).check()
-    found = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
-    wrong = []
-    for name in alone.keys() - {"names", "shared"}:
-        for rank, left in enumerate(found):
-            assert left[name].shape == alone[name].shape, name
-            apart = np.abs(left[name] - alone[name]).max() / max(np.abs(alone[name]).max(), 1e-3)
-            if apart > 1e-9:
-                wrong.append(f"{name}: rank {rank} is off by {apart:.1e}")
+    found = stored(tmp_path, ranks)
+    wrong = differences({name: alone[name] for name in alone.keys() - {"names", "shared"}}, found, 1e-9)
     assert not wrong, "\n".join(wrong)
     for left in found:
         shared = dict(zip(left["names"].tolist(), left["shared"].tolist()))

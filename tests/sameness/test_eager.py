@@ -4,8 +4,8 @@ import shutil
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
+from comparing import differences, stored
 
 import launch
 
@@ -17,7 +17,7 @@ WHOLE = {"losses that layers add", "a thread draws everyone's"}
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     launch.run_alone(CASES, folder, timeout=300).check()
-    return dict(np.load(folder / "rank-0.npz"))
+    return stored(folder)[0]
 
 
 @pytest.mark.timeout(500)
@@ -28,17 +28,12 @@ def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
     script.parent.mkdir(parents=True)
     shutil.copy(CASES, script)
     launch.run(ranks, script, tmp_path, env=launch.ALL_FILES, timeout=400).check()
-    found = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
-    wrong = []
-    for name, want in alone.items():
-        for rank, left in enumerate(found):
-            if name.endswith(": rows"):
-                mine, all_rows = left[name]
-                shared = mine < 0.8 * want[0]
-                if shared == (name.removesuffix(": rows") in WHOLE):
-                    wrong.append(f"{name}: rank {rank} computed {mine} of {all_rows}")
-            elif np.abs(left[name] - want).max() > 1e-9 * max(np.abs(want).max(), 1e-3):
-                wrong.append(f"{name}: rank {rank} is off by {np.abs(left[name] - want).max():.1e}")
+    found = stored(tmp_path, ranks)
+    wrong = differences({name: want for name, want in alone.items() if not name.endswith(": rows")}, found, 1e-9)
+    for name in (name for name in alone if name.endswith(": rows")):
+        for rank, (mine, all_rows) in enumerate(left[name] for left in found):
+            if (mine < 0.8 * alone[name][0]) == (name.removesuffix(": rows") in WHOLE):
+                wrong.append(f"{name}: rank {rank} computed {mine} of {all_rows}")
     assert not wrong, "\n".join(wrong)
 
 

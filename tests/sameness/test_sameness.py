@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparing import close
+from comparing import close, differences, stored
 
 import launch
 
@@ -15,7 +15,7 @@ CASES = Path(__file__).with_name("cases.py")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     launch.run_alone(CASES, folder, timeout=280).check()
-    return dict(np.load(folder / "rank-0.npz"))
+    return stored(folder)[0]
 
 
 @pytest.mark.timeout(900)
@@ -31,7 +31,7 @@ def alone(tmp_path_factory):
 )
 def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
     launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **settings}, timeout=800).check()
-    results = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(ranks)]
+    results = stored(tmp_path, ranks)
     problems = []
     for name, want in alone.items():
         parts = [result[name] for result in results]
@@ -86,7 +86,5 @@ def test_losses_and_loops_of_every_kind_are_exact(tmp_path):
     together.mkdir()
     launch.run_alone(script, alone, timeout=200).check()
     launch.run(3, script, together, env=launch.ALL_FILES, timeout=350).check()
-    want = dict(np.load(alone / "rank-0.npz"))
-    found = [dict(np.load(together / f"rank-{rank}.npz")) for rank in range(3)]
-    wrong = [name for name in want if not all(close(part[name], want[name]) for part in found)]
-    assert not wrong, wrong
+    wrong = differences(stored(alone)[0], stored(together, 3))
+    assert not wrong, "\n".join(wrong)

@@ -53,7 +53,6 @@ WHOLE = {
 }
 # Without products or convolutions to count, or only some of their steps, or models in them, are sharded.
 PARTLY = {
-    "adjoint_method",
     "balanced_losses",
     "batch_losses",
     "batches_with_meaning",
@@ -281,7 +280,7 @@ def test_most_scripts_gain_from_ranks(capsys):
     with capsys.disabled():
         print("", *map("\t".join, sorted(_steps)), sep="\n")
         print(len(_steps), "steps:", dict(counts))
-    assert len(_steps) - counts["whole"] >= 0.87 * len(_steps)
+    assert len(_steps) - counts["whole"] >= 0.9 * len(_steps)
     gaining = {Path(path).stem for group in GROUPS for path in scripts(group)} - SINGLE_ROWS
     assert len(gaining - WHOLE) >= 0.9 * len(gaining)
 

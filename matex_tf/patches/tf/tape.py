@@ -10,8 +10,7 @@ import inspect
 import sys
 from typing import Any
 
-from matex_tf.analysis import verdict
-from matex_tf.gradients import meetings, tape_stack
+from matex_tf.gradients import custom_gradients, meetings, tape_stack
 from matex_tf.loops import model_calls, tape_gradients
 from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime.replace import replace
@@ -44,13 +43,16 @@ def install() -> None:
     for name in ("jacobian", "batch_jacobian"):
         replace(backprop.GradientTape, name, _jacobian)
     import tensorflow as tf
+    from tensorflow.python.framework import ops
     from tensorflow.python.ops import custom_gradient, resource_variable_ops
 
     kind = resource_variable_ops.BaseResourceVariable
     kind.handle = property(_handle(kind.handle.fget))
 
-    replace(tf, "custom_gradient", _custom_gradient)
     replace(custom_gradient, "_graph_mode_decorator", _with_gradients_of_its_own)
+    replace(ops, "get_gradient_function", _gradient_function)
+    for api in (tf, tf.compat.v1, tf.compat.v2):
+        replace(api, "recompute_grad", _recompute_grad)
 
 
 def _push(original: Any) -> Any:
@@ -139,36 +141,51 @@ def _jacobian(original: Any) -> Any:
     return jacobian
 
 
-def _custom_gradient(original: Any) -> Any:
-    """What a gradient function of the script's own makes of rows is not followed: it may mix them."""
-
-    def custom_gradient(function=None):
-        if function is None:
-            return custom_gradient
-        made = original(function)
-
-        def compute(*args, **kwargs):
-            import tensorflow as tf
-
-            if not tf.executing_eagerly():
-                graph = tf.compat.v1.get_default_graph()
-                verdict.fail(graph, verdict.Reason("it has a gradient function of its own (tf.custom_gradient)"))
-            return made(*args, **kwargs)
-
-        return functools.wraps(function)(compute)
-
-    return custom_gradient
-
-
 def _with_gradients_of_its_own(original: Any) -> Any:
     """Its gradients are of the values that it computes, not of those that ranks would put together within it
     (`meetings`): so it is called by us, as one whole.
     """
 
-    def _graph_mode_decorator(*args, **kwargs):
-        return original(*args, **kwargs)
+    def _graph_mode_decorator(f, *args, **kwargs):
+        given = f if custom_gradients.are_trusted() else custom_gradients.prove_calls(f)
+        result = original(given, *args, **kwargs)
+        custom_gradients.note_called(result)
+        return result
 
     return _graph_mode_decorator
+
+
+def _gradient_function(original: Any) -> Any:
+    """That of an op to which a script gave another than its type has (`Graph.gradient_override_map`)."""
+
+    def get_gradient_function(op):
+        found = original(op)
+        return found if found is None else custom_gradients.prove_other(op, found)
+
+    return get_gradient_function
+
+
+def _recompute_grad(original: Any) -> Any:
+    """Its gradient function computes `f` once more and gives the derivative; those within `f` are the script's."""
+
+    import tensorflow as tf
+
+    def recompute_grad(f):
+        def compute(*args, **kwargs):
+            with custom_gradients.trusted(False):
+                return f(*args, **kwargs)
+
+        made = original(functools.wraps(f)(compute))
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(f)
+        def inner(*args, **kwargs):
+            with custom_gradients.trusted():
+                return made(*args, **kwargs)
+
+        return inner
+
+    return recompute_grad
 
 
 def _gradient(original: Any) -> Any:
@@ -178,9 +195,9 @@ def _gradient(original: Any) -> Any:
         import tensorflow as tf
 
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        outermost = not tape_stack.keeps_plain()
-        # A part of a larger gradient, as in the gradient function of a `tf.custom_gradient`, is none of the script's.
-        is_part = caller.startswith(_INTERNAL) or not outermost
+        is_within = tape_stack.is_within_gradient()
+        # A part of a larger gradient is none of the script's.
+        is_part = tape_stack.keeps_plain() or (caller.startswith(_INTERNAL) and not is_within)
         given = signature.bind(self, target, sources, *args, **kwargs).arguments
 
         def compute(of, upstream):
@@ -197,7 +214,7 @@ def _gradient(original: Any) -> Any:
             result = compute(target, upstream)
             tape_gradients.not_of_slices(sources, _FORWARD)
             return result
-        has_outer = any(tape is not self for tape, _ in tape_stack.stack())
+        has_outer = is_within or any(tape is not self for tape, _ in tape_stack.stack())
         owed = caller.startswith(_KERAS)
         if not tf.executing_eagerly():
             return tape_gradients.in_graph(compute, target, sources, upstream, reduces=not has_outer, owed=owed)

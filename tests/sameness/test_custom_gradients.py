@@ -1,0 +1,48 @@
+"""Gradient functions of the script's own (`tf.custom_gradient`, `RegisterGradient`): shared where they are proved."""
+
+from pathlib import Path
+
+import pytest
+from comparing import differences, stored
+
+import launch
+
+CASES = Path(__file__).with_name("custom_gradient_cases.py")
+WHOLE = {
+    "a shape compared",
+    "beside a function that trains",
+    "divided by a shape",
+    "in a branch",
+    "in a function",
+    "in a function called before",
+    "in a loop",
+    "made of a figure",
+    "other rows",
+    "sorted",
+    "the text of a shape",
+    "variables clipped",
+    "weights clipped",
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    launch.run_alone(CASES, folder, timeout=200).check()
+    return stored(folder)[0]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
+    result = launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, "MATEX_EXPLAIN": "1"}, timeout=300).check()
+    found = stored(tmp_path, ranks)
+    wrong = differences({name: alone[name] for name in alone.keys() - {"names", "shared"}}, found)
+    assert not wrong, "\n".join(wrong)
+    for left in found:
+        shared = dict(zip(left["names"].tolist(), left["shared"].tolist()))
+        assert {name for name, is_shared in shared.items() if not is_shared} == WHOLE
+    lines = [line for line in result.output.splitlines() if line.startswith("matex_tf: ")]
+    assert sum("the step of fit on " in line and "is sharded" in line for line in lines) == 2
+    assert sum("in eager code the model " in line and "is sharded" in line for line in lines) == 1
+    assert sum("a training run of a session is sharded" in line for line in lines) == 1
