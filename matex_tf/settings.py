@@ -54,6 +54,11 @@ def name_of_strategy(strategy: str) -> str:
     return strategy.partition(":")[0]
 
 
+def number_of_strategy(strategy: str, otherwise: int) -> int:
+    """The number in `local:8` or the like, `otherwise` if there is none."""
+    return int(strategy.partition(":")[2] or otherwise)
+
+
 def is_statistical(strategy: str) -> bool:
     """Whether results are not meant to be those of the script alone."""
     return name_of_strategy(strategy) in ("async", "local")

@@ -180,9 +180,8 @@ def reduce_gradients(
 
     Returns:
         The reduced gradients (None where none was given) and the reduced scalars. Within `own.keep` gradients are this
-        rank's guesses at them. Of `tf.IndexedSlices` the ranks'
-        parts stand one below the other, as the whole batch would have given them: optimizers and clipping may treat
-        rows that occur twice otherwise than their sum.
+        rank's guesses at them. Of `tf.IndexedSlices` the ranks' parts stand one below the other, as the whole batch
+        would have given them: optimizers and clipping may treat rows that occur twice otherwise than their sum.
 
     Raises:
         tf.errors.FailedPreconditionError: when run, if ranks differ in variables, shapes, types or places.

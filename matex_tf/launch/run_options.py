@@ -145,8 +145,8 @@ def read_run(ctx: click.Context) -> Run:
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
     strategy = given["strategy"] or ""
-    name, _, owners = strategy.partition(":")
-    if name == "servers" and int(owners) > ranks:
+    owners = settings.number_of_strategy(strategy, ranks)
+    if settings.name_of_strategy(strategy) == "servers" and owners > ranks:
         raise click.UsageError(
             f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
             "trains, too"

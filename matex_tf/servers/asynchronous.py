@@ -37,8 +37,7 @@ def is_chosen() -> bool:
 
 def bound() -> int:
     """How many batches a rank may be ahead of the oldest that is being trained."""
-    _, _, told = settings.current().strategy.partition(":")
-    return int(told) if told else max(4, 2 * (world.current().size - 1))
+    return settings.number_of_strategy(settings.current().strategy, max(4, 2 * (world.current().size - 1)))
 
 
 def is_under_way() -> bool:

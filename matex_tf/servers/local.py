@@ -29,7 +29,7 @@ def is_chosen() -> bool:
 
 def period() -> int:
     """How many steps a rank trains by itself."""
-    return int(settings.current().strategy.partition(":")[2])
+    return settings.number_of_strategy(settings.current().strategy, 1)
 
 
 def say_not(what: str, why: str) -> None:
