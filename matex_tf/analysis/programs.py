@@ -17,12 +17,11 @@ import numpy as np
 from matex_tf.analysis import declarations, graph_ops, interpreter
 from matex_tf.analysis.placement import SHARDED
 
-FORMS = set(
-    """BroadcastTo Cast ConcatV2 EnsureShape ExpandDims Fill Identity IdentityN OnesLike Pack ReadVariableOp Reshape
-    Slice Squeeze StridedSlice Tile Transpose Unpack ZerosLike""".split()
-)
+_ORDER = set("Cast ConcatV2 ExpandDims Pack Slice Squeeze StridedSlice Tile Transpose Unpack".split())
+"""Forms that are work where they are of data: which entries they take, and where these go, has to be the same."""
+FORMS = {"BroadcastTo", "EnsureShape", "Fill", "Identity", "IdentityN", "OnesLike", "ReadVariableOp", "Reshape",
+         "ZerosLike", *_ORDER}  # fmt: skip
 """Ops that make no number anew. Where sizes are open there may be more of them, or fewer."""
-
 _SIZES = {"Shape", "ShapeN", "Size", "Rank"}
 _OF_ALL = {"IdentityN": None, "Pack": None, "ConcatV2": -1}
 """Forms of more than their first input: where their inputs end. All others are of the first, `Fill` of the second."""
@@ -194,7 +193,7 @@ class _Reader:
             found = [self._of_constant(op)]
         elif op.type in _SIZES:
             found = [(_SIZE,)] * len(op.outputs)
-        elif op.type in FORMS:
+        elif op.type in FORMS and not (op.type in _ORDER and any(map(_of_data, inputs))):
             found = [self._of_form(op, inputs)] * len(op.outputs)
         elif any(part.dtype.name == "variant" for part in (*op.inputs, *op.outputs)):
             # A list, as of a loop's turns: it is made for sizes, and holds more where a gradient is taken.

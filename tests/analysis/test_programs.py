@@ -19,6 +19,9 @@ MADE = {
     "of rows that are chosen": lambda x, rows, scale: (
         tf.reduce_sum(x**2.0) / (tf.cast(tf.shape(tf.boolean_mask(x, x[:, 0] > 0))[0], tf.float64) + scale)
     ),
+    "columns that are taken": lambda x, rows, scale: tf.reduce_mean(x[:, : int(scale)] ** 2.0),
+    "how often they are": lambda x, rows, scale: tf.reduce_sum(tf.tile(x, [1, int(scale)]) ** 2.0),
+    "rows but the last": lambda x, rows, scale: tf.reduce_sum(x[: rows - int(scale)] ** 2.0),
     "what one turn of a loop adds": lambda x, rows, scale: tf.while_loop(
         lambda turn, _: turn < 3, lambda turn, sum_: [turn + 1, sum_ + tf.cast(turn, x.dtype) * scale * x[0, 0]],
         [0, tf.constant(2.0, x.dtype)],
