@@ -64,13 +64,17 @@ def prove_calls(function: Callable[..., Any]) -> Callable[..., Any]:
         def gradients(*upstream: Any, **kwargs: Any) -> Any:
             more = list(kwargs.get("variables") or ())
 
+            given: list[Any] = []
+
             def compute(seeds: Sequence[Any]) -> list[Any]:
-                found = script_frames.hand_over(back, *seeds, **kwargs)
-                of_inputs, of_variables = found if more else (found, [])
+                given.append(script_frames.hand_over(back, *seeds, **kwargs))
+                of_inputs, of_variables = given[0] if more else (given[0], [])
                 return [*tf.nest.flatten(of_inputs), *of_variables]
 
             found = prove(graph, compute, outputs, tf.nest.flatten(upstream), [*inputs, *more])
-            return (found[: -len(more)], found[-len(more) :]) if more else found
+            if len(found) != len(inputs) + len(more):
+                return given[0]  # of which TensorFlow complains
+            return (found[: len(inputs)], found[len(inputs) :]) if more else found
 
         return result, tf_decorator.make_decorator(back, gradients)
 
@@ -118,9 +122,6 @@ def prove(
 
     Args:
         of: the graph with `outputs`, and with `sources`, as far as these are no variables.
-
-    Raises:
-        ValueError: it does not give as many as there are `sources`.
     """
     import tensorflow as tf
 
@@ -138,9 +139,7 @@ def prove(
                 declarations.declare(seeds[index], _of_gradient(_placement(found, output)))
     with programs.ours(False), tape_stack.within_gradient():
         given = compute(seeds)
-    if len(given) != len(sources):
-        raise ValueError(f"a gradient function gives {len(given)} gradients for {len(sources)} tensors and variables")
-    if reason is None:
+    if reason is None and len(given) == len(sources):
         found = interpreter.interpreter_of(graph)
         for index, (one, source) in enumerate(zip(given, sources)):
             if one is not None and reason is None:
@@ -192,6 +191,6 @@ def _part(found: Any, gradient: Any, source: Any) -> tuple[Any, verdict.Reason |
         return gradient, verdict.Reason(GIVES.format("other rows", "rows"), gradient.op)
     power = known.power - wanted.power
     if power:
-        weight = tf.cast(recombine.slope_factor(power), gradient.dtype)
-        gradient = tf.where(weight > 0, weight * gradient, tf.zeros_like(gradient))
+        weight = recombine.slope_factor(power)
+        gradient = tf.where(weight > 0, tf.cast(weight, gradient.dtype) * gradient, tf.zeros_like(gradient))
     return gradient, None

@@ -31,7 +31,9 @@ def proof(
 
     def look(*args: Any, **kwargs: Any) -> None:
         graph = tf.compat.v1.get_default_graph()
+        inputs = [leaf for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor)]
         with tf.GradientTape() as tape:
+            tape.watch([leaf for leaf in inputs if leaf.dtype.is_floating])
             made = function.python_function(*args, **kwargs)
         why = no_outputs(tf.nest.flatten(made))
         if why:
@@ -50,7 +52,7 @@ def proof(
         watched = list(tape.watched_variables())
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
         with tape_stack.keep_plain():
-            of = tape.gradient(targets, watched) if watched and targets else []
+            of = tape.gradient(targets, [*watched, *inputs]) if targets else []
         for variable, gradient in zip(watched, of):
             if isinstance(gradient, tf.IndexedSlices) and found.of(gradient.indices).is_same:
                 replicated.add(id(variable))

@@ -22,6 +22,7 @@ from matex_tf.metrics import metrics
 READS = "its Python reads the values of tensors"
 DRAWS = "its Python draws random numbers"
 KEEPS = "its Python sets attributes ({})"
+GRADIENT = "it has a gradient function of its own (tf.custom_gradient), whose Python runs in each step"
 USES = "it uses tensors of the step that are none of its batch arguments"
 _SMALL = 16
 _GLOBAL = 2
@@ -42,6 +43,13 @@ def note_read(tensor: Any) -> None:
         watch.reads = True
 
 
+def note_own_gradient() -> None:
+    """A gradient function of the script's own will run on the way back, of which nobody sees what it does then."""
+    watch = getattr(_state, "watch", None)
+    while watch is not None:
+        watch.has_own_gradient, watch = True, watch._outer
+
+
 class Watch:
     """Around a call of `model` with `arguments`.
 
@@ -51,7 +59,7 @@ class Watch:
 
     def __init__(self, model: Any, arguments: step_arguments.Arguments, is_first: bool):
         self._model, self._arguments, self._is_first = model, arguments, is_first
-        self.reads = False
+        self.reads = self.has_own_gradient = False
         self.program = 0
         self.why = ""
 
@@ -94,8 +102,8 @@ class Watch:
         self._foreign = {
             key: one for key, one in self._foreign.items() if key not in self._own and key not in self._made
         }
-        if self.reads:
-            self.why = READS
+        if self.reads or self.has_own_gradient:
+            self.why = READS if self.reads else GRADIENT
         elif self._is_first and error[0] is None:
             self.why = self._found()
         self._made, self._own, self._frames = {}, {}, []

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from matex_tf import tags
 from matex_tf.analysis import declarations, dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
 from matex_tf.gradients import meetings, recombine
@@ -18,6 +19,7 @@ from matex_tf.world import world
 NAMED = "it cannot be traced for an open number of rows: it may name the size of its batch"
 FIXED = "the number of its rows is fixed when it is traced"
 
+_LOOP = "ranks share a loop in it"
 _state = threading.local()
 _states: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 """The random states of Python and NumPy with which the trace of a graph began."""
@@ -44,6 +46,16 @@ def frame(function: Any, placements: list[Placement | None], is_border: bool, ho
         yield
     finally:
         stack.pop()
+
+
+def note_shared_loop() -> None:
+    """Note of the functions that are being traced that ranks share a loop in them."""
+    for here in getattr(_state, "stack", []):
+        tags.set_tag(here.function, _LOOP, True)
+
+
+def has_shared_loop(function: Any) -> bool:
+    return tags.tag(function, _LOOP, False)
 
 
 def states_before(graph: Any) -> tuple[Any, ...] | None:

@@ -13,8 +13,17 @@ _Made = TypeVar("_Made")
 
 def package(frame: FrameType) -> str:
     """The outermost package of the module whose code `frame` runs; "__main__" for a script."""
-    spec = frame.f_globals.get("__spec__")  # a module that was started by `-m` has its name there only
-    name = frame.f_globals.get("__name__", "") if spec is None else spec.name
+    return _package(frame.f_globals)
+
+
+def package_of(function: Callable[..., Any]) -> str:
+    """The same of the code of a function; empty for what is called otherwise."""
+    return _package(getattr(function, "__globals__", {}))
+
+
+def _package(names: dict[str, Any]) -> str:
+    spec = names.get("__spec__")  # a module that was started by `-m` has its name there only
+    name = names.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
 
 

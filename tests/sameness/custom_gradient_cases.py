@@ -51,7 +51,7 @@ by_text = own(lambda upstream, x: upstream * (2.0 if "(20" in str(x.shape) else 
 sorted_rows = own(lambda upstream, x: tf.sort(upstream, axis=0))
 of_other_rows = own(lambda upstream, x: tf.reverse(upstream, [0]))
 of_weights = own(lambda upstream, x: tf.clip_by_value(upstream, -0.02, 0.02))
-constant = own(lambda upstream, x: tf.fill(tf.shape(x), tf.constant(0.3, x.dtype)))
+constant = own(lambda upstream, x: tf.cast(tf.fill(tf.shape(x), 0.3), x.dtype))
 aliased = tf.compat.v1.custom_gradient(lambda x: (tf.identity(x), lambda upstream: upstream * tf.reduce_mean(upstream)))
 
 
@@ -138,6 +138,7 @@ LOSSES = {
     "sorted": lambda x, y: mse(sorted_rows(dense(x)), y),
     "other rows": lambda x, y: mse(of_other_rows(dense(x)), y),
     "weights clipped": lambda x, y: mse(x @ of_weights(V.kernel), y),
+    "complex": lambda x, y: mse(x @ tf.math.real(constant(tf.complex(V.kernel, V.kernel))), y),
     "a constant for weights": lambda x, y: mse(x @ constant(V.kernel), y),
     "a constant for rows": lambda x, y: mse(constant(dense(x)), y),
     "a figure": lambda x, y: mse(dense(x), y) + reversed_gradient(tf.reduce_mean(dense(x) ** 2)),
@@ -243,7 +244,8 @@ def main(folder):
     steps("beside a function that trains", LOSSES["reversed"], lambda x, y: training_by_itself(dense(x), y))
     fits("fit, reversed", Own(reversed_gradient))
     fits("fit, mixing", Own(mixing))
-    fits("fit, eager", Own(clipped_rows), run_eagerly=True)
+    fits("fit, eager", Own(averaged), run_eagerly=True)
+    fits("fit, eager, by TensorFlow", Own(tf.nn.silu), run_eagerly=True)
     session("session_reversed", lambda op, upstream: -0.7 * upstream)
     session("session_mixing", lambda op, upstream: 0.5 * upstream + tf.reduce_mean(upstream))
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0

@@ -45,4 +45,5 @@ def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
     lines = [line for line in result.output.splitlines() if line.startswith("matex_tf: ")]
     assert sum("the step of fit on " in line and "is sharded" in line for line in lines) == 2
     assert sum("in eager code the model " in line and "is sharded" in line for line in lines) == 1
+    assert any("whose Python runs in each step" in line for line in lines)
     assert sum("a training run of a session is sharded" in line for line in lines) == 1

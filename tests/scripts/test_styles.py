@@ -53,6 +53,7 @@ WHOLE = {
 }
 # Without products or convolutions to count, or only some of their steps, or models in them, are sharded.
 PARTLY = {
+    "adjoint_method",
     "balanced_losses",
     "batch_losses",
     "batches_with_meaning",

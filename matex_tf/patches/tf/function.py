@@ -78,7 +78,7 @@ def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
     metrics.count_apart()
     updates = reduction.count_updates()
     result, why = function_step.call_step(run, function, args, kwargs)
-    if why and reduction.count_updates() > updates:
+    if why and reduction.count_updates() > updates and not traces.has_shared_loop(function):
         if step_weight.is_sliced():
             explain.say_inexact(why)
         else:

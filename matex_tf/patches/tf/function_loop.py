@@ -105,6 +105,7 @@ def _decide(graph: Any, found: Any) -> None:
         explain.say_whole(str(verdict.failure(graph)))
     else:
         explain.say_shared("a loop in a tf.function")
+        traces.note_shared_loop()
         executor.say_even("a loop in a tf.function", "ranks agree between steps, and a graph has no such place")
         with tf.init_scope():
             found.assign(BEGINNING)

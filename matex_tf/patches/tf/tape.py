@@ -11,8 +11,9 @@ import sys
 from typing import Any
 
 from matex_tf.gradients import custom_gradients, meetings, tape_stack
-from matex_tf.loops import model_calls, tape_gradients
+from matex_tf.loops import model_calls, model_watch, tape_gradients
 from matex_tf.loops.recorded import backward, recording
+from matex_tf.runtime import script_frames
 from matex_tf.runtime.replace import replace
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
@@ -50,6 +51,7 @@ def install() -> None:
     kind.handle = property(_handle(kind.handle.fget))
 
     replace(custom_gradient, "_graph_mode_decorator", _with_gradients_of_its_own)
+    replace(custom_gradient, "_eager_mode_decorator", _with_gradients_in_eager_code)
     replace(ops, "get_gradient_function", _gradient_function)
     for api in (tf, tf.compat.v1, tf.compat.v2):
         replace(api, "recompute_grad", _recompute_grad)
@@ -153,6 +155,16 @@ def _with_gradients_of_its_own(original: Any) -> Any:
         return result
 
     return _graph_mode_decorator
+
+
+def _with_gradients_in_eager_code(original: Any) -> Any:
+    def _eager_mode_decorator(f, *args, **kwargs):
+        # TensorFlow's own, as that of `tf.nn.silu`, do the same in each step.
+        if not custom_gradients.are_trusted() and script_frames.package_of(f) != "tensorflow":
+            model_watch.note_own_gradient()
+        return original(f, *args, **kwargs)
+
+    return _eager_mode_decorator
 
 
 def _gradient_function(original: Any) -> Any:
