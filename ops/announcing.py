@@ -1,7 +1,7 @@
 """When an overlapped update is announced, and in how many parts: no gradient travels before.
 
 An announcement comes right after the last collective that its gradients are made of: a gradient must not wait for a
-collective that comes after its own (docs/protocol.md).
+collective that comes after its own (docs/protocol.md). Of other updates: what a collective waits for.
 """
 
 from __future__ import annotations
@@ -122,6 +122,24 @@ class Parts:
         for op in gradients:
             if op not in self._settled:
                 op._add_control_input(announcement)
+
+
+def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
+    """Have a collective of the backward pass wait for those of these gradients that were made before it.
+
+    One thread that runs all ops may compute them before the collective on one rank and after it on another: then each
+    rank waits for the other in turn. Of several threads one computes them while another waits.
+
+    `handles`: that which orders collectives, if any does.
+    """
+    from tensorflow.python.framework import ops
+
+    if not handles or readiness.threads() > 1:
+        return
+    graph = ops.get_default_graph()
+    order = _Order(graph, graph.capture(handles[0]))
+    if order.sequence:
+        readiness.in_their_order(gradients, order.sources)
 
 
 def _is_in(graph: Any, tensor: Any) -> bool:

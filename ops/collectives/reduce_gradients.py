@@ -8,9 +8,9 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.world import world
 
-from .. import overlap
+from .. import announcing, overlap
 from ..library import library, on_load
-from ..order import in_order
+from ..order import in_order, order_handles
 from . import common
 
 
@@ -62,6 +62,8 @@ def reduce_gradients(
     if not world.is_active():
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    if not overlap.is_for_xla():
+        announcing.hold_collectives(tensors, order_handles())
     return reduce_inline(tensors, names, weight, place, checked, variables)
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf import ops
+from matex_tf.ops import readiness
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -61,6 +62,31 @@ def test_branches_of_one_function_keep_their_order():
         return tf.reduce_sum(left) + tf.reduce_sum(right)
 
     assert float(step(tf.ones([3]))) == 9 * world.current().size
+
+
+def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monkeypatch):
+    """Where one thread takes gradients before a collective on one rank and after it on another, each waits in turn."""
+    monkeypatch.setattr(readiness, "threads", lambda: 1)
+    weights = [tf.Variable(tf.ones([3, 3])) for _ in range(3)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = ops.allreduce(x @ weight, "mean")
+        return tape.gradient(x, weights)
+
+    operations = step.get_concrete_function(tf.ones([2, 3])).graph.get_operations()
+    if not world.is_active():
+        return
+    (update,) = [op for op in operations if op.type == "MatexReduceGradients"]
+    backwards = [op for op in operations if op.type == "MatexAllreduce"][3:]
+    # Of the last layer first, as they are computed.
+    gradients = [tensor.op for tensor in update.inputs[:3]]
+    for number, collective in enumerate(backwards):
+        before = set(readiness.ancestors(collective, (), readiness.made_of))
+        assert [gradient in before for gradient in gradients] == [position < number for position in range(3)]
+    assert all(np.isfinite(gradient).all() for gradient in step(tf.ones([2, 3])))
 
 
 def test_gradients_pass_through_ordered_ops():
