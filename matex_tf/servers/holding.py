@@ -6,6 +6,7 @@ A slot, such as Adam's first moment of a weight, is a variable of the optimizer;
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -123,17 +124,16 @@ class Holding:
     def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owners: Sequence[int]):
         import tensorflow as tf
 
-        here = world.current()
-        sizes = [inner(one).shape.num_elements() for one in variables]
-        cut = dict(zip(owners, pieces.cut(sizes, len(owners), inner(variables[0]).dtype.size)))
-        mine = cut.get(here.rank, [(0, 0) for _ in sizes])
+        self._owners, self._width = owners, inner(variables[0]).dtype.size
+        self._sizes = [inner(one).shape.num_elements() for one in variables]
         with tf.init_scope():
+            mine = self._bounds()[world.current().rank]
             numbers = [number for first, last in mine for number in (first, last - first)]
             self._places = _variable(tf.constant(numbers, tf.int64))
             self._nothing = _variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
             self._is_whole = _variable(tf.constant(True))
             self.parts = [
-                Part(self, number, [(one, _room(one, mine[number])) for one in (variable, *slots[number])])
+                Part(self, number, [(one, _room(one)) for one in (variable, *slots[number])])
                 for number, variable in enumerate(variables)
             ]
 
@@ -152,6 +152,16 @@ class Holding:
         import tensorflow as tf
 
         return tf.split(self._places, 2 * len(self.parts))
+
+    def starts(self, parts: Sequence[Part]) -> list[int]:
+        """Of the entries of `parts` of this holding, counted through, where each rank's begin, and where they end."""
+        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self._bounds()]
+        return [0, *itertools.accumulate(owned)]
+
+    def _bounds(self) -> list[list[tuple[int, int]]]:
+        """Of each rank, of each variable, from which entry to which it owns them."""
+        cut = dict(zip(self._owners, pieces.cut(self._sizes, len(self._owners), self._width)))
+        return [cut.get(rank, [(0, 0)] * len(self._sizes)) for rank in range(world.current().size)]
 
     def take_apart(self) -> None:
         """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""
@@ -254,13 +264,12 @@ def _variable(value: Any, **more: Any) -> Any:
     return resource_variable_ops.ResourceVariable(value, trainable=False, **more)
 
 
-def _room(variable: Any, bounds: tuple[int, int]) -> Any:
+def _room(variable: Any) -> Any:
     """A variable for a piece, of which functions are not to know the length, with the identity of the whole one."""
     import tensorflow as tf
 
     whole = inner(variable)
-    nothing = tf.zeros([bounds[1] - bounds[0]], whole.dtype)
-    piece = _variable(nothing, shape=[None], name=whole.name.split(":")[0])
+    piece = _variable(tf.zeros([0], whole.dtype), shape=[None], name=whole.name.split(":")[0])
     piece._unique_id = whole._unique_id
     return piece
 

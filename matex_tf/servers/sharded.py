@@ -13,7 +13,7 @@ from matex_tf.analysis import elementwise
 from matex_tf.gradients import reduction
 from matex_tf.ops import overlap
 from matex_tf.runtime import notes
-from matex_tf.servers import holding, pieces
+from matex_tf.servers import holding, pieces, publishing
 from matex_tf.servers.holding import Holding, Part
 from matex_tf.servers.standing_in import handle, inner, standing_in
 from matex_tf.world import world
@@ -47,17 +47,16 @@ def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Se
     cut = [part for part in parts if part is not None]
     if not cut:
         return apply(gradients, variables)
-    places = {}
-    for holding_of in _holdings(cut):
-        holding_of.take_apart()
-        places[holding_of] = holding_of.places()
-    for part in cut:
-        part.piece.assign(part.own(inner(part.variable).read_value(), places[part.holding]))
+    shares = {one: [part for part in one.parts if part in cut] for one in _holdings(cut)}
+    places = {one: one.places() for one in shares}
+    for one, of_one in shares.items():
+        one.take_apart()
+        publishing.lend(one, of_one)
     own = [one if part is None else part.own(one, places[part.holding]) for part, one in zip(parts, gradients)]
     with standing_in([pair for part in cut for pair in part.pairs]):
         result = apply(own, variables)
-    for one in _holdings(cut):
-        _publish([part for part in one.parts if part in cut])
+    for one, of_one in shares.items():
+        publishing.publish(one, of_one)
     return result
 
 
@@ -194,15 +193,3 @@ def _roles(parts: list[Part], which: int) -> dict[int, Any]:
         for index, part in enumerate(parts)
         for at, pair in enumerate(part.pairs)
     }
-
-
-def _publish(parts: list[Part]) -> None:
-    """Give every rank the whole of what the ranks have updated, parts of one holding."""
-    import tensorflow as tf
-
-    wholes = [inner(part.variable) for part in parts]
-    name = f"the new {reduction.name_of(parts[0].variable)} and {len(parts) - 1} more"
-    everything = holding.gathered(tf.concat([part.piece.read_value() for part in parts], 0), name)
-    sizes = [whole.shape.num_elements() for whole in wholes]
-    for whole, value in zip(wholes, tf.split(tf.ensure_shape(everything, [sum(sizes)]), sizes)):
-        whole.assign(tf.reshape(value, whole.shape))

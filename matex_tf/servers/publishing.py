@@ -1,0 +1,55 @@
+"""Weights in pieces, for as long as an update takes: `lend` has each piece be this rank's part, `publish` makes wholes.
+
+In host memory nothing is copied but what other ranks have updated: a piece lies in the whole variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.gradients import reduction
+from matex_tf.ops import order
+from matex_tf.servers import holding
+from matex_tf.servers.holding import Holding, Part
+from matex_tf.servers.standing_in import handle, inner
+
+
+def lend(of: Holding, parts: Sequence[Part]) -> None:
+    """In a graph: give the piece of each of `parts`, all of one holding and in its order, what its variable has."""
+    if are_in_host_memory(parts):
+        ops.library().ops.matex_lend(**_pieces(of, parts))
+        return
+    places = of.places()
+    for part in parts:
+        part.piece.assign(part.own(inner(part.variable).read_value(), places))
+
+
+def publish(of: Holding, parts: Sequence[Part]) -> None:
+    """In a graph: give every rank the whole of what the ranks have updated since `lend` of the same parts."""
+    import tensorflow as tf
+
+    name = f"the new {reduction.name_of(parts[0].variable)} and {len(parts) - 1} more"
+    if are_in_host_memory(parts):
+        order.in_order(ops.library().ops.matex_publish, place=name, **_pieces(of, parts))
+        return
+    wholes = [inner(part.variable) for part in parts]
+    everything = holding.gathered(tf.concat([part.piece.read_value() for part in parts], 0), name)
+    sizes = [whole.shape.num_elements() for whole in wholes]
+    for whole, value in zip(wholes, tf.split(tf.ensure_shape(everything, [sum(sizes)]), sizes)):
+        whole.assign(tf.reshape(value, whole.shape))
+
+
+def are_in_host_memory(parts: Sequence[Part]) -> bool:
+    """Whether the memory of the variables is that which ranks can have in common."""
+    return not any("GPU" in handle(inner(part.variable)).device for part in parts)
+
+
+def _pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "wholes": [handle(inner(part.variable)) for part in parts],
+        "pieces": [handle(part.piece) for part in parts],
+        "T": inner(parts[0].variable).dtype,
+        "starts": of.starts(parts),
+    }
