@@ -52,6 +52,7 @@ _FUNCTIONS = {
     ),
     "matex_store_make": (c_int, [c_int64, POINTER(c_int)]),
     "matex_store_drop": (None, []),
+    "matex_drop_homes": (None, [c_int64]),
     "matex_store_deal": (None, [c_int64]),
     "matex_store_begin": (c_int, [c_int64, c_double, POINTER(c_int64), POINTER(c_int)]),
     "matex_store_end": (c_int64, []),

@@ -142,6 +142,7 @@ class Holding:
         self.number = len(_begun)
         _begun.append(None)
         _holdings.add(self)
+        weakref.finalize(self, ops.library().c.matex_drop_homes, self.number).atexit = False
         for part in self.parts:
             for slot, _ in part.slots:
                 _watch(inner(slot), self)

@@ -1,6 +1,6 @@
 """Weights in pieces, for as long as an update takes: `lend` has each piece be this rank's part, `publish` makes wholes.
 
-In host memory nothing is copied but what other ranks have updated: a piece lies in the whole variable.
+In host memory a piece lies in the whole variable, and only what other ranks have updated is copied.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, settings
 from matex_tf.gradients import reduction
 from matex_tf.ops import order
 from matex_tf.servers import holding
 from matex_tf.servers.holding import Holding, Part
 from matex_tf.servers.standing_in import handle, inner
+from matex_tf.world import world
 
 
 def lend(of: Holding, parts: Sequence[Part]) -> None:
@@ -32,7 +33,8 @@ def publish(of: Holding, parts: Sequence[Part]) -> None:
 
     name = f"the new {reduction.name_of(parts[0].variable)} and {len(parts) - 1} more"
     if are_in_host_memory(parts):
-        order.in_order(ops.library().ops.matex_publish, place=name, **_pieces(of, parts))
+        number = of.number if _have_memory_in_common() else -1
+        order.in_order(ops.library().ops.matex_publish, place=name, holding=number, **_pieces(of, parts))
         return
     wholes = [inner(part.variable) for part in parts]
     everything = holding.gathered(tf.concat([part.piece.read_value() for part in parts], 0), name)
@@ -44,6 +46,11 @@ def publish(of: Holding, parts: Sequence[Part]) -> None:
 def are_in_host_memory(parts: Sequence[Part]) -> bool:
     """Whether the memory of the variables is that which ranks can have in common."""
     return not any("GPU" in handle(inner(part.variable)).device for part in parts)
+
+
+def _have_memory_in_common() -> bool:
+    """Whether ranks may read each other's weights where they lie."""
+    return settings.current().algorithm == "auto" and not world.current().has_several_nodes
 
 
 def _pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:

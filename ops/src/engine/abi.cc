@@ -26,6 +26,7 @@
 #include "engine/sums/allreduce.h"
 #include "engine/sequence/v1_order.h"
 #include "engine/sequence/wait_state.h"
+#include "engine/store/publish.h"
 #include "engine/store/store.h"
 #include "engine/sums/world.h"
 
@@ -262,6 +263,10 @@ MATEX_EXPORT int matex_store_make(int64_t bytes, int* made) {
 }
 
 MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
+
+// The memory in which ranks have the variables of a holding (publish.h); it goes with the last variable there.
+MATEX_EXPORT void matex_drop_homes(int64_t holding) { matex::DropHomes(holding); }
+
 MATEX_EXPORT void matex_store_deal(int64_t count) { matex::TheStore()->Deal(count); }
 
 // As `SharedStore::Begin`; -1 if there is no store.

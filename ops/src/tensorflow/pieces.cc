@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/store/publish.h"
@@ -34,6 +36,25 @@ class LentBuffer : public TensorBuffer {
 
  private:
   const Tensor whole_;
+  const size_t bytes_;
+};
+
+// The memory in which a variable has its home; it is given back with the last tensor there.
+class HomeBuffer : public TensorBuffer {
+ public:
+  HomeBuffer(std::shared_ptr<Homes> homes, int i, char* memory, size_t bytes)
+      : TensorBuffer(memory), homes_(std::move(homes)), i_(i), bytes_(bytes) {}
+  ~HomeBuffer() override { homes_->Leave(i_); }
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("matex_home");
+  }
+
+ private:
+  const std::shared_ptr<Homes> homes_;
+  const int i_;
   const size_t bytes_;
 };
 
@@ -117,23 +138,25 @@ class PublishKernel : public PiecesKernel {
  public:
   explicit PublishKernel(OpKernelConstruction* construction) : PiecesKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("holding", &holding_));
   }
   void Compute(OpKernelContext* context) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
     OP_REQUIRES_OK(context, Find(context, &pairs, &locks));
-    Shared shared{TypeOf(type_), {}, {starts_.begin(), starts_.end()}, place_};
-    for (const Pair& pair : pairs) {
-      OP_REQUIRES_OK(context, TakeBack(context, pair));
-      const Tensor& whole = *pair.whole->tensor();
-      shared.wholes.push_back({static_cast<char*>(DataOf(whole)), whole.NumElements()});
+    Shared shared{TypeOf(type_), {}, {starts_.begin(), starts_.end()}, place_, holding_};
+    for (const Pair& pair : pairs) shared.wholes.push_back({nullptr, pair.whole->tensor()->NumElements()});
+    const std::shared_ptr<Homes> homes = HomesOf(shared);
+    for (int i = 0; i < variables_; ++i) {
+      OP_REQUIRES_OK(context, TakeBack(context, pairs[i], homes, i));
+      shared.wholes[i].data = static_cast<char*>(DataOf(*pairs[i].whole->tensor()));
     }
-    MATEX_RETURN_IF_ERROR(context, Publish(shared));
+    MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
   }
 
  private:
-  // The whole variable gets this rank's piece, in memory that is its own, so that the others' can be written there, too.
-  TfStatus TakeBack(OpKernelContext* context, const Pair& pair) const {
+  // The whole variable gets this rank's piece, in memory in which the others' can be written, too: what nobody else has.
+  TfStatus TakeBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
     mutex_lock lock(*pair.piece->mu());
     Tensor* const whole = pair.whole->tensor();
     Tensor piece(type_, TensorShape({0}));
@@ -143,9 +166,15 @@ class PublishKernel : public PiecesKernel {
     }
     const char* const from = static_cast<const char*>(DataOf(piece));
     if (from == At(*whole, pair)) piece = Tensor();  // updated where it lies: `whole` has that
-    const bool is_alone = whole->RefCountIsOne();
+    const bool can_stay = whole->RefCountIsOne();
+    const size_t bytes = whole->TotalBytes();
     Tensor now = *whole;
-    if (!is_alone) {
+    char* home = nullptr;
+    if (homes != nullptr && bytes > 0 && !(can_stay && homes->Has(i, DataOf(*whole)))) home = homes->Take(i);
+    if (home != nullptr) {
+      core::RefCountPtr<TensorBuffer> buffer(new HomeBuffer(homes, i, home, bytes));
+      now = Tensor(type_, whole->shape(), buffer.get());
+    } else if (!can_stay) {
       TfStatus status = context->allocate_temp(type_, whole->shape(), &now);
       if (!status.ok()) return status;
     }
@@ -157,6 +186,7 @@ class PublishKernel : public PiecesKernel {
   char* At(const Tensor& whole, const Pair& pair) const { return static_cast<char*>(DataOf(whole)) + pair.first * Width(); }
 
   std::string place_;
+  tensorflow::int64 holding_ = -1;
 };
 
 REGISTER_OP("MatexLend")
@@ -174,6 +204,7 @@ REGISTER_OP("MatexPublish")
     .Attr("N: int >= 1")
     .Attr("starts: list(int)")
     .Attr("place: string = ''")
+    .Attr("holding: int = -1")
     .Input("wholes: N * resource")
     .Input("pieces: N * resource")
     .MATEX_ORDER

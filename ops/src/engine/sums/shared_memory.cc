@@ -131,14 +131,4 @@ void SharedMemory::Sum(Type type, int64_t count, const Take& take) {
   ++parts_;
 }
 
-// One meeting does, as for the sum of two ranks: nobody writes what another is to read.
-void SharedMemory::Show(const std::function<void(int rank, const char* theirs)>& look) {
-  Meet();
-  for (int one = 1; one < size_; ++one) {
-    const int rank = (rank_ + one) % size_;
-    look(rank, Of(rank));
-  }
-  ++parts_;
-}
-
 }  // namespace matex

@@ -40,9 +40,6 @@ class SharedMemory {
   // One thread at a time calls it.
   void Sum(Type type, int64_t count, const Take& take);
 
-  // Gives what each other rank has put into its part to `look`, as it is. One thread at a time calls it.
-  void Show(const std::function<void(int rank, const char* theirs)>& look);
-
  private:
   struct Arrival;
 
