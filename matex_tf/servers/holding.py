@@ -6,6 +6,7 @@ A slot, such as Adam's first moment of a weight, is a variable of the optimizer;
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
@@ -112,6 +113,10 @@ class Part:
         first, count = places[2 * self.number : 2 * self.number + 2]
         return tf.slice(tf.reshape(tensor, [-1]), first, count)
 
+    def cuts(self) -> list[int]:
+        """Where in the entries of the variable each rank's piece begins, and where the last rank's ends."""
+        return self.holding.starts([self])
+
 
 class Holding:
     """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them.
@@ -127,7 +132,7 @@ class Holding:
         self._owners, self._width = owners, inner(variables[0]).dtype.size
         self._sizes = [inner(one).shape.num_elements() for one in variables]
         with tf.init_scope():
-            mine = self._bounds()[world.current().rank]
+            mine = self._bounds[world.current().rank]
             numbers = [number for first, last in mine for number in (first, last - first)]
             self._places = _variable(tf.constant(numbers, tf.int64))
             self._nothing = _variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
@@ -156,9 +161,10 @@ class Holding:
 
     def starts(self, parts: Sequence[Part]) -> list[int]:
         """Of the entries of `parts` of this holding, counted through, where each rank's begin, and where they end."""
-        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self._bounds()]
+        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self._bounds]
         return [0, *itertools.accumulate(owned)]
 
+    @functools.cached_property
     def _bounds(self) -> list[list[tuple[int, int]]]:
         """Of each rank, of each variable, from which entry to which it owns them."""
         cut = dict(zip(self._owners, pieces.cut(self._sizes, len(self._owners), self._width)))

@@ -1,4 +1,4 @@
-"""Weights in pieces, for as long as an update takes: `lend` has each piece be this rank's part, `publish` makes wholes.
+"""What an update in pieces takes of others, and gives them: sums of gradients, and the new weights.
 
 In host memory a piece lies in the whole variable, and only what other ranks have updated is copied.
 """
@@ -8,13 +8,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.gradients import reduction
 from matex_tf.ops import order
 from matex_tf.servers import holding
-from matex_tf.servers.holding import Holding, Part
+from matex_tf.servers.holding import Holding, Part, Places
 from matex_tf.servers.standing_in import handle, inner
 from matex_tf.world import world
+
+_REDUCTION = "MatexReduceGradients"
+_TAKEN = "taken in pieces"
+
+
+def taken(gradient: Any, part: Part, places: Places) -> Any:
+    """This rank's piece of a gradient that belongs to the variable of `part`, in the graph being built."""
+    piece = part.own(gradient, places)
+    flat = piece.op.inputs[0].op
+    if gradient.op.type == _REDUCTION and gradient.graph is flat.graph and _have_memory_in_common():
+        noted: list[tuple[Any, Part, Any]] = tags.tag_or_new(gradient.graph, _TAKEN, list)
+        noted.append((gradient, part, flat))
+    return piece
+
+
+def settle(graph: Any) -> None:
+    """Of a function that is traced: have its reductions give gradients, that are taken in pieces only, in pieces."""
+    cuts: dict[Any, dict[int, list[int]]] = {}
+    for gradient, part, flat in tags.tag(graph, _TAKEN, []):
+        if gradient.consumers() == [flat] and all(output is not gradient for output in graph.outputs):
+            cuts.setdefault(gradient.op, {})[gradient.value_index] = part.cuts()
+    for op, of_outputs in cuts.items():
+        whole = [0] * (world.current().size + 1)
+        _set_list(op, "cuts", [cut for index in range(len(op.outputs)) for cut in of_outputs.get(index, whole)])
+
+
+def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
+    from tensorflow.core.framework import attr_value_pb2
+
+    op._set_attr(name, attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=numbers)))
 
 
 def lend(of: Holding, parts: Sequence[Part]) -> None:

@@ -52,7 +52,10 @@ def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Se
     for one, of_one in shares.items():
         one.take_apart()
         publishing.lend(one, of_one)
-    own = [one if part is None else part.own(one, places[part.holding]) for part, one in zip(parts, gradients)]
+    own = [
+        one if part is None else publishing.taken(one, part, places[part.holding])
+        for part, one in zip(parts, gradients)
+    ]
     with standing_in([pair for part in cut for pair in part.pairs]):
         result = apply(own, variables)
     for one, of_one in shares.items():

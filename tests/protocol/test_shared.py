@@ -22,10 +22,16 @@ class State(NamedTuple):
 
 
 def program(ranks: int, rank: int, without: str) -> list[Op]:
-    """What `SharedMemory::Sum` does with each part: two ranks read all; more add up a share each, and read the sums."""
+    """What `SharedMemory::Sum` does with each part: two ranks read all; more add up a share each, and read the sums.
+
+    Every third part is of sums in pieces: each rank adds up its share for itself.
+    """
     ops: list[Op] = []
     for part in range(PARTS):
         ops += [("write", share, part) for share in range(ranks)] + [("come", 0, part), ("meet", 0, part)]
+        if part % 3 == 1:
+            ops += [("add", other, part) for other in range(ranks)]
+            continue
         if ranks == 2:
             ops += [("read", other, part) for other in range(ranks)]
             continue
@@ -36,10 +42,25 @@ def program(ranks: int, rank: int, without: str) -> list[Op]:
     return [op for op in ops if without != "meeting" or op[0] not in ("come", "meet")]
 
 
-def explored(ranks: int, without: str = "") -> Finding:
+def publishing(ranks: int, rank: int, without: str) -> list[Op]:
+    """What `Publish` does in each update: a rank changes its piece where it lies; all meet, read, and meet again."""
+    ops: list[Op] = []
+    for update in range(PARTS):
+        ops += [("write", share, update) for share in range(ranks)] + [("come", 0, update), ("meet", 0, update)]
+        ops += [("read", other, update) for other in range(ranks) if other != rank]
+        ops += [("come", 0, update), ("meet", 0, update)]
+    left_out = {"first meeting": 0, "second meeting": 1}.get(without)
+    meetings = [place for place, op in enumerate(ops) if op[0] == "meet"]
+    skipped = {place for number, at in enumerate(meetings) if number % 2 == left_out for place in (at - 1, at)}
+    return [op for place, op in enumerate(ops) if place not in skipped]
+
+
+def explored(
+    ranks: int, without: str = "", program_of: Callable[[int, int, str], list[Op]] = program, buffers: int = 2
+) -> Finding:
     """All that can happen; `without` one of the rules."""
-    buffers = 1 if without == "second buffer" else 2
-    programs = [program(ranks, rank, without) for rank in range(ranks)]
+    buffers = 1 if without == "second buffer" else buffers
+    programs = [program_of(ranks, rank, without) for rank in range(ranks)]
 
     def cell(rank: int, part: int, share: int) -> int:
         return (rank * buffers + part % buffers) * ranks + share
@@ -97,3 +118,11 @@ def test_sums_read_what_was_written_for_them(ranks):
 )
 def test_each_rule_is_needed(ranks, without):
     assert "reads" in explored(ranks, without).fault
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_published_pieces_are_those_of_the_update(ranks):
+    finding = explored(ranks, program_of=publishing, buffers=1)
+    assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
+    for without in ("first meeting", "second meeting"):
+        assert "reads" in explored(ranks, without, publishing, buffers=1).fault

@@ -90,6 +90,17 @@ def test_some_ranks_own_the_pieces(tmp_path):
     assert abs(first - last) * 4 < 2 * 2 * pieces.ALIGNED
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_path):
+    env = {**launch.ALL_FILES, "MATEX_OVERLAP": "off"}
+    launch.run(ranks, HERE / "publishing_case.py", tmp_path, env=env, timeout=300).check()
+    for rank in range(ranks):
+        found = dict(np.load(tmp_path / f"rank-{rank}.npz"))
+        for name in ("in memory", "by messages", "of a device"):
+            assert found[name].tobytes() == found["allreduce"].tobytes(), name
+
+
 def test_more_owners_than_ranks_are_refused(monkeypatch):
     monkeypatch.setattr(settings.current(), "strategy", "servers:2")
     with pytest.raises(world.RankError, match="asks for 2 owners of the weights, and there are 1 ranks.*servers:1"):

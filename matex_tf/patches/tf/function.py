@@ -11,7 +11,7 @@ from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
 from matex_tf.runtime.replace import replace
-from matex_tf.servers import holding
+from matex_tf.servers import holding, publishing
 from matex_tf.sharding import sliced_dataset, step_weight
 
 
@@ -43,7 +43,9 @@ def _trace(original: Any) -> Any:
         for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(python_func, attribute):
                 setattr(traced, attribute, getattr(python_func, attribute))
-        return original(name, traced, *args, **kwargs)
+        graph = original(name, traced, *args, **kwargs)
+        publishing.settle(graph)
+        return graph
 
     return func_graph_from_py_func
 

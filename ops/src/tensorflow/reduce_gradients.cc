@@ -19,6 +19,16 @@ class ReduceGradientsKernel : public Collective {
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
     OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
     variables_.resize(names_.size());
+    std::vector<tensorflow::int64> cuts;
+    OP_REQUIRES_OK(construction, construction->GetAttr("cuts", &cuts));
+    const size_t each = TheWorld().size + 1;
+    OP_REQUIRES(construction, cuts.size() % each == 0 && cuts.size() / each <= names_.size(),
+                errors::InvalidArgument("MatexReduceGradients: expected ", each, " cuts for a gradient, not ", cuts.size()));
+    for (size_t i = 0; i < cuts.size(); i += each) {
+      const auto first = cuts.begin() + i, last = first + each;
+      cuts_.emplace_back(first, last[-1] == 0 ? first : last);
+    }
+    if (!cuts_.empty()) cuts_.resize(names_.size());
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == construction->num_outputs(),
                 errors::InvalidArgument("MatexReduceGradients: expected one name for each gradient, ",
                                         construction->num_outputs(), " of them, not ", names_.size()));
@@ -40,17 +50,19 @@ class ReduceGradientsKernel : public Collective {
       inputs[i] = DataOf(x);
       outputs[i] = DataOf(*y);
     }
-    const std::shared_ptr<const Layout> layout = LayoutOf(context, count);
+    std::shared_ptr<const Scatter> scatter;
+    const std::shared_ptr<const Layout> layout = LayoutOf(context, count, &scatter);
     const double* const numbers = static_cast<const double*>(DataOf(weight));
     const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
     MATEX_RETURN_IF_ERROR(context, ReduceInline(*layout, inputs.data(), outputs.data(), numbers[0], rows,
-                                                [this] { return place_; }));
+                                                [this] { return place_; }, scatter.get()));
   }
 
  private:
   // Shapes are known when the op runs, and as good as always those of the last time.
-  std::shared_ptr<const Layout> LayoutOf(OpKernelContext* context, int count) {
+  std::shared_ptr<const Layout> LayoutOf(OpKernelContext* context, int count, std::shared_ptr<const Scatter>* scatter) {
     std::lock_guard<std::mutex> lock(mutex_);
+    *scatter = scatter_;
     if (layout_ != nullptr && IsLayoutOf(context, count)) return layout_;
     std::vector<Entry> entries;
     for (int i = 0; i < count; ++i) {
@@ -60,6 +72,8 @@ class ReduceGradientsKernel : public Collective {
     const World& world = TheWorld();
     layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
                                        checked_);
+    if (!cuts_.empty()) scatter_ = std::make_shared<Scatter>(*layout_, cuts_, world.size);
+    *scatter = scatter_;
     return layout_;
   }
 
@@ -81,12 +95,15 @@ class ReduceGradientsKernel : public Collective {
   bool checked_ = false;
   std::mutex mutex_;
   std::shared_ptr<const Layout> layout_;
+  Cuts cuts_;  // of each gradient; none where every rank needs all of all
+  std::shared_ptr<const Scatter> scatter_;
 };
 
 REGISTER_OP("MatexReduceGradients")
     .Attr("T: list({float, double, half, bfloat16}) >= 0")
     .Attr("names: list(string)")
     .Attr("variables: list(int) = []")
+    .Attr("cuts: list(int) = []")
     .Attr("place: string = ''")
     .Attr("checked: bool = false")
     .Attr("turn: int = -1")

@@ -225,8 +225,16 @@ void Add(Type type, const void* one, const void* other, void* to, int64_t count)
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count) {
   if (type == Type::kFloat16) return AddAllAs<Float16>(parts, to, count);
   if (type == Type::kBfloat16) return AddAllAs<Bfloat16>(parts, to, count);
-  Add(type, parts[0], parts[1], to, count);
-  for (size_t part = 2; part < parts.size(); ++part) Add(type, to, parts[part], to, count);
+  if (parts.size() == 2) return Add(type, parts[0], parts[1], to, count);
+  alignas(64) char sum[kBlock * sizeof(double)];
+  const size_t width = SizeOf(type), last = parts.size() - 1;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t taken = std::min<int64_t>(kBlock, count - i);
+    const auto at = [&](size_t part) { return static_cast<const char*>(parts[part]) + i * width; };
+    Add(type, at(0), at(1), sum, taken);
+    for (size_t part = 2; part < last; ++part) Add(type, sum, at(part), sum, taken);
+    Add(type, sum, at(last), static_cast<char*>(to) + i * width, taken);
+  }
 }
 
 void Divide(Type type, void* data, int64_t count, int divisor) {

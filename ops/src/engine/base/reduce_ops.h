@@ -35,7 +35,8 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight);
 // to = one + other; `to` may be one of them.
 void Add(Type type, const void* one, const void* other, void* to, int64_t count);
 
-// to = the sum of all `parts`, two or more; `to` may be the first. 16-bit floats are added in float32 and rounded once.
+// to = the sum of all `parts`, two or more, in their order; `to` may be one of them. 16-bit floats are added in float32 and
+// rounded once.
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count);
 
 // data = data / divisor: integers are cut towards zero, as in tf.reduce_mean.

@@ -121,12 +121,23 @@ void SharedMemory::Sum(Type type, int64_t count, const Take& take) {
     const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
     char* const mine = Mine() + begin(rank_) * width;
     std::vector<const void*> shares;
-    for (int one = 0; one < size_; ++one) shares.push_back(Of((rank_ + one) % size_) + begin(rank_) * width);
+    for (int one = 0; one < size_; ++one) shares.push_back(Of(one) + begin(rank_) * width);
     AddAll(type, shares, mine, share(rank_));
     Meet();
     for (int rank = 0; rank < size_; ++rank) {
       if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, begin(rank), share(rank));
     }
+  }
+  ++parts_;
+}
+
+// One meeting does, as for the sum of two ranks: nobody writes what another is to read.
+void SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
+  Meet();
+  for (const Wanted& one : wanted) {
+    std::vector<const void*> parts;
+    for (int rank = 0; rank < size_; ++rank) parts.push_back(Of(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
+    AddAll(type, parts, one.to, one.count);
   }
   ++parts_;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "engine/base/types.h"
 
@@ -36,9 +37,20 @@ class SharedMemory {
   using Take = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
-  // Gives the sum over ranks of `count` numbers, at most a part, to `take`: all of them, the same bits on all ranks.
+  int rank() const { return rank_; }
+
+  // Gives the sum over ranks of `count` numbers, at most a part, to `take`: all of them, the same bits on all ranks, added
+  // in the order of the ranks.
   // One thread at a time calls it.
   void Sum(Type type, int64_t count, const Take& take);
+
+  // The same of a part of which each rank wants some numbers only: [first, first + count), written to `to`.
+  struct Wanted {
+    int64_t first;
+    int64_t count;
+    char* to;
+  };
+  void Sum(Type type, const std::vector<Wanted>& wanted);
 
  private:
   struct Arrival;

@@ -13,9 +13,10 @@
 namespace matex {
 
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
-                   const std::function<std::string()>& place) {
+                   const std::function<std::string()>& place, const Scatter* scatter) {
   World& world = TheWorld();
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
+  const uint64_t key = scatter == nullptr ? layout.key() : Hash(&scatter->key, sizeof scatter->key, layout.key());
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, key), place, &layout, rows};
   const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
     return !world.has_peers() ? Error() : InlineAdder().Sum(step, data, left, place);
   };
@@ -27,6 +28,10 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   SharedMemory* memory = nullptr;
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
+  if (scatter != nullptr && memory != nullptr && !layout.compression()) {
+    for (const Shares& shares : scatter->by_type) RunShares(shares, inputs, outputs, weight, memory);
+    return Finish(call, error);
+  }
   for (const Step& step : layout.steps()) {
     if (memory != nullptr && !step.compressed) {
       RunStep(step, inputs, outputs, weight, memory);

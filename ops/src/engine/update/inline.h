@@ -6,13 +6,14 @@
 
 #include "engine/base/error.h"
 #include "engine/layout/layout.h"
+#include "engine/update/transfer.h"
 
 namespace matex {
 
 // outputs[i] = the sum over ranks of weight * inputs[i]; an output may be its input. `rows` are those of the global
 // batch that this rank believes in, 0 if it does not say; ranks must agree on them. `place` says where in the program the
-// update is.
+// update is. With a `scatter`, which says who needs what, an output may have this rank's sums only.
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
-                   const std::function<std::string()>& place);
+                   const std::function<std::string()>& place, const Scatter* scatter = nullptr);
 
 }  // namespace matex

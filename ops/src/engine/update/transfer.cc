@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/sequence/trace.h"
+#include "engine/base/hash.h"
 #include "engine/base/reduce_ops.h"
 #include "engine/sums/world.h"
 
@@ -117,6 +118,67 @@ void RunStep(const Step& step, const void* const* inputs, void* const* outputs, 
         SharedMemory::Write(step.type, At(one, offset, size), more, to, piece.count);
       });
     });
+  }
+}
+
+Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
+  Hasher hasher;
+  for (int type = 0; type < kTypes; ++type) {
+    Shares shares(ranks + 1);
+    int64_t all = 0;
+    const auto give = [&](Step* to, int entry, int64_t first, int64_t last) {
+      if (first == last) return;
+      to->pieces.push_back({entry, first, last - first});
+      to->count += last - first;
+      all += last - first;
+    };
+    for (int i = 0; i < static_cast<int>(layout.entries().size()); ++i) {
+      const Entry& entry = layout.entries()[i];
+      if (entry.type != static_cast<Type>(type)) continue;
+      for (const int64_t cut : cuts[i]) hasher.Add(cut);
+      if (cuts[i].empty()) give(&shares.back(), i, 0, entry.count());
+      for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank) give(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
+    }
+    for (Step& share : shares) {
+      share.type = static_cast<Type>(type);
+      share.name = NameOf(layout.entries(), 0, layout.entries().size());
+    }
+    if (all > 0) by_type.push_back(std::move(shares));
+  }
+  key = hasher.value();
+}
+
+// Each part has as much of one rank's share as of another's, so that all have as much to add up after each meeting.
+void RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+  const Type type = shares.front().type;
+  const size_t size = SizeOf(type);
+  int64_t longest = 0, all = 0, filled = 0;
+  for (const Step& share : shares) {
+    longest = std::max(longest, share.count);
+    all += share.count;
+    filled += share.count > 0;
+  }
+  const Span bucket(Activity::kBucket, &shares.front().name, all * static_cast<int64_t>(size));
+  const Span span(Activity::kTransfer, all * static_cast<int64_t>(size));
+  const int64_t part = SharedMemory::PartOf(type) / filled;
+  std::vector<SharedMemory::Wanted> wanted;
+  for (int64_t first = 0; first < longest; first += part) {
+    char* const mine = memory->Mine();
+    int64_t place = 0;
+    wanted.clear();
+    for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
+      const int64_t taken = std::min(std::max(shares[share].count - first, int64_t{0}), part);
+      const bool is_wanted = share == memory->rank() || share == static_cast<int>(shares.size()) - 1;
+      InPieces(shares[share], first, taken, [&](const Piece& piece, int64_t at) {
+        const int64_t within = place + at - first;
+        Scale(type, At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size), At(mine, within, size),
+              piece.count, weight);
+        char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
+        if (is_wanted) wanted.push_back({within, piece.count, to});
+      });
+      place += taken;
+    }
+    memory->Sum(type, wanted);
   }
 }
 

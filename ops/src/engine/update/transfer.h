@@ -1,6 +1,7 @@
 // One step of a layout: its pieces scaled and brought together, reduced, and brought back.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -21,5 +22,20 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
 
 // The same of a step that is not compressed, through `memory`, without a buffer.
 void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+
+// Which rank needs which sums: of entry `i` rank r those from cuts[i][r] up to cuts[i][r + 1]. Where cuts[i] is empty all
+// ranks need all.
+using Cuts = std::vector<std::vector<int64_t>>;
+
+// What is added up together: of one type, for each rank what it alone needs, and last what all do. Of any length.
+using Shares = std::vector<Step>;
+struct Scatter {
+  Scatter(const Layout& layout, const Cuts& cuts, int ranks);
+  std::vector<Shares> by_type;
+  uint64_t key;  // on which ranks agree
+};
+
+// The sums of `shares`, through `memory`, for those who need them; elsewhere the outputs are left with anything.
+void RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
 
 }  // namespace matex

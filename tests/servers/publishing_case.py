@@ -1,0 +1,89 @@
+"""A model is trained in pieces while the script holds, sets and asks for what it likes. Argument: the folder.
+
+The same with `allreduce` is what it is to be; what both become after each step is stored.
+"""
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+from matex_tf import settings
+from matex_tf.servers import publishing
+
+x = tf.constant(np.random.default_rng(0).normal(size=(36, 6)).astype("float32"))
+found = {}
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(64, "tanh", kernel_constraint="max_norm"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def step_of(model, optimizer, more=None):
+    """A training step that returns its loss, or what `more` makes of the gradients."""
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(rows, training=True) - rows[:, :1]) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss if more is None else more(gradients)
+
+    return step
+
+
+def cuts(step):
+    """Whether the gradients of a step are summed in pieces."""
+    ops = step.get_concrete_function(x).graph.get_operations()
+    return any(op.get_attr("cuts") for op in ops if op.type == "MatexReduceGradients")
+
+
+def common_memory():
+    """How much of this process's memory other ranks have, too."""
+    with open("/proc/self/maps") as maps:
+        ends = [line.split()[0].split("-") for line in maps if "memfd:matex_tf" in line]
+    return sum(int(last, 16) - int(first, 16) for first, last in ends)
+
+
+def train(name):
+    """Trains with the strategy that is set; whether each step sums gradients in pieces."""
+    model, optimizer = network(), keras.optimizers.Adam(0.05, weight_decay=0.01)
+    step, asking = step_of(model, optimizer), step_of(model, optimizer, tf.linalg.global_norm)
+    kept, figures, weights = [], [], []
+    for number in range(8):
+        if number in (3, 4, 5):  # both what lies in common memory and what lies elsewhere
+            values = [one.value + 0 if number == 4 else one.value.read_value() for one in model.weights]
+            kept.append((values, [np.array(value) for value in values]))
+        if number == 6:
+            model.set_weights([one * 0.5 for one in model.get_weights()])
+        figures.append((asking if number in (2, 7) else step)(x))
+        weights += [np.array(one).ravel() for one in model.get_weights()]
+    for values, before in kept:
+        assert all(np.array_equal(value, as_it_was) for value, as_it_was in zip(values, before))
+    found[name] = np.concatenate([*weights, np.array(figures)])
+    return cuts(step), cuts(asking)
+
+
+def in_strategy(strategy):
+    settings.current().strategy = strategy  # as if the environment said so
+
+
+in_strategy("allreduce")
+assert train("allreduce") == (False, False)
+in_strategy("sharded")
+before = common_memory()
+assert train("in memory") == (True, False)  # where the script asks for the gradients, they are whole
+with_weights = common_memory()
+assert with_weights > before
+settings.current().algorithm = "mpi"
+assert train("by messages") == (False, False)
+assert common_memory() == with_weights
+publishing.are_in_host_memory = lambda parts: False
+train("of a device")
+np.savez(Path(sys.argv[1]) / f"rank-{matex_tf.rank()}.npz", **found)
