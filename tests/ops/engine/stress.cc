@@ -28,6 +28,7 @@
 #include "engine/sequence/rendezvous.h"
 #include "engine/sequence/v1_order.h"
 #include "engine/sequence/wait_state.h"
+#include "engine/store/publish.h"
 #include "engine/sums/world.h"
 
 extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what);
@@ -162,9 +163,11 @@ struct Gradients {
     }
   }
 
-  void CheckSum(size_t i) const {
+  void CheckSum(size_t i) const { CheckSum(i, 0, entries[i].count()); }
+
+  void CheckSum(size_t i, int64_t first, int64_t last) const {
     const Entry& entry = entries[i];
-    for (int64_t k = 0; k < entry.count(); ++k) {
+    for (int64_t k = first; k < last; ++k) {
       const double found = Get(entry.type, static_cast<const char*>(to[i]), k);
       const double expected = Summed(static_cast<int>(i), k, weights);
       if (found != expected) {
@@ -180,6 +183,67 @@ struct Gradients {
   std::vector<const void*> from;
   std::vector<void*> to;
 };
+
+// Where each rank's piece of so many numbers begins, and where the last one's ends.
+std::vector<int64_t> CutsOf(int64_t count, Random& random) {
+  std::vector<int64_t> cuts{0, count};
+  for (int rank = 1; rank < ranks; ++rank) cuts.push_back(Up(random, count + 1));
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+// An update of which some gradients are needed in pieces only.
+void InPieces(Random& random) {
+  const World& world = TheWorld();
+  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
+  Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
+  Cuts cuts;
+  for (const Entry& entry : layout.entries()) {
+    cuts.push_back(Up(random, 4) ? CutsOf(entry.count(), random) : std::vector<int64_t>());
+  }
+  const Scatter scatter(layout, cuts, ranks);
+  Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
+                     [] { return std::string("an update in pieces"); }, &scatter));
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    if (cuts[i].empty()) gradients.CheckSum(i);
+    else gradients.CheckSum(i, cuts[i][my_rank], cuts[i][my_rank + 1]);
+  }
+}
+
+// Variables of which each rank knows its piece and then all, several times; some ranks have some of them elsewhere than
+// in the memory that is common.
+void Publishing(Random& random, Random& own) {
+  const Type type = static_cast<Type>(Up(random, 4));
+  Shared shared{type, {}, {}, "variables", Up(random, 4) ? step : -1};
+  std::vector<std::vector<char>> elsewhere;
+  int64_t all = 0;
+  for (int64_t n = 1 + Up(random, 4); n > 0; --n) {
+    shared.wholes.push_back({nullptr, Size(random)});
+    elsewhere.emplace_back(shared.wholes.back().count * SizeOf(type));
+    all += shared.wholes.back().count;
+  }
+  shared.starts = CutsOf(all, random);
+  for (int update = 0; update < 3; ++update) {
+    const std::shared_ptr<Homes> homes = HomesOf(shared);
+    for (size_t i = 0; i < elsewhere.size(); ++i) {
+      const bool is_home = homes != nullptr && Up(own, 3) > 0;
+      shared.wholes[i].data = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
+      if (is_home) homes->Leave(static_cast<int>(i));
+    }
+    shared.Visit(shared.starts[my_rank], shared.starts[my_rank + 1], [&](int i, int64_t first, int64_t count) {
+      for (int64_t k = first; k < first + count; ++k) Put(type, shared.wholes[i].data, k, Value(my_rank, i + update, k));
+    });
+    Check(Publish(shared, homes.get()));
+    for (int rank = 0; rank < ranks; ++rank) {
+      shared.Visit(shared.starts[rank], shared.starts[rank + 1], [&](int i, int64_t first, int64_t count) {
+        for (int64_t k = first; k < first + count; ++k) {
+          Check(Get(type, shared.wholes[i].data, k) == Value(rank, i + update, k), "a variable in pieces");
+        }
+      });
+    }
+  }
+  DropHomes(step);
+}
 
 void Inline(Random& random) {
   const World& world = TheWorld();
@@ -455,12 +519,18 @@ int main(int argc, char** argv) {
   for (step = 1; step <= steps; ++step) {
     if (step == steps / 4) Record(Recording::kTotals, 0);
     if (step == steps / 2) Record(Recording::kEvents, 1000);
-    switch (Up(random, 4)) {
+    switch (Up(random, 6)) {
       case 0:
         Inline(random);
         break;
       case 1:
         InTurns(random, own);
+        break;
+      case 2:
+        InPieces(random);
+        break;
+      case 3:
+        Publishing(random, own);
         break;
       default:
         Overlap(random, own, &layouts);
