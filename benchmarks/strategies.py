@@ -65,6 +65,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(arguments.turns):
         for strategy, (step, _, _) in made.items():
+            settings.current().strategy = strategy
             for _ in range(TURN):
                 start = time.perf_counter()
                 step()

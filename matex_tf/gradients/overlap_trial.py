@@ -68,6 +68,8 @@ def _may_be_tried(function: Any) -> bool:
     if settings.current().overlap != "auto" or not world.is_active():
         return False
     here = world.current()
+    if not here.has_several_nodes and settings.name_of_strategy(settings.current().strategy) in ("sharded", "servers"):
+        return False  # one op sums a gradient in pieces, of which overlapped each rank would sum the whole
     # With fewer cores than ranks there is none for a further thread, unless that mostly waits for a network.
     return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
 

@@ -8,6 +8,7 @@ SCRIPT = """
 import numpy as np
 import tensorflow as tf
 import matex_tf
+from matex_tf import settings
 from matex_tf.gradients import overlap_trial
 from matex_tf.world import world
 
@@ -88,6 +89,9 @@ model.compile(keras.optimizers.SGD(0.1), "mse")
 losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
 assert "_other_way" in [trial._way.__name__ for trial in overlap_trial._trials.values()]
 print("losses", *losses)
+assert overlap_trial._may_be_tried(None) is True
+settings.current().strategy = "sharded"
+assert overlap_trial._may_be_tried(None) is several_hosts
 """
 ALONE = """
 import numpy as np
