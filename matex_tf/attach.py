@@ -29,7 +29,7 @@ def attach() -> None:
         return
     _attached = True
     task = task_environment.find_task(os.environ)
-    if task is not None and task.size != 1:
+    if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
         _share_hash_seed()
     try:
         if not world.is_active():

@@ -488,6 +488,14 @@ TABLE = (
         "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.",
     ),
     Setting(
+        "pause",
+        _count,
+        0,
+        "epochs",
+        "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
+        "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never.",
+    ),
+    Setting(
         "proof",
         _text,
         "",
@@ -544,6 +552,7 @@ class Settings:
     check: str
     plan: Phantom | None
     trial: str
+    pause: int
     proof: str
 
     def __init__(self, environment: Mapping[str, str]):

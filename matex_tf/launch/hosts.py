@@ -169,5 +169,5 @@ def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> 
 
 
 def count_ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:
-    """How many of `ranks` ranks on `all_hosts` the hosts that are left take."""
-    return ranks * sum(host.slots for host in left) // sum(host.slots for host in all_hosts)
+    """How many of `ranks` ranks on `all_hosts` the hosts that are left take: one at least."""
+    return max(ranks * sum(host.slots for host in left) // sum(host.slots for host in all_hosts), 1)

@@ -192,12 +192,9 @@ def _on_what_is_left(
     if not left or len(left) == len(known):
         return first
     ranks = hosts.count_ranks_on(left, known, first.ranks)
-    if ranks < 2:
-        # One rank alone would not know of the state.
-        ranks, left = 2, [hosts.Host(left[0].name, 2)]
     names = [host.name for host in left]
     gone = ", ".join(host.name for host in known if host.name not in names)
-    say(f"no answer from {gone}; going on with {ranks} ranks on {', '.join(names)}")
+    say(f"no answer from {gone}; going on with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
     options = hosts.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
         options = [*hosts.drop_options(options, ["map-by"]), *oversubscribe_options(mpirun)]

@@ -136,12 +136,12 @@ def read_run(ctx: click.Context) -> Run:
         "record": "tells what ranks use and wait for",
         "live": "shows what ranks use and wait for",
         "adapt": "shares rows out by the speed of ranks",
-        "restarts": "keeps the state of ranks that train together",
         "elastic": "goes on without a rank that is lost",
     }
-    for name, does in of_several.items():
+    for name in ("restarts", *of_several):
         if given[name] and check:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
+    for name, does in of_several.items():
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
     strategy = given["strategy"] or ""

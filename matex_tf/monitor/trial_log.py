@@ -38,9 +38,12 @@ def is_on() -> bool:
     return _log is not None and _process == os.getpid()
 
 
-def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None) -> None:
-    """An epoch of Keras' `fit` has ended: its number from 0, how many there are to be, its figures."""
-    _write(epoch=epoch + 1, of=of, logs=pick_numbers(logs))
+def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
+    """An epoch of Keras' `fit` has ended: its number from 0, how many there are to be, its figures.
+
+    `call` is the number of the call of `fit`: an epoch that comes again, where a run goes on, is known by it.
+    """
+    _write(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:

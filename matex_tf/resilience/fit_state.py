@@ -34,6 +34,8 @@ class Fit:
         self.is_over = self.saved is not None and self.saved["ended"]
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
+        if self.saved is not None:
+            run.epochs = self.saved["epochs"]
         self.missing = self.saved is not None
         self.first_epoch = 0  # with which the script has the call begin
         self.source: Any = None  # Keras' source of the data that it trains on
@@ -175,7 +177,13 @@ class Fit:
 
     def epoch_ended(self, epoch: int) -> None:
         """After callbacks were told that an epoch has ended."""
-        if self._may_save and not self.is_over and epoch + 1 != self.params.get("epochs"):
+        if self.is_over:
+            return
+        run, pause = self.run, settings.current().pause
+        run.epochs += 1
+        if 0 < pause <= run.epochs and self._may_save:
+            run.asked = run.asked or f"the rung of {pause} epochs"
+        if self._may_save and epoch + 1 != self.params.get("epochs"):
             self._look(epoch + 1, 0, 1)
 
     def ended(self, history: Any) -> None:
@@ -216,6 +224,7 @@ class Fit:
                     "fit": self.number,
                     "epoch": epoch,
                     "step": step,
+                    "epochs": run.epochs,
                     "ended": ended,
                     "ranks": world.current().size,
                     "variables": variables,

@@ -79,7 +79,7 @@ class Run:
     def __init__(self, path: str):
         self.path = path
         self.script = script_file.digest_script()
-        self.fits = 0
+        self.fits = self.epochs = 0  # calls that have begun, epochs that have ended, since the very first start
         self.within: Any = None  # the `fit_state.Fit` of the call that is under way
         self.asked: str | None = None
         self.saved_at = time.monotonic()

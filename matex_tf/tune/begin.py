@@ -22,11 +22,12 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import Searching, trial_folder
+from matex_tf.tune.search import Searching
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.slots import slots_of
 from matex_tf.tune.trials.trial import PLACE
+from matex_tf.tune.under_way import Starter, trial_folder
 
 NOTE = "search.json"
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -46,6 +47,7 @@ class Settings:
     warm_start: bool = True
     source: str = ""
     name: str = "search"
+    rungs: tuple[int, ...] = ()
 
     @property
     def options(self) -> list[str]:
@@ -128,7 +130,7 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 def settings_of(search: Search, **changed: Any) -> Settings:
     """Those that it was begun with, and what is changed."""
-    kept = {**search.settings, "run": tuple(search.settings["run"])}
+    kept = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
     return Settings(**{**kept, **changed})
 
 
@@ -148,10 +150,15 @@ def run_search(folder: Path, **changed: Any) -> Found:
     made = engine.make_engine(settings.engine, asked.space, settings.seed)
     slots = slots_of(settings.parallel)
     with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
+        starter = Starter(
+            Path(search.folder), asked, Path(settings.source),
+            [*shlex.split(own_command()), "run", *settings.options], search.target, settings.limit, settings.rungs,
+            screen.say,
+        )  # fmt: skip
         searching = Searching(
-            database, search, asked, Path(settings.source), [*shlex.split(own_command()), "run", *settings.options],
-            slots, Proposals(made, asked.space, settings.seed, [one.config for one in before]), settings.trials, screen,
-            settings.limit, settings.warm_start,
+            database, search, asked, starter, slots,
+            Proposals(made, asked.space, settings.seed, [one.config for one in before]), settings.trials, screen,
+            settings.warm_start,
         )  # fmt: skip
         with _heard(searching):
             best = searching.run()

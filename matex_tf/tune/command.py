@@ -16,8 +16,10 @@ from matex_tf.tune import begin
 from matex_tf.tune.begin import Found, NoSearchError, Settings
 from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.engines.engine import NAMES, EngineMissingError
+from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
 from matex_tf.tune.space_file import SpaceError
+from matex_tf.tune.trials.trial import DONE
 
 FAILED = 1
 _COUNT = click.IntRange(min=1)
@@ -30,6 +32,13 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
         return float(parse_time(value))
     except ValueError as error:
         raise click.UsageError(f"--limit: {error}") from None
+
+
+def _epochs(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        return read_rungs(value) if value is not None else ()
+    except ValueError as error:
+        raise click.UsageError(f"--rungs: {error}") from None
 
 
 class _Command(click.Command):
@@ -67,6 +76,9 @@ class _Command(click.Command):
 @click.option("--engine", type=click.Choice(list(NAMES)), help="Who proposes: random unless told.")
 @click.option("--seed", type=int, metavar="SEED", help="Of what is drawn; 0 unless told.")
 @click.option("--limit", callback=_seconds, metavar="TIME", help="What a trial may take, as 30 (minutes) or 2:00:00.")
+@click.option(
+    "--rungs", callback=_epochs, metavar="EPOCHS", help="Trials pause after so many, as 1,3,9; the best third goes on."
+)
 @click.option("--run", multiple=True, metavar="OPTIONS", help="More of `matex run`: --run='--strategy sharded'.")
 @click.option(
     "--no-warm-start",
@@ -159,7 +171,8 @@ def report_found(found: Found, goes_on: str) -> str:
     if best is None:
         return "\n".join([*lines, "matex tune: no trial has come to a value"])
     reached = f"{found.objective} {best.value:.6g}, trial {best.number}"
-    lines.append(f"best of {found.trials} trials, {format_seconds(found.seconds)}: {reached}")
+    after = f", after {best.curve[-1].epoch} epochs" if best.state != DONE and best.curve else ""
+    lines.append(f"best of {found.trials} trials, {format_seconds(found.seconds)}: {reached}{after}")
     lines.append(f"  {found.command}")
     lines += [f"  with {name}" for name in found.files]
     lines.append(f"kept in {found.database}: searches of tasks that are alike begin with it")

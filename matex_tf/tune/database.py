@@ -19,7 +19,7 @@ from typing import Any
 from matex_tf.tune.objective import Point
 from matex_tf.tune.space import Config
 
-VERSION = 1
+VERSION = 2
 RUNNING = "running"
 _PATIENCE = 30.0
 """Seconds to wait for others that write."""
@@ -38,6 +38,11 @@ create table trials (
 create table curves (
     search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
     primary key (search, number, place));
+"""
+_SINCE_2 = """
+create table rungs (
+    search integer not null, number integer not null, rung integer not null, value real not null,
+    primary key (search, number, rung));
 """
 FEATURES = ("rows", "columns", "classes", "parameters", "loss")
 
@@ -60,7 +65,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Record:
-    """A trial as it is written down. `origin` says who proposed it."""
+    """A trial as it is written down. `origin` says who proposed it, `rungs` the objective at each it came to."""
 
     number: int
     config: Config
@@ -71,6 +76,7 @@ class Record:
     why: str = ""
     tail: str = ""
     seconds: float = 0.0
+    rungs: tuple[float, ...] = ()
     curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
@@ -95,11 +101,11 @@ class Database:
     def _make(self) -> None:
         with self._writing():
             version = self._one("pragma user_version")[0]
-            if version == 0:
-                for statement in _TABLES.split(";\n"):
+            if version < VERSION:
+                for statement in (_SINCE_2 if version else _TABLES + _SINCE_2).split(";\n"):
                     self._file.execute(statement)
                 self._file.execute(f"pragma user_version = {VERSION}")
-        if version not in (0, VERSION):
+        if version > VERSION:
             raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
 
     def close(self) -> None:
@@ -161,24 +167,39 @@ class Database:
             )
         return Record(number, config, origin)
 
+    def begin_again(self, search: int, number: int) -> None:
+        """Write down that a trial that had paused goes on."""
+        with self._writing():
+            self._file.execute("update trials set state = ? where search = ? and number = ?", (RUNNING, search, number))
+
     def end(self, search: int, record: Record) -> None:
-        """Write down what became of a trial."""
+        """Write down what became of a trial, at its end or where it pauses."""
         figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
         with self._writing():
             self._file.execute(
                 "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
                 "where search = ? and number = ?", (record.state, *figures, search, record.number),
             )  # fmt: skip
-            self._file.execute("delete from curves where search = ? and number = ?", (search, record.number))
+            for table in ("curves", "rungs"):
+                self._file.execute(f"delete from {table} where search = ? and number = ?", (search, record.number))
             self._file.executemany(
                 "insert into curves (search, number, place, epoch, value) values (?, ?, ?, ?, ?)",
                 [(search, record.number, place, one.epoch, one.value) for place, one in enumerate(record.curve)],
             )
+            self._file.executemany(
+                "insert into rungs (search, number, rung, value) values (?, ?, ?, ?)",
+                [(search, record.number, rung, value) for rung, value in enumerate(record.rungs)],
+            )
 
     def trials(self, search: int) -> list[Record]:
-        """The trials of a search, with their curves."""
+        """The trials of a search, with their curves and rungs."""
         curves: dict[int, list[Point]] = {}
+        rungs: dict[int, list[float]] = {}
         with self._told():
+            for number, value in self._file.execute(
+                "select number, value from rungs where search = ? order by number, rung", (search,)
+            ):
+                rungs.setdefault(number, []).append(value)
             for number, epoch, value in self._file.execute(
                 "select number, epoch, value from curves where search = ? order by number, place", (search,)
             ):
@@ -189,8 +210,9 @@ class Database:
             ).fetchall()  # fmt: skip
         found = []
         for number, config, origin, state, value, kind, why, tail, seconds in rows:
-            curve = tuple(curves.get(number, ()))
-            found.append(Record(number, json.loads(config), origin, state, value, kind, why, tail, seconds, curve))
+            reached, curve = tuple(rungs.get(number, ())), tuple(curves.get(number, ()))
+            became = (state, value, kind, why, tail, seconds, reached, curve)
+            found.append(Record(number, json.loads(config), origin, *became))
         return found
 
     # The file

@@ -41,7 +41,7 @@ class Objective:
         """
         if self.regex:
             return [Point(place + 1, _number(found)) for place, found in enumerate(self._matches(output))]
-        found = [line for line in lines if self.name in line.get("logs", {})]
+        found = [line for line in drop_repeated(lines) if self.name in line.get("logs", {})]
         return [
             Point(int(line.get("epoch") or place + 1), float(line["logs"][self.name]))
             for place, line in enumerate(found)
@@ -73,6 +73,14 @@ class Objective:
         if self.name.startswith("val_") and not any(name.startswith("val_") for name in seen):
             hint = ": fit has no validation data. Pass it some, or name another objective"
         return f"{self.name} never appeared; what was logged is {', '.join(seen)}{hint}"
+
+
+def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """`lines`, of epochs that came again, where a trial went on from an older state, the last."""
+    found: dict[Any, Mapping[str, Any]] = {}
+    for place, line in enumerate(lines):
+        found[place if line.get("call") is None else (line["call"], line["epoch"])] = line
+    return list(found.values())
 
 
 def final_text(output: str) -> str:

@@ -12,6 +12,7 @@ from matex_tf import arguments
 from matex_tf.tune import begin
 from matex_tf.tune.begin import Found, Settings
 from matex_tf.tune.engines.engine import NAMES
+from matex_tf.tune.rungs import check_rungs
 
 
 def tune(
@@ -26,6 +27,7 @@ def tune(
     engine: str = "random",
     seed: int = 0,
     limit: float = 0.0,
+    rungs: Sequence[int] = (),
     warm_start: bool = True,
     folder: str | os.PathLike[str] = "",
     database: str | os.PathLike[str] = "",
@@ -36,6 +38,7 @@ def tune(
         search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of the file itself.
         objective: as in the file, `{"maximize": "val_accuracy"}`; there, where `search` is a file.
         limit: seconds that a trial may take; 0: as long as it wants.
+        rungs: epochs after which trials pause, of which the best third goes on; see docs/tune.md.
 
     Raises:
         SpaceError, ValueError, TypeError: something is asked for that there is not.
@@ -48,6 +51,8 @@ def tune(
     arguments.choice("tune", "engine", engine, tuple(NAMES))
     if arguments.number("tune", "limit", limit) < 0:
         raise ValueError(f"tune: expected limit to be seconds, 0 or more; given {limit!r}")
+    for value in rungs:
+        arguments.whole_number("tune", "rungs", value)
     if not os.path.isfile(script):
         raise FileNotFoundError(f"there is no file {os.fspath(script)} in {os.getcwd()}")
     if isinstance(search, Mapping):
@@ -59,6 +64,7 @@ def tune(
     settings = Settings(
         trials=trials, parallel=parallel, ranks=ranks, engine=engine, seed=seed, limit=float(limit),
         warm_start=arguments.flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
+        rungs=check_rungs(rungs),
     )  # fmt: skip
     target = [os.fspath(script), *map(str, args)]
     return begin.run_search(begin.new_search(target, text, settings, os.fspath(database), os.fspath(folder)))

@@ -15,7 +15,7 @@ from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Config, Space, text_of
-from matex_tf.tune.trials.trial import DONE, Trial
+from matex_tf.tune.trials.trial import FAILED, Trial
 
 _REDRAW = 0.5  # seconds
 _AROUND = 6  # lines that are no trials
@@ -27,7 +27,7 @@ class Screen:
 
     def __init__(self, space: Space, objective: Objective, wanted: int, parallel: int, before: Sequence[Record] = ()):
         self._space, self._objective, self._wanted, self._parallel = space, objective, wanted, parallel
-        self._ended = [record for record in before if record.seconds]
+        self._ended = {record.number: record for record in before if record.seconds}
         self._began: dict[int, Record] = {}
         self._running: dict[int, Trial] = {}
         self._best: Record | None = None
@@ -60,8 +60,9 @@ class Screen:
             self._live.update(self.picture(self._console.height), refresh=True)
 
     def ended(self, record: Record, best: Record | None) -> None:
-        """A trial has ended."""
-        self._ended.append(record)
+        """A trial has ended, or has come to a rung."""
+        self._ended.pop(record.number, None)
+        self._ended[record.number] = record
         self._best = best
         if self._live is None:
             if not self._has_head:
@@ -83,11 +84,11 @@ class Screen:
         for name in (*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         room = max(height - _AROUND - len(self._running), 3)
-        shown = self._ended[-room:]
-        if self._best is not None and self._best not in shown:
+        shown = [record for number, record in self._ended.items() if number not in self._running][-room:]
+        if self._best is not None and self._best not in shown and self._best.number not in self._running:
             shown = [self._best, *shown[1:]]
         for record in shown:
-            style = "bold green" if self._is_best(record) else "" if record.state == DONE else "red"
+            style = "bold green" if self._is_best(record) else "red" if record.state == FAILED else ""
             table.add_row(*self._cells(record), style=style)
         for number, trial in self._running.items():
             table.add_row(*self._cells_under_way(number, trial), style="dim")
@@ -103,7 +104,7 @@ class Screen:
     def _cells(self, record: Record) -> list[str]:
         value = "-" if record.value is None else f"{record.value:.4g}"
         state = "best" if self._is_best(record) else record.state
-        if record.state != DONE:
+        if record.state == FAILED:
             state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
         epochs = str(record.curve[-1].epoch) if record.curve else "-"
         return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._values(record.config)]
@@ -131,6 +132,6 @@ class Screen:
         if self._best is not None and self._best.value is not None:
             said += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
         if self._ended and left > 0:
-            mean = sum(record.seconds for record in self._ended) / len(self._ended)
+            mean = sum(record.seconds for record in self._ended.values()) / len(self._ended)
             said += f", left {format_seconds(mean * left / self._parallel)}"
         return said

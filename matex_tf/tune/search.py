@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.io.mirror import mirror_command
-from matex_tf.tune import warm
+from matex_tf.tune import rungs, warm
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
-from matex_tf.tune.trials import place
-from matex_tf.tune.trials.trial import DONE, NOTED, OUTPUT, PLACE, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.tune.under_way import Starter, UnderWay, trial_folder
 
 LOOK_EACH = 0.05
 """Seconds between looks at the trials."""
@@ -46,52 +44,33 @@ class Screen(Protocol):
 
 
 @dataclass
-class _Under:
-    """A trial under way."""
-
-    record: Record
-    trial: Trial
-    slot: Slot
-    layout: place.Layout
-
-
-@dataclass
 class Searching:
     """A search under way.
 
     Args:
-        source: the folder in which the script is run by hand, of which each trial has a copy.
-        start: the words that stand before the script and its arguments: `matex run -n 2`.
+        starter: starts trials.
         slots: a trial runs in each.
-        limit: seconds that a trial may take; 0: as long as it wants.
         warms: whether it begins with what earlier searches have found.
     """
 
     database: Database
     search: Search
     asked: Asked
-    source: Path
-    start: Sequence[str]
+    starter: Starter
     slots: list[Slot]
     proposals: Proposals
     wanted: int
     screen: Screen
-    limit: float = 0.0
     warms: bool = True
     stop: str = ""
     """Why it is to end before its time; set by signals."""
     _free: list[Slot] = field(default_factory=list)
-    _under: dict[int, _Under] = field(default_factory=dict)
+    _under: dict[int, UnderWay] = field(default_factory=dict)
     _known: dict[int, Record] = field(default_factory=dict)
     _waiting: list[Record] = field(default_factory=list)
     _untold: list[Record] = field(default_factory=list)
     _ended: list[Record] = field(default_factory=list)
     _task: dict[str, Any] | None = None
-    _said_shared: bool = False
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.search.folder)
 
     def run(self) -> Record | None:
         """Make the trials; gives the best of all, None if there is none.
@@ -100,7 +79,7 @@ class Searching:
             SearchError: trials fail alike, or the folder is in use.
             DatabaseError: what became of a trial cannot be written down.
         """
-        with hold_search(self.folder):
+        with hold_search(self.starter.folder):
             self._go_on()
             self._free = list(self.slots)
             try:
@@ -115,11 +94,13 @@ class Searching:
 
     @property
     def best(self) -> Record | None:
-        done = [record for record in self._known.values() if record.state == DONE and record.value is not None]
-        return min(done, key=lambda one: self.asked.objective.cost(one.value or 0.0), default=None)
+        """Of those that have come to their ends; while there are none, of those that have come to the highest rung."""
+        known = [record for record in self._known.values() if record.value is not None]
+        return min(known, key=lambda one: rungs.rank_of(one, self.asked.objective), default=None)
 
     def _is_unfinished(self) -> bool:
-        return bool(self._under or self._waiting) or len(self._known) < self.wanted
+        left = bool(self._under or self._waiting) or len(self._known) < self.wanted
+        return left or self._promoted() is not None
 
     def _go_on(self) -> None:
         """Take up what is written down: trials that have ended are told, those that have not are made again."""
@@ -137,46 +118,38 @@ class Searching:
 
     def _start_some(self) -> None:
         while self._free and not self.stop:
-            if self._waiting:
-                record = self._waiting.pop(0)
-            elif len(self._known) < self.wanted:
-                try:
-                    found = self.proposals.next()
-                except ExhaustedError:
-                    self.wanted = len(self._known)
-                    self.screen.say(f"every configuration there is was tried: {self.wanted}")
-                    return
-                if found is None:
-                    return
-                record = self.database.begin(self.search.id, *found)
-                self._known[record.number] = record
-            else:
+            record = self._next()
+            if record is None:
                 return
-            self._start(record, self._free.pop(0))
+            self._known[record.number] = record
+            self._under[record.number] = self.starter.begin(record, self._free.pop(0))
+            self.screen.started(record)
 
-    def _start(self, record: Record, slot: Slot) -> None:
-        folder = trial_folder(self.folder, record.number)
-        folder.mkdir(exist_ok=True)
-        with hold_folder(folder):  # what a killed search has left may still run
-            shutil.rmtree(folder / PLACE, ignore_errors=True)
-            for name in (OUTPUT, NOTED):
-                (folder / name).unlink(missing_ok=True)
-            layout = place.lay_out(self.source, folder / PLACE, self._left_out())
-            place.fill_placeholders(folder / PLACE, self.asked, record.config)
-        target = mirror_command(self.search.target, self.source, folder / PLACE)
-        words = [*self.start, *target, *place.list_words(self.asked.space, record.config)]
-        trial = Trial(folder, words, place.list_variables(record.config), self.asked.objective, slot, self.limit)
-        self._under[record.number] = _Under(record, trial, slot, layout)
-        if layout.folders and not self._said_shared:
-            self._said_shared = True
-            names = ", ".join(str(path.relative_to(self.source)) for path in layout.folders[:3])
-            self.screen.say(
-                f"trials share {names}: there is too much in it for a copy each. What they write there meets"
-            )
-        self.screen.started(record)
+    def _next(self) -> Record | None:
+        """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""
+        if self._waiting:
+            return self._waiting.pop(0)
+        if promoted := self._promoted():
+            self.database.begin_again(self.search.id, promoted.number)
+            return replace(promoted, state=RUNNING)
+        if len(self._known) >= self.wanted:
+            return None
+        try:
+            found = self.proposals.next()
+        except ExhaustedError:
+            self.wanted = len(self._known)
+            self.screen.say(f"every configuration there is was tried: {self.wanted}")
+            return self._next()
+        return self.database.begin(self.search.id, *found) if found else None
 
-    def _left_out(self) -> set[Path]:
-        return {self.folder.absolute(), self.source / "runs"}
+    def _promoted(self) -> Record | None:
+        """The paused trial that goes on now; at the end of the search the best, if none has come to its own end."""
+        known, objective = self._known.values(), self.asked.objective
+        over = not self._under and not self._waiting and len(known) >= self.wanted
+        found = rungs.choose_promoted(known, objective)
+        if found is None and over and all(one.state != DONE for one in known):
+            found = rungs.choose_last(known, objective)
+        return found
 
     # Ends
 
@@ -191,19 +164,19 @@ class Searching:
             if outcome is not None:
                 del self._under[number]
                 self._free.append(under.slot)
+                if outcome.state == STOPPED:  # not by the search: it goes on from its state
+                    self._waiting.append(under.record)
+                    continue
                 self._end(under, outcome)
                 self._give_up_if_alike()
         self.screen.looked({number: under.trial for number, under in self._under.items()})
 
-    def _end(self, under: _Under, outcome: Outcome) -> None:
-        """Write down what became of a trial that has come to its own end."""
-        place.clean_folder(under.trial.folder / PLACE, under.layout)
-        if through := place.written_through(under.layout):
-            self.screen.say(
-                f"{through[0]} has changed while trial {under.record.number} ran. It is too large for each to have "
-                "a copy: trials that write it disturb each other"
-            )
-        record = record_of(under.record, outcome)
+    def _end(self, under: UnderWay, outcome: Outcome) -> None:
+        """Write down what became of a trial that has come to its own end, or pauses at a rung."""
+        record = self.starter.end(under, outcome)
+        if record.state == PAUSED and record.value is None:  # there are no rungs any more
+            self._waiting.append(replace(record, state=RUNNING))
+            return
         self.database.end(self.search.id, record)
         self._known[record.number] = record
         self._tell(record)
@@ -213,11 +186,11 @@ class Searching:
     def _tell(self, record: Record) -> None:
         """A trial that has failed costs as much as the worst, once there is one."""
         self._untold.append(record)
-        costs = [self._cost(one) for one in self._known.values() if one.state == DONE]
+        costs = [self._cost(one) for one in self._known.values() if one.value is not None]
         if not costs:
             return
         for one in self._untold:
-            self.proposals.tell(one.config, self._cost(one) if one.state == DONE else max(costs))
+            self.proposals.tell(one.config, self._cost(one) if one.value is not None else max(costs))
         self._untold = []
 
     def _cost(self, record: Record) -> float:
@@ -229,7 +202,7 @@ class Searching:
             last = first[-1]
             raise SearchError(
                 f"the first {ALIKE} trials have failed alike ({last.why}). What the last of them printed "
-                f"({trial_folder(self.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
+                f"({trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
     def _end_all(self) -> None:
@@ -257,17 +230,6 @@ class Searching:
         if self.proposals.put_first(start.config for start in starts):
             names = [found.folder for start in starts if (found := self.database.find_search(start.search))]
             self.screen.say(f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)")
-
-
-def record_of(record: Record, outcome: Outcome) -> Record:
-    """The trial with what became of it."""
-    became = {name: value for name, value in vars(outcome).items() if name != "value"}
-    return replace(record, value=outcome.value if outcome.state == DONE else None, **became)
-
-
-def trial_folder(search: Path, number: int) -> Path:
-    """The folder of a trial."""
-    return search / f"trial-{number}"
 
 
 @contextlib.contextmanager

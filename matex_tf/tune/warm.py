@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf.tune.objective import Objective
+from matex_tf.tune.rungs import rank_of
 from matex_tf.tune.space import Config, Space, key_of
 
 TASKS = 4
@@ -61,6 +62,6 @@ def choose_starts(
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
-    """The configurations of the trials that have a value."""
+    """The configurations of the trials that have a value; of those that have paused last, as others had more epochs."""
     done = [one for one in trials if one.value is not None]
-    return [one.config for one in sorted(done, key=lambda one: objective.cost(one.value))]
+    return [one.config for one in sorted(done, key=lambda one: rank_of(one, objective))]

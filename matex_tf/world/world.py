@@ -89,6 +89,14 @@ def is_active() -> bool:
     return current().is_several
 
 
+def keeps_state() -> bool:
+    """Whether the state of this run is to be kept, for which a single rank works as one of several does.
+
+    Alone nothing else reads the settings, in which there may be an error.
+    """
+    return settings.PREFIX + "STATE" in os.environ and bool(settings.current().state)
+
+
 def communicator(name: str) -> Any:
     """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control",
     "readers" or "watch".
@@ -111,7 +119,7 @@ def _start() -> World:
     if asked and (phantom := settings.current().plan) and phantom.ranks:
         return phantom_rank.world_of(World, phantom)
     task = task_environment.find_task(os.environ)
-    if task is None or task.size == 1 or settings.current().disable:
+    if task is None or (task.size == 1 and not keeps_state()) or settings.current().disable:
         in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.current().disable
         return phantom_rank.only_rank(World) if in_parts and settings.current().microbatch else World()
     _yield_when_crowded()
@@ -155,7 +163,7 @@ def _join_as(task: task_environment.Task) -> World:
             "`pip install mpi4py`), or run without a launcher."
         ) from error
     size = MPI.COMM_WORLD.Get_size()
-    if size == 1:
+    if size == 1 and not keeps_state():
         if task.size == 0:
             return World()
         library = MPI.Get_library_version().split(",")[0].strip("\0 \n")

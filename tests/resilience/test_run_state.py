@@ -38,17 +38,18 @@ def run(ranks, folder, state, keras, lose):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "keras, lose",
+    "keras, ranks, lose",
     [
-        ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM"),
-        ("1", "0:1:2:0:SIGKILL 1:2:3:1:SIGUSR1"),
+        ("0", (2, 3), "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM"),
+        ("1", (2, 1), "0:1:2:0:SIGKILL 1:2:3:1:SIGUSR1"),
+        ("0", (1, 1), "1:2:3:0:SIGKILL 2:1:2:0:SIGTERM"),
     ],
 )
-def test_nothing_is_lost(tmp_path, keras, lose):
+def test_nothing_is_lost(tmp_path, keras, ranks, lose):
     (tmp_path / "alone").mkdir()
     want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
     state = tmp_path / "state"
-    asked = run(2, tmp_path / "lost", state, keras, lose)
+    asked = run(ranks[0], tmp_path / "lost", state, keras, lose)
     how = lose.rpartition(":")[2]
     assert asked.returncode == 75, asked.output
     assert "killed by SIGKILL" in asked.stderr and "restart 1 of 2" in asked.stderr
@@ -56,10 +57,10 @@ def test_nothing_is_lost(tmp_path, keras, lose):
         f"matex_tf: {how}: saved at epoch" in asked.stderr
         and "asked to end (exit code 75) after 1 restart" in asked.stderr
     )
-    # Another number of ranks, of which the newest state was damaged: an older one is there.
+    # On another number of ranks, and where the newest state was damaged: an older one is there.
     newest = max(state.glob("state-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
-    found = run(3, tmp_path / "lost", state, keras, lose).check()
+    found = run(ranks[1], tmp_path / "lost", state, keras, lose).check()
     assert "going on from the state kept at epoch" in found.stderr
     assert "calls of fit that had ended before the run was started again are passed over" in found.stderr
     assert "a loop of the script's own begins anew" in found.stderr

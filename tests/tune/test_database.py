@@ -98,7 +98,7 @@ def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
         Database(tmp_path / "text")
     with sqlite3.connect(tmp_path / "new.db") as file:
         file.execute("pragma user_version = 7")
-    with pytest.raises(DatabaseError, match="its version is 7, and this matex reads 1"):
+    with pytest.raises(DatabaseError, match="its version is 7, and this matex reads 2"):
         Database(tmp_path / "new.db")
     with pytest.raises(DatabaseError, match="Not a directory|File exists"):
         Database(tmp_path / "text" / "below.db")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import weakref
 from typing import Any
 
 from matex_tf.monitor import trial_log
 from matex_tf.runtime.replace import replace, when_defined, when_imported
+from matex_tf.world import world
 
+_numbers = itertools.count()
+_calls: list[int] = []
+"""The calls of `fit` that are under way, by their numbers: one within another comes last."""
 _data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """What is known of the data that a model was given last."""
 
@@ -36,7 +41,11 @@ def _fit(original: Any) -> Any:
 
     def fit(self, *args, **kwargs):
         _data[self] = _look(signature.bind(self, *args, **kwargs).arguments.get("x"))
-        return original(self, *args, **kwargs)
+        _calls.append(next(_numbers))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _calls.pop()
 
     return fit
 
@@ -44,12 +53,23 @@ def _fit(original: Any) -> Any:
 def _epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         model = getattr(self, "model", None)
-        if model in _data:
-            trial_log.note_task(**_data.pop(model), **_features(model))
-        trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs)
+        if _calls and not _is_passed_over():
+            if model in _data:
+                trial_log.note_task(**_data.pop(model), **_features(model))
+            trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs, _calls[-1])
         return original(self, epoch, logs)
 
     return on_epoch_end
+
+
+def _is_passed_over() -> bool:
+    """Whether the call had ended before the run was started again: an epoch of it only makes what is to be put back."""
+    if not world.is_active():
+        return False
+    from matex_tf.patches.keras import fast_forward
+
+    kept = fast_forward.current_state()
+    return kept is not None and kept.is_over
 
 
 def _look(x: Any) -> dict[str, Any]:

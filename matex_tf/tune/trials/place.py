@@ -32,10 +32,11 @@ class Layout:
 def lay_out(source: Path, place: Path, leave_out: Collection[Path]) -> Layout:
     """Make `place` look like the folder `source`, less `leave_out`: files copied, large ones and what is much linked.
 
-    The uppermost folders come first, so that what is linked whole is deep down.
+    The uppermost folders come first, so that what is linked whole is deep down. What a trial that goes on has written
+    there stays.
     """
     made, waiting, entries, copied = Layout(), [source], 0, 0
-    place.mkdir(parents=True)
+    place.mkdir(parents=True, exist_ok=True)
     while waiting:
         folder = waiting.pop(0)
         for entry in sorted(os.scandir(folder), key=lambda one: one.name):
@@ -45,14 +46,18 @@ def lay_out(source: Path, place: Path, leave_out: Collection[Path]) -> Layout:
                 continue
             entries += 1
             if entry.is_dir() and not entry.is_symlink() and entries <= ENTRIES and _count(path) <= ENTRIES - entries:
-                target.mkdir()
+                target.mkdir(exist_ok=True)
                 waiting.append(path)
             elif entry.is_file() and entry.stat().st_size <= min(COPIED_BYTES, ALL_COPIED_BYTES - copied):
-                shutil.copy2(path, target)
                 copied += entry.stat().st_size
+                if not target.exists():
+                    shutil.copy2(path, target)
+                elif _stamp(target) != _stamp(path):
+                    continue  # it is the trial's own
                 made.copies[target] = _stamp(target)
             elif entry.is_dir() or entry.is_file():
-                target.symlink_to(path.resolve())
+                if not os.path.lexists(target):
+                    target.symlink_to(path.resolve())
                 if entry.is_dir():
                     made.folders.append(path)
                 else:

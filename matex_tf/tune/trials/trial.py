@@ -16,16 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf.tune.objective import Objective, Point, final_text
+from matex_tf.runtime.exit_marks import EXIT_REQUEUE
+from matex_tf.tune.objective import Objective, Point, drop_repeated, final_text
 from matex_tf.world import child_process, task_environment
 
-DONE, FAILED, STOPPED = "done", "failed", "stopped"
-OUTPUT, NOTED, LOCK, PLACE = "output", "noted.jsonl", "lock", "place"
+DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
+OUTPUT, NOTED, LOCK, PLACE, STATE = "output", "noted.jsonl", "lock", "place", "state"
 _GRACE = 20.0
 """Seconds that a trial has to end once it is told to."""
 _LINES, _TAIL = 10, 8192
 _MOST_READ = 64 << 20
-_OWN = ("MATEX_PROOF", "MATEX_STATE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN", "MATEX_TIMELINE")
+_OWN = (
+    "MATEX_PROOF", "MATEX_STATE", "MATEX_PAUSE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN",
+    "MATEX_TIMELINE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,17 @@ class Outcome:
 class Trial:
     """A trial that runs. `folder` is its own: the files `output` and `noted.jsonl`, and `place`, in which it runs.
 
+    With `pause`, not None, its state is kept in `state`, from which it goes on if there is one, and it pauses once so
+    many epochs of `fit` have ended since it was first started; 0: it does not.
+
     To be made in the main thread: a trial ends with the thread that has started it.
     """
 
     def __init__(
         self, folder: Path, words: Sequence[str], variables: Mapping[str, str], objective: Objective,
-        slot: Slot = Slot(), limit: float = 0.0,
+        slot: Slot = Slot(), limit: float = 0.0, pause: int | None = None,
     ):  # fmt: skip
-        self.folder, self.objective = folder, objective
+        self.folder, self.objective, self.pause = folder, objective, pause
         self.limit = limit or math.inf
         self.began = time.monotonic()
         self.lines: list[dict[str, Any]] = []
@@ -70,6 +77,10 @@ class Trial:
         for name in _OWN:
             environment.pop(name, None)
         environment |= {**variables, "MATEX_TRIAL": str(folder / NOTED)}
+        if pause is not None:
+            environment |= {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)}
+        self.look()
+        self._before = self.epochs
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -85,6 +96,11 @@ class Trial:
     def seconds(self) -> float:
         """For how long it has run."""
         return time.monotonic() - self.began
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs of Keras' `fit` it has made."""
+        return sum("call" in line for line in drop_repeated(self.lines))
 
     def look(self) -> list[dict[str, Any]]:
         """What it has noted since the last look."""
@@ -132,6 +148,12 @@ class Trial:
         def failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
             return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds)
 
+        def judged(state: str, curve: Sequence[Point]) -> Outcome:
+            value = self.objective.value(curve)
+            if not math.isfinite(value):
+                return failed("number", f"{self.objective.name} is {value}", curve)
+            return Outcome(state, value, tuple(curve), "", "", tail, seconds)
+
         try:
             curve = self.objective.curve(self.lines, output)
         except ValueError as error:
@@ -140,15 +162,18 @@ class Trial:
             return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
         if self._told is not None:
             return failed("limit", self._why, curve)
+        if code == EXIT_REQUEUE and self.pause is not None and self.epochs > self._before:
+            if not 0 < self.pause <= self.epochs:  # somebody else has asked it to end
+                return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
+            if not curve:
+                return Outcome(PAUSED, math.nan, (), "", self.objective.why_missing(self.lines), tail, seconds)
+            return judged(PAUSED, curve)
         if code:
             how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             return failed(how, how, curve)
         if not curve:
             return failed("objective", self.objective.why_missing(self.lines))
-        value = self.objective.value(curve)
-        if not math.isfinite(value):
-            return failed("number", f"{self.objective.name} is {value}", curve)
-        return Outcome(DONE, value, tuple(curve), "", "", tail, seconds)
+        return judged(DONE, curve)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,54 @@
+"""Rungs: trials pause after some epochs, and the best go on (ASHA, arXiv 1810.05934, algorithm 2). Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from matex_tf.tune.database import Record
+from matex_tf.tune.objective import Objective
+from matex_tf.tune.trials.trial import DONE, PAUSED
+
+SHARE = 3
+"""Of the trials that have come to a rung, one in so many goes on."""
+
+
+def read_rungs(text: str) -> tuple[int, ...]:
+    """The rungs of a text as `1,3,9`. Raises ValueError."""
+    words = text.replace(" ", "").split(",")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ValueError(f"expected rungs to be epochs, as 1,3,9; given {text!r}")
+    return check_rungs([int(word) for word in words])
+
+
+def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
+    """`epochs` as rungs. Raises ValueError where they are not 1 or more, each above the one before."""
+    if any(after <= before for before, after in zip([0, *epochs], epochs)):
+        raise ValueError(f"expected rungs to be epochs, 1 or more, each above the one before; given {list(epochs)}")
+    return tuple(epochs)
+
+
+def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
+    """The paused trial that goes on now: of the highest rung that has one among the best third of all it has seen.
+
+    It is there without waiting for trials that run, so that no slot is idle while rungs fill.
+    """
+    everyone = list(trials)
+    for rung in reversed(range(max((len(one.rungs) for one in everyone), default=0))):
+        seen = [one for one in everyone if len(one.rungs) > rung]
+        best = sorted(seen, key=lambda one: (objective.cost(one.rungs[rung]), one.number))[: len(seen) // SHARE]
+        for one in best:
+            if one.state == PAUSED and len(one.rungs) == rung + 1:
+                return one
+    return None
+
+
+def choose_last(trials: Iterable[Record], objective: Objective) -> Record | None:
+    """The paused trial that goes on where none has come to its end and nothing else is to be done: the best one."""
+    return min((one for one in trials if one.state == PAUSED), key=lambda one: rank_of(one, objective), default=None)
+
+
+def rank_of(record: Record, objective: Objective) -> tuple[float, float]:
+    """By which trials are sorted, best first: those that have come to their ends, then those of higher rungs."""
+    depth = math.inf if record.state == DONE else len(record.rungs)
+    return -depth, objective.cost(math.inf if record.value is None else record.value)
