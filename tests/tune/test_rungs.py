@@ -53,9 +53,9 @@ def test_the_best_third_of_a_rung_goes_on_without_waiting():
     gone_on = [at(1, 0.3), at(2, 0.2, state="running"), at(3, 0.5)]
     assert rungs.choose_promoted(gone_on, LOSS) is None, "one of three has gone on"
     assert rungs.choose_promoted([*gone_on, at(4, 0.9), at(5, 0.9), at(6, 0.1)], LOSS).number == 6
-    assert rungs.choose_promoted([*gone_on, at(4, 0.1, 0.4), at(5, 0.1, 0.3), at(6, 0.1, 0.5)], LOSS).number == 5, (
-        "above"
-    )
+    higher = [at(4, 0.1, 0.4), at(5, 0.1, 0.3), at(6, 0.1, 0.5)]
+    assert rungs.choose_promoted([*gone_on, *higher, at(7, 0.05)], LOSS).number == 5
+    assert rungs.choose_promoted([*gone_on, *higher[:2], at(7, 0.05)], LOSS).number == 7
     assert rungs.choose_promoted([at(1, 0.3), at(2, 0.2), at(3, 0.5)], Objective(maximize=True)).number == 3
     failed = at(4, 0.1, state="failed")
     assert rungs.choose_promoted([*two, at(3, 0.5), failed], LOSS) is None, "what went on counts, also if it failed"
@@ -234,6 +234,7 @@ def test_a_run_pauses_after_so_many_epochs_and_goes_on(tmp_path):
             env = {"MATEX_TRIAL": str(noted), "MATEX_STATE": str(tmp_path / "state"), "MATEX_PAUSE": str(pause)}
             ended = launch.matex_run(ranks, script, counted, env=env)
             assert ended.returncode == (75 if pause else 0), ended.output
+            assert not pause or len(counted.read_text().split()) == pause
             assert not pause or f"the rung of {pause} epochs: saved at the end of" in ended.stderr
         assert counted.read_text() == "0 1 0 1 2 3 " and not (tmp_path / "state").exists()
         curves[name] = Objective().curve(map(json.loads, noted.read_text().splitlines()))
