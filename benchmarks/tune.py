@@ -2,11 +2,12 @@
 
     python benchmarks/tune.py overhead      # 20 trials with 50 in the history, for each engine
     python benchmarks/tune.py efficiency    # 14 trials of a real script, two at a time, for each engine
+    python benchmarks/tune.py rungs         # 12 trials of 27 epochs, whole and with --rungs 1,3,9, twice
     python benchmarks/tune.py killed        # 20 searches, each killed at random moments
     python benchmarks/tune.py engines       # trials to a given cost, on eight made-up tasks
     python benchmarks/tune.py warm          # the same, cold and after searches of four alike tasks
 
-Trials of all but `efficiency` are small Pythons, or functions. What is not installed is left out.
+Trials of all but `efficiency` and `rungs` are small Pythons, or functions. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -137,6 +138,28 @@ def efficiency() -> None:
             os.chdir("/")
 
 
+def with_rungs() -> None:
+    """Epochs, seconds and what was found, of the same configurations: whole, and stopped at rungs."""
+    script = TRAINS.replace("4000", "20000").replace("epochs=8", "epochs=27")
+    for rungs in ((), (1, 3, 9)) * 2:
+        with tempfile.TemporaryDirectory() as root:
+            os.chdir(root)
+            where = search(Path(root), script, trials=12, parallel=2, rungs=rungs, warm_start=False)
+            began = time.monotonic()
+            quietly(lambda where=where: begin.run_search(where))
+            whole = time.monotonic() - began
+            database, found = begin.open_search(where)
+            trials = database.trials(found.id)
+            epochs = [point.epoch for one in trials for point in one.curve]
+            best = min(one.value for one in trials if one.state == "done")
+            print(
+                f"rungs {rungs}: {whole:.0f} s, {len(epochs)} epochs, "
+                f"{sum(one.state == 'done' for one in trials)} trials to their ends, best {best:.4f}",
+                flush=True,
+            )
+            os.chdir("/")
+
+
 def killed() -> None:
     """Twenty searches of ten trials, killed up to five times each, and gone on with."""
     draw, kills, wrong = random.Random(0), 0, 0
@@ -220,7 +243,10 @@ def warm_starts() -> None:
 
 
 if __name__ == "__main__":
-    asked = {"overhead": overhead, "efficiency": efficiency, "killed": killed, "engines": engines, "warm": warm_starts}
+    asked = {
+        "overhead": overhead, "efficiency": efficiency, "rungs": with_rungs, "killed": killed, "engines": engines,
+        "warm": warm_starts,
+    }  # fmt: skip
     if len(sys.argv) != 2 or sys.argv[1] not in asked:
         sys.exit(__doc__)
     asked[sys.argv[1]]()

@@ -132,6 +132,11 @@ class Database:
             row = self._one("select id, folder, target, space, settings, objective from searches where id = ?", number)
         return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
 
+    def began(self, search: int) -> float:
+        """When a search began, in seconds since 1970."""
+        with self._told():
+            return float(self._one("select began from searches where id = ?", search)[0])
+
     def note_task(self, search: int, features: dict[str, Any]) -> None:
         """Write down what a search learns, once."""
         with self._writing():

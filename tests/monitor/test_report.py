@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import html.parser
-import re
-import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import simulated_run as simulated
+from html_page import CHROMIUM, Page, assert_asks_for_nothing, shown_in
 from planner_plans import a_plan
 
 import launch
@@ -18,31 +15,6 @@ from matex_tf.monitor import recording
 from matex_tf.monitor.report import charts, page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-VOID, ROWS = {"meta", "br", "hr"}, {"tr", "td", "th"}
-"""Elements that are not closed, or need not be."""
-
-
-class Page(html.parser.HTMLParser):
-    """The elements of a page, checked to be closed in order, with their attributes and the text in them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open = [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID | ROWS:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert tag in ROWS or self.open.pop() == tag
-
-    def of(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def report(folder):
@@ -74,23 +46,6 @@ def test_the_page_has_every_quantity_with_a_line_for_each_rank(tmp_path):
     assert lines.count("loss") == lines.count("val_loss") == lines.count("accuracy") == 1
     assert len(read.of("svg")) == len(read.of("figure")) == 15 and all(one["aria-label"] for one in read.of("svg"))
     assert "the others wait for rank 2 (n000): 10.0 ms in each step" in text and "profile of &lt;4&gt; ranks" in text
-
-
-def assert_asks_for_nothing(text, read):
-    """No element and no style of the page names anything outside of it."""
-    assert {tag for tag, _ in read.elements} & {
-        "link",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "image",
-        "use",
-    } == set()
-    for tag, attributes in read.elements:
-        assert set(attributes) & {"src", "href", "xlink:href", "srcset", "action", "background"} == set(), tag
-    assert not re.search(r"url\(|@import|https?:|//[a-z]|fetch|XMLHttp|import\(", text)
 
 
 def test_the_page_is_self_contained_and_small(tmp_path):
@@ -219,12 +174,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
 def test_a_browser_shows_the_page_and_a_click_brings_out_a_rank(tmp_path):
     simulated.start(tmp_path, 4, 30, slow=2)
     text, _ = report(tmp_path)
-    click = "<script>document.querySelector('button[data-of=\"rank 2\"]').click()</script></body>"
-    (tmp_path / "a.html").write_text(text.replace("</body>", click))
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-    shown = subprocess.run(
-        [*command, "--dump-dom", f"file://{tmp_path / 'a.html'}"], capture_output=True, text=True, timeout=120
-    )
-    lines = [one for one in Page(shown.stdout).of("path") if one.get("data-of", "").startswith("rank ")]
+    shown = shown_in(CHROMIUM, text, tmp_path, "rank 2")
+    lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("rank ")]
     dim = {one["data-of"]: "dim" in one["class"].split() for one in lines}
     assert dim == {"rank 0": True, "rank 1": True, "rank 2": False, "rank 3": True}

@@ -13,6 +13,9 @@ from matex_tf.monitor import picture, prometheus, recording, waits
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
+from matex_tf.tune.begin import NoSearchError
+from matex_tf.tune.database import DatabaseError
+from matex_tf.tune.report import page as search_page
 
 HELP = {"help_option_names": ["-h", "--help"]}
 _PAUSE = 1.0  # seconds
@@ -73,19 +76,28 @@ def _collect(run: str, target: Path, once: bool) -> int:
             target.unlink(missing_ok=True)
 
 
-@click.command("report", context_settings=HELP, short_help="Make one HTML page of a run that was recorded.")
+@click.command("report", context_settings=HELP, short_help="Make one HTML page of a recorded run, or of a search.")
 @click.argument("run")
 @click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
 @click.option(
     "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
 )
 def write_report(run: str, output: str | None, plan: str | None) -> int:
-    """Make one HTML page of the run in the folder RUN, which may still go on. It opens without a network."""
+    """Make one HTML page of the run in the folder RUN, or of a search, which may still go on.
+
+    It opens without a network.
+    """
     target = Path(output or os.path.join(run, "report.html"))
     try:
+        if search_page.is_search(Path(run)):
+            if plan:
+                raise click.UsageError("--plan goes with the report of a run; this is a search")
+            target.write_text(search_page.write_page(Path(run)))
+            print(target)
+            return 0
         found = recording.open_run(run)
         target.write_text(page.write_page(found, _prediction(found, plan) if plan else ""))
-    except (recording.RecordingError, plan_file.PlanFileError, OSError) as error:
+    except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
     print(target)

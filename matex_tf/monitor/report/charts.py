@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 
 import numpy as np
 
@@ -14,6 +14,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 120, 16, 20, 52
 _FAR = 3.0
 COLOURS = 8
 """Of lines; more begin again, in dashes (see the page's style)."""
+TIME = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+"""What the axis of a chart over time may count in, and of how many seconds each is."""
+
+
+Units = Sequence[tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Line:
     colour: int
     pieces: list[tuple[np.ndarray, np.ndarray]]
     """Times, in seconds, and values; NaN is a gap."""
+    faint: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def draw_chart(
     title: str, unit: str, lines: Sequence[Line], end: float, marks: Iterable[tuple[float, str]] = (),
-    band_: Band | None = None, from_zero: bool = True, buckets: int = 160,
+    band_: Band | None = None, from_zero: bool = True, buckets: int = 160, units: Units = TIME,
+    most: float = inf,
 ) -> str:  # fmt: skip
     """The chart of `lines` over time. `marks` are times at which something happened.
 
@@ -95,6 +102,8 @@ def draw_chart(
         band_: what lies behind the lines.
         from_zero: whether the values begin at 0, or at the least of them.
         buckets: see `decimate`.
+        units: what the axis below counts in.
+        most: values above it are drawn at the upper border.
     """
     drawn = [(line, [decimate(t, values, buckets, end) for t, values in line.pieces]) for line in lines]
     values = [value for _, pieces in drawn for _, value in pieces] + ([band_.least, band_.most] if band_ else [])
@@ -104,11 +113,12 @@ def draw_chart(
     low = min(float(everything.min()), 0.0) if from_zero else float(everything.min())
     high = float(everything.max())
     if from_zero and high > _FAR * (usual := float(np.percentile(everything, 95))) > 0:
-        high = _FAR * usual  # the first step, which compiles, would leave nothing to be seen of the others
+        most = min(most, _FAR * usual)  # the first step, which compiles, would leave nothing to be seen of the others
+    high = min(high, most)
     axes = Axes(end, low, high if high > low else low + 1)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}, {escape(unit)}">',
-        *_axis(axes),
+        *_axis(axes, units),
     ]
     for t, text in marks:
         x = axes.x(np.array([t]))[0]
@@ -118,17 +128,17 @@ def draw_chart(
         parts.append(_path(axes, [(band_.t, band_.middle)], "line median", "median of all ranks"))
     for line, pieces in drawn:
         dashes = " dashed" if line.colour % (2 * COLOURS) >= COLOURS else ""
-        parts.append(_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}", line.name))
+        faint = " faint" if line.faint else ""
+        parts.append(_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}{faint}", line.name))
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _axis(axes: Axes) -> Iterable[str]:
+def _axis(axes: Axes, units: Units) -> Iterable[str]:
     for value in round_ticks(axes.low, axes.high):
         y = axes.y(np.array([value]))[0]
         yield f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
         yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{format_number(value)}</text>'
-    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
     unit, name = next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
     for value in round_ticks(0, axes.end / unit, 8):
         x = axes.x(np.array([value * unit]))[0]

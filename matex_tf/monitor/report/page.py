@@ -12,7 +12,7 @@ from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
 from matex_tf.monitor.report import figures
 from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
-from matex_tf.monitor.report.look import SCRIPT, STYLE
+from matex_tf.monitor.report.look import frame_figure, lay_page, list_facts
 
 _BARS = 16  # of hundreds of ranks, those that are waited for most
 _ALL = 2048  # ranks in the table at the end
@@ -43,7 +43,7 @@ def write_page(run: Run, prediction: str = "") -> str:
             picture = draw_chart(
                 quantity.title, quantity.unit, drawn.lines, end, marks, drawn.band, buckets=min(buckets, 160)
             )
-            body.append(_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
+            body.append(frame_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
     body += [
         _bars(start, steps),
         _profile(start),
@@ -51,12 +51,7 @@ def write_page(run: Run, prediction: str = "") -> str:
         _events(run, zero),
         _all_ranks(start, ranks, steps),
     ]
-    title = escape(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>'
-        + "\n".join(part for part in body if part) + f"<script>{SCRIPT}</script></body></html>\n"
-    )  # fmt: skip
+    return lay_page(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}", body)
 
 
 def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end: float) -> str:
@@ -73,8 +68,7 @@ def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end:
         "settings": ", ".join(f"{name}={value}" for name, value in sorted(about["settings"].items())),
         "folder": about["folder"],
     }
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items() if value)
-    return f"<dl>{rows}</dl>"
+    return list_facts(facts)
 
 
 def _legend(start: Start, ranks: Mapping[int, Series]) -> str:
@@ -111,27 +105,9 @@ def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str
                 continue
             lines.append(Line(one, colour, pieces))
             table.append((one, float(values.min()), float(values.mean()), float(values.max())))
-        yield _figure(
+        yield frame_figure(
             name, "at the end of each epoch", draw_chart(name, "", lines, end, marks, from_zero=False), table, keys=True
         )
-
-
-def _figure(
-    title: str, unit: str, picture: str, table: Sequence[tuple[str, float, float, float]], keys: bool = False
-) -> str:
-    rows = "".join(
-        f"<tr><th>{escape(name)}<td>{format_number(least)}<td>{format_number(mean)}<td>{format_number(most)}"
-        for name, least, mean, most in table
-    )
-    named = (
-        "".join(f'<span class="k{place}">{escape(name)}</span>' for place, (name, *_) in enumerate(table))
-        if keys
-        else ""
-    )
-    return (
-        f"<figure><figcaption><b>{escape(title)}</b> {escape(unit)} {named}</figcaption>{picture}"
-        f"<details><summary>figures</summary><table><tr><th><th>least<th>mean<th>most{rows}</table></details></figure>"
-    )
 
 
 def _bars(start: Start, steps: Mapping[int, waits.Step]) -> str:

@@ -1,0 +1,185 @@
+"""The report of a search: one HTML file that asks nothing of any network, made as that of a run is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
+from matex_tf.monitor.report.look import frame_figure, lay_page, list_facts
+from matex_tf.tune import begin, rungs, space_file
+from matex_tf.tune.database import Record
+from matex_tf.tune.objective import Objective
+from matex_tf.tune.report import coordinates, importance
+from matex_tf.tune.space import Space, text_of
+from matex_tf.tune.trials.trial import DONE, FAILED
+
+_NAMED = 12  # trials that have a key of their own
+_USUAL = 90  # percent of the values that are seen apart
+_EPOCHS, _TRIALS = ((1, "epochs"),), ((1, "trials"),)
+_GREY = 6  # of the colours of lines
+
+
+def is_search(folder: Path) -> bool:
+    """Whether `folder` is that of a search."""
+    return (folder / begin.NOTE).is_file()
+
+
+def write_page(folder: Path) -> str:
+    """The page of the search in `folder`, which may still go on. Raises NoSearchError, DatabaseError."""
+    database, search = begin.open_search(folder)
+    trials, task, began = database.trials(search.id), database.task(search.id), database.began(search.id)
+    database.close()
+    settings = begin.settings_of(search)
+    asked = space_file.read_space(search.space, settings.name)
+    objective = asked.objective
+    ordered = sort_trials(trials, objective)
+    best = ordered[0] if ordered and ordered[0].value is not None else None
+    command, files = begin.command_of_trial(folder, search, settings, asked, best) if best else ("", ())
+    states = Counter(one.state for one in trials)
+    reached = f"{objective.name} {best.value:.6g}, trial {best.number}" if best else "no trial has come to a value"
+    facts = {
+        "objective": search.objective,
+        "best": reached,
+        "trials": ", ".join(f"{count} {state}" for state, count in states.items()) + f", of {settings.trials}",
+        "engine": f"{settings.engine}, seed {settings.seed}",
+        "rungs": ", ".join(map(str, settings.rungs)),
+        "epochs": str(sum(len(one.curve) for one in trials)),
+        "in trials": f"{sum(one.seconds for one in trials):.0f} s",
+        "ranks": str(settings.ranks),
+        "task": ", ".join(f"{name} {value}" for name, value in (task or {}).items() if value is not None),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        "database": str(database.path),
+    }  # fmt: skip
+    title = f"matex tune {' '.join(search.target)}"
+    return lay_page(title, [
+        f"<h1>{escape(title)}</h1>",
+        list_facts(facts),
+        f'<p class="said">{escape(command)}</p>' if best else "",
+        *(f"<p>with {escape(name)}</p>" for name in files),
+        _legend(ordered, objective),
+        *_charts(trials, ordered, objective),
+        _importance(asked.space, ordered),
+        _coordinates(asked.space, ordered, objective),
+        _table(asked.space, ordered, objective),
+    ])  # fmt: skip
+
+
+def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
+    """The trials that have come to a value or have failed, best first."""
+    valued = sorted((one for one in trials if one.value is not None), key=lambda one: rungs.rank_of(one, objective))
+    return [*valued, *(one for one in trials if one.state == FAILED)]
+
+
+def _name(record: Record) -> str:
+    return f"trial {record.number}"
+
+
+def _colour(place: int, record: Record) -> tuple[int, bool]:
+    """The colour of a trial by its place, and whether it is faint: those that have a key stand out."""
+    return (place % COLOURS, False) if place < _NAMED and record.value is not None else (_GREY, True)
+
+
+def _legend(ordered: Sequence[Record], objective: Objective) -> str:
+    """The best trials and their colours; a click brings out one of them in all charts."""
+    keys = "".join(
+        f'<button data-of="{_name(one)}" class="k{place % COLOURS}">{_name(one)} '
+        f"<small>{format_number(one.value)}</small></button>"
+        for place, one in enumerate(ordered[:_NAMED]) if one.value is not None
+    )  # fmt: skip
+    return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
+
+
+def _charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Objective) -> Iterable[str]:
+    """The curves of all trials, and the best so far after each."""
+    curves = [(place, one) for place, one in enumerate(ordered) if any(math.isfinite(at.value) for at in one.curve)]
+    if not curves:
+        return
+    ends = [value for _, one in curves for value in [at.value for at in one.curve] if math.isfinite(value)]
+    most = math.inf if objective.maximize else float(np.percentile(ends, _USUAL))
+    lines, table = [], []
+    for place, one in reversed(curves):  # the best lie above the others
+        colour, faint = _colour(place, one)
+        epochs = np.array([at.epoch for at in one.curve], float)
+        values = np.array([at.value for at in one.curve])
+        lines.append(Line(_name(one), colour, _ascending(epochs, values), faint))
+        known = values[np.isfinite(values)]
+        table.append((_name(one), float(known.min()), float(known.mean()), float(known.max())))
+    end = max(float(at.epoch) for _, one in curves for at in one.curve)
+    picture = draw_chart(objective.name, "", lines, end, from_zero=False, units=_EPOCHS, most=most)
+    yield frame_figure(objective.name, "after each epoch of each trial", picture, table[::-1])
+    done = [one for one in trials if one.state == DONE and one.value is not None]
+    if len(done) > 1:
+        numbers = np.array([one.number for one in done], float)
+        costs = np.minimum.accumulate([objective.cost(one.value or 0.0) for one in done])
+        best = -costs if objective.maximize else costs
+        row = ("best so far", float(best.min()), float(best.mean()), float(best.max()))
+        picture = draw_chart(
+            "best so far", "", [Line("best so far", 0, [(numbers, best)])], float(numbers[-1]), from_zero=False,
+            units=_TRIALS,
+        )  # fmt: skip
+        yield frame_figure("best so far", f"{objective.name}, of trials that have come to their ends", picture, [row])
+
+
+def _ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of a curve: a second call of `fit` begins with its first epoch again."""
+    borders = np.flatnonzero(np.diff(epochs) <= 0) + 1
+    return list(zip(np.split(epochs, borders), np.split(values, borders)))
+
+
+def _importance(space: Space, ordered: Sequence[Record]) -> str:
+    """How much of the trials' places each parameter explains, as bars."""
+    configs = [one.config for one in ordered]
+    found = [(one.name, importance.measure_importance(one, configs)) for one in space.parameters]
+    known = sorted(((name, share) for name, share in found if share is not None), key=lambda one: -one[1])
+    if not known:
+        return f"<h2>Importance</h2><p>Of fewer than {importance.LEAST} trials nothing is said.</p>"
+    rows = "".join(
+        f'<tr><th>{escape(name)}<td class="bar"><span class="sums" style="width:{share:.1%}"></span><td>{share:.0%}'
+        for name, share in known
+    )
+    return (
+        "<h2>Importance</h2><p>How much of the order of the trials each parameter explains by itself, beyond chance "
+        "(&epsilon;&sup2; of ranks). What parameters do only together is not seen.</p>"
+        f'<table class="bars">{rows}</table>'
+    )
+
+
+def _coordinates(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+    """All trials through all parameters. The last axis has the order of trials, the best above."""
+    if not ordered:
+        return ""
+    count = len(ordered)
+    paths = []
+    for place, one in enumerate(ordered):
+        colour, faint = _colour(place, one)
+        told = ", ".join(f"{name} {text_of(value)}" for name, value in one.config.items())
+        value = one.state if one.value is None else f"{objective.name} {one.value:.4g}"
+        share = 1 - place / max(count - 1, 1)
+        paths.append(coordinates.Path(_name(one), f"{_name(one)}: {value}; {told}", one.config, share, colour, faint))
+    last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
+    picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
+    return (
+        "<h2>Parameters</h2><p>Each line is a trial. Where a parameter has no value, it passes below the axis.</p>"
+        f'<figure class="wide">{picture}</figure>'
+    )
+
+
+def _table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+    names = [one.name for one in space.parameters]
+    head = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
+    rows = []
+    for one in ordered:
+        cells = [
+            str(one.number), "-" if one.value is None else f"{one.value:.6g}",
+            str(len(one.curve)), f"{one.state}: {one.why}" if one.state == FAILED else one.state,
+            f"{one.seconds:.0f}", *(text_of(one.config[name]) if name in one.config else "" for name in names),
+        ]  # fmt: skip
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
+    return f"<details open><summary>Each trial, best first</summary><table><tr>{head}{''.join(rows)}</table></details>"

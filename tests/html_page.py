@@ -1,0 +1,61 @@
+"""Pages as tests read them: their elements, what they ask of a network, and what a browser makes of them."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+import subprocess
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID, ROWS = {"meta", "br", "hr"}, {"tr", "td", "th"}
+"""Elements that are not closed, or need not be."""
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, checked to be closed in order, with their attributes and the text in them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID | ROWS:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in ROWS or self.open.pop() == tag
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def assert_asks_for_nothing(text, read):
+    """No element and no style of the page names anything outside of it."""
+    assert {tag for tag, _ in read.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "image",
+        "use",
+    } == set()
+    for tag, attributes in read.elements:
+        assert set(attributes) & {"src", "href", "xlink:href", "srcset", "action", "background"} == set(), tag
+    assert not re.search(r"url\(|@import|https?:|//[a-z]|fetch|XMLHttp|import\(", text)
+
+
+def shown_in(browser, text, folder, clicked):
+    """What a browser makes of a page of this `text`, once the key of `clicked` was clicked."""
+    click = f"<script>document.querySelector('button[data-of=\"{clicked}\"]').click()</script></body>"
+    (folder / "a.html").write_text(text.replace("</body>", click))
+    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", f"file://{folder / 'a.html'}"], capture_output=True, text=True, timeout=120
+    )
+    return Page(shown.stdout)

@@ -1,0 +1,145 @@
+"""The report of a search: every trial and parameter is in it, it asks nothing of a network, and names what matters."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+
+import fake_trials as fakes
+import pytest
+from html_page import CHROMIUM, Page, assert_asks_for_nothing, shown_in
+
+from matex_tf.launch import cli
+from matex_tf.tune import begin, space_file
+from matex_tf.tune.begin import Settings
+from matex_tf.tune.database import Record
+from matex_tf.tune.objective import Point
+from matex_tf.tune.report import coordinates, importance, page
+
+TEXT = """
+objective: {minimize: val_loss}
+search:
+  --lr: {log: [1e-4, 1e-1]}
+  --units: {int: [1, 64]}
+  --o: [adam, sgd]
+  --momentum: {float: [0, 1], when: {--o: sgd}}
+"""
+SPACE = space_file.read_space(TEXT, "space.yaml").space
+LR, UNITS, CHOICE, MOMENTUM = SPACE.parameters
+
+
+def drawn(count):
+    draw = random.Random(0)
+    return [SPACE.sample(draw) for _ in range(count)]
+
+
+def importances(configs):
+    return {one.name: importance.measure_importance(one, configs) for one in SPACE.parameters}
+
+
+def test_what_decides_has_the_greatest_importance():
+    by_lr = importances(sorted(drawn(80), key=lambda one: (importance_of(one) - 0.4) ** 2))
+    assert by_lr["--lr"] > 0.6 and max(by_lr["--units"], by_lr["--o"], by_lr["--momentum"]) < 0.25
+    by_choice = importances(sorted(drawn(80), key=lambda one: (one["--o"], one["--units"])))
+    assert by_choice["--o"] > 0.6 > by_choice["--units"] > by_choice["--lr"]
+    active = [one for one in drawn(80) if "--momentum" in one]
+    by_momentum = importances(sorted(active, key=lambda one: one["--momentum"]))
+    assert by_momentum["--momentum"] > 0.8 and by_momentum["--o"] is None, "there is one choice only"
+    assert set(importances(drawn(7)).values()) == {None}
+
+
+def importance_of(config):
+    return coordinates.place_of(LR, config["--lr"])
+
+
+def test_places_on_axes():
+    assert [round(coordinates.place_of(LR, value), 3) for value in (1e-4, 1e-3, 1e-1)] == [0, 0.333, 1]
+    assert [coordinates.place_of(UNITS, value) for value in (1, 64)] == [0, 1]
+    assert [coordinates.place_of(CHOICE, value) for value in ("adam", "sgd")] == [0, 1]
+
+
+def search(tmp_path, trials, **settings):
+    """A search of which these are written down."""
+    where = begin.new_search(
+        ["train.py", "--data", "<b>"], TEXT,
+        Settings(source=str(tmp_path), name="space.yaml", rungs=(1,), **settings),
+        database=str(tmp_path / "tune.db"), folder=str(tmp_path / "search"),
+    )  # fmt: skip
+    database, found = begin.open_search(where)
+    for config, became in zip(drawn(len(trials)), trials):
+        record = database.begin(found.id, config, "engine")
+        if became:
+            database.end(found.id, Record(record.number, config, "engine", **became))
+    return where
+
+
+def ended(value, epochs=3, state="done", **more):
+    curve = tuple(Point(epoch + 1, value + 1 / (epoch + 1)) for epoch in range(epochs))
+    return {"state": state, "value": value, "seconds": 2.0, "rungs": (value + 1,), "curve": curve, **more}
+
+
+TRIALS = [
+    *(ended(0.5 + number / 10) for number in range(10)), ended(0.1, 1, "paused"), ended(1e9),
+    {"state": "failed", "why": "exit code <3>", "seconds": 1.0}, None,
+]  # fmt: skip
+
+
+def test_the_page_has_every_trial_and_parameter(tmp_path):
+    where = search(tmp_path, TRIALS)
+    text = page.write_page(where)
+    read = Page(text)
+    assert_asks_for_nothing(text, read)
+    assert len(text) < 100_000 and len(read.of("svg")) == 3
+    lines = [one["data-of"] for one in read.of("path") if one.get("data-of", "").startswith("trial ")]
+    # Curves and parameters; the one that failed has no curve, the one that runs is in neither.
+    assert {name: lines.count(name) for name in lines} == {
+        **{f"trial {number}": 2 for number in range(1, 13)}, "trial 13": 1
+    }  # fmt: skip
+    assert re.findall(r"<tr><td>(\d+)<td>", text) == [*map(str, [*range(1, 11), 12, 11, 13])], "best first, then paused"
+    assert "12 paused" not in text and "11 done, 1 paused, 1 failed, 1 running, of 50" in text
+    assert "matex run -n 1 train.py --data &#x27;&lt;b&gt;&#x27; --lr=" in text and "exit code &lt;3&gt;" in text
+    for name in ("--lr", "--units", "--o", "--momentum"):
+        assert f'text-anchor="middle">{name}</text>' in text and f"<th>{name}" in text
+    assert len(read.of("button")) == 12 and "val_loss 0.5, trial 1" in text
+
+
+def test_values_that_have_diverged_leave_the_others_to_be_seen(tmp_path):
+    text = page.write_page(search(tmp_path, TRIALS))
+    curve = next(one["d"] for one in Page(text).of("path") if one.get("data-of") == "trial 1")
+    heights = [int(pair.split()[1]) for pair in re.split("[ML]", curve) if pair]
+    assert max(heights) - min(heights) > 100
+
+
+def test_a_search_that_has_just_begun_has_a_page(tmp_path):
+    for number, trials in enumerate(([], [None], [{"state": "failed", "why": "exit code 1"}])):
+        (tmp_path / str(number)).mkdir()
+        text = page.write_page(search(tmp_path / str(number), trials))
+        Page(text)
+        assert "no trial has come to a value" in text and "Of fewer than 8 trials nothing is said" in text
+
+
+def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(begin, "own_command", lambda: fakes.command(tmp_path))
+    fakes.prepare(tmp_path)
+    where = begin.new_search(["train.py"], fakes.SPACE, Settings(trials=3, source=os.getcwd(), name="space.yaml"))
+    begin.run_search(where)
+    capsys.readouterr()
+    assert cli.main(["report", str(where)]) == 0
+    assert capsys.readouterr().out == f"{where / 'report.html'}\n"
+    assert Page((where / "report.html").read_text()).of("button")
+    assert cli.main(["report", str(where), "--plan", "plan.json"]) == 2
+    assert "--plan goes with the report of a run; this is a search" in capsys.readouterr().err
+    Path("data/matex/tune.db").unlink()
+    assert cli.main(["report", str(where)]) == 1 and "is not in" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+def test_a_browser_brings_out_a_trial_in_all_pictures(tmp_path):
+    shown = shown_in(CHROMIUM, page.write_page(search(tmp_path, TRIALS)), tmp_path, "trial 2")
+    lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("trial ")]
+    assert sum("picked" in one["class"] for one in lines) == 2
+    assert all(("dim" in one["class"].split()) == (one["data-of"] != "trial 2") for one in lines)
