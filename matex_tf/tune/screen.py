@@ -15,7 +15,7 @@ from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Config, Space, text_of
-from matex_tf.tune.trials.trial import FAILED, Trial
+from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
 _REDRAW = 0.5  # seconds
 _AROUND = 6  # lines that are no trials
@@ -103,7 +103,7 @@ class Screen:
 
     def _cells(self, record: Record) -> list[str]:
         value = "-" if record.value is None else f"{record.value:.4g}"
-        state = "best" if self._is_best(record) else record.state
+        state = "best" if self._is_best(record) and record.state == DONE else record.state
         if record.state == FAILED:
             state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
         epochs = str(record.curve[-1].epoch) if record.curve else "-"

@@ -125,6 +125,7 @@ def test_a_search_makes_no_epoch_twice_and_its_best_has_come_to_its_end(here, ca
     lines = [line.split() for line in capfd.readouterr().out.splitlines()]
     assert len(lines) == 1 + sum(len(one.rungs) + (one.state != "paused") for one in all_of)
     assert {line[3] for line in lines[1:]} <= {"paused", "best", "done", "failed:"}
+    assert sum(line[3] == "paused" for line in lines) == sum(len(one.rungs) for one in all_of)
     assert begin.run_search(where, trials=27).trials == 27, "and further"
     assert all(made(where, one.number) == list(range(1, len(one.curve) + 1)) for one in records(where))
 
