@@ -74,7 +74,7 @@ class Starter:
         target = mirror_command(self.target, self.source, folder / PLACE)
         words = [*self.start, *target, *place.list_words(self.asked.space, record.config)]
         limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
-        pause = (*self.rungs, *[0] * (len(record.rungs) + 1))[len(record.rungs)] if self.rungs else None
+        pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
         variables = place.list_variables(record.config)
         trial = Trial(folder, words, variables, self.asked.objective, slot, limit, pause)
         if layout.folders:
@@ -100,7 +100,7 @@ class Starter:
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
             self._say_once("not kept", f"{ran}: the state of its fit could not be kept ({trial.folder / OUTPUT})")
         if outcome.state == PAUSED and not outcome.curve:
-            self.rungs = (0,)
+            self.rungs = (0,)  # whose trials keep their state, and pause no more
             what = f"after {trial.pause} epochs there is nothing to judge them by"
             self._say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
         return record_of(under.record, outcome)

@@ -80,7 +80,7 @@ class Trial:
         if pause is not None:
             environment |= {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)}
         self.look()
-        self._before = self.epochs
+        self._before = len(self.lines)
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -162,7 +162,7 @@ class Trial:
             return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
         if self._told is not None:
             return failed("limit", self._why, curve)
-        if code == EXIT_REQUEUE and self.pause is not None and self.epochs > self._before:
+        if code == EXIT_REQUEUE and self.pause is not None and len(self.lines) > self._before:
             if not 0 < self.pause <= self.epochs:  # somebody else has asked it to end
                 return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
             if not curve:
