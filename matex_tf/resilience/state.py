@@ -1,6 +1,6 @@
 """The state of a model in training: its variables, in groups of fixed order; kept, put back, and shared after a loss.
 
-A group grows at its end only, so that what is there already can be put back before the rest is.
+A group grows at its end only, as a rule, so that what is there already can be put back before the rest is.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class State:
     def load(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
         """Give the variables the values `kept`, those after the first `skip` of each group.
 
-        Returns how many of each group are there. What the ranks counted together rank 0 goes on with alone.
+        Returns how many of each group have been put back. What the ranks counted together rank 0 goes on with alone.
 
         Raises:
             RankError: what was kept is of another model.
@@ -205,6 +205,10 @@ class State:
             values = kept.get(group, [])
             if len(variables) > len(values):
                 raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
+            if len(variables) < len(values) and not all(map(_fits, variables, (value for _, value in values))):
+                # As of Keras 3 the seeds of a model's Dropouts, which come last once its weights are made.
+                present[group] = 0
+                continue
             present[group] = len(variables)
             begin = (skip or {}).get(group, 0)
             for variable, (name, value) in list(zip(variables, values))[begin:]:
@@ -212,9 +216,14 @@ class State:
         return present
 
 
+def _fits(variable: Any, value: np.ndarray) -> bool:
+    inner = reduction.tf_variable(variable)
+    return tuple(inner.shape) == value.shape and bool(inner.dtype.as_numpy_dtype == value.dtype)
+
+
 def _assign(variable: Any, name: str, value: np.ndarray) -> None:
     inner = reduction.tf_variable(variable)
-    if tuple(inner.shape) != value.shape or inner.dtype.as_numpy_dtype != value.dtype:
+    if not _fits(variable, value):
         here = f"'{reduction.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
         raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)

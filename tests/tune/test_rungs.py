@@ -214,8 +214,8 @@ class Count(keras.callbacks.Callback):
         posix.write(file, b"%d " % epoch)
         posix.close(file)
 def fit(units, epochs):
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(units, "tanh"), keras.layers.Dropout(0.1)])
-    model.add(keras.layers.Dense(1))
+    # Without an Input its weights are made in fit, after the seed of its Dropout.
+    model = keras.Sequential([keras.layers.Dense(units, "tanh"), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
     rate = keras.optimizers.schedules.CosineDecay(0.05, epochs * 3)
     model.compile(keras.optimizers.Adam(rate), "mse")
     count = [Count()] if "matex_tf" not in sys.modules or sys.modules["matex_tf"].rank() == 0 else []
