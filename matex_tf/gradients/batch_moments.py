@@ -6,33 +6,40 @@ they are added up in float64, so that the variance may be taken from the mean of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.analysis import declarations, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, Placement
 from matex_tf.gradients import custom_gradients, own
+from matex_tf.runtime import notes
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
+Moments = Callable[[Any, Any, Any, Any, Sequence[int]], tuple[Any, Any, Any]]
+OFF = (
+    "MATEX_SYNC_BATCHNORM=off: the result is not that of the script alone. BatchNormalization uses the statistics of "
+    "each rank's slice"
+)
 NO_ROWS = "batch normalisation is given something else than rows of the batch"
 
 
-def are_global() -> bool:
-    """Whether layers made or run now are to use the statistics of the global batch."""
-    chosen = settings.current().sync_batchnorm
-    wanted = chosen == "on" or (chosen == "auto" and settings.current().scaling == "strong")
-    if not world.is_active() or not wanted or step_weight.is_alone():
-        return False
+def chosen() -> Moments | None:
+    """What gives the statistics of layers made or run now: `global_moments`, `slice_moments`, or None: as they are."""
+    wanted, scaling = settings.current().sync_batchnorm, settings.current().scaling
+    if not world.is_active() or step_weight.is_alone() or (wanted == "auto" and scaling == "weak"):
+        return None
+    if wanted == "off":
+        return slice_moments
     if step_weight.in_session_graph():
         import tensorflow as tf
 
         # Its collectives would have to be put in order with all others of a run, which is not known yet.
         why = "it normalises by the statistics of its batch (MATEX_SYNC_BATCHNORM=off takes those of each rank's slice)"
         verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
-        return False
-    return True
+        return None
+    return global_moments
 
 
 def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
@@ -85,17 +92,38 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
     # A rank that trains by itself has a batch of its own: parts of the gradients of common statistics lead nowhere.
     with custom_gradients.trusted():
         *whole, everything = (*moments, mine) if own.are_kept() else combine(*moments)
-    if not tf.executing_eagerly():
-        graph, axes = whole[0].graph, [axis % inputs.shape.rank for axis in axes]
-        source = inputs if getattr(inputs, "graph", None) is graph else graph.capture(inputs)
-
-        def is_slice(one: Placement) -> bool:
-            return one.kind == SHARDED and not one.power and one.axis in axes
-
-        for part in whole:
-            declarations.declare_if(part, SAME, source, lambda one: one.is_same or is_slice(one), NO_ROWS)
-        declarations.declare_if(everything, SAME, source, is_slice, NO_ROWS)
+    _declare(whole, inputs, axes)
+    _declare([everything], inputs, axes, or_same=False)
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
+
+
+def slice_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
+    """As `global_moments`, of this rank's slice alone: not what the script alone has, which is said."""
+    import tensorflow as tf
+
+    notes.note(OFF)
+    found = tf.identity(mean), tf.identity(variance), tf.cast(count, tf.float64)
+    _declare(found, inputs, axes)
+    return found
+
+
+def _declare(parts: Sequence[Any], inputs: Any, axes: Sequence[int], or_same: bool = True) -> None:
+    """In a graph: state that statistics of `inputs` are the same on all ranks, where these are rows along `axes`.
+
+    or_same: or where every rank has the same.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return
+    graph, axes = parts[0].graph, [axis % inputs.shape.rank for axis in axes]
+    source = inputs if getattr(inputs, "graph", None) is graph else graph.capture(inputs)
+
+    def holds(one: Placement) -> bool:
+        return (or_same and one.is_same) or (one.kind == SHARDED and not one.power and one.axis in axes)
+
+    for part in parts:
+        declarations.declare_if(part, SAME, source, holds, NO_ROWS)
 
 
 def counted_elements(inputs: Any, mean: Any, mask: Any = None) -> Any:

@@ -23,13 +23,14 @@ def _moments(original: Any) -> Any:
     @programs.ours()
     def moments(self, inputs, *args, **kwargs):
         mean, variance = original(self, inputs, *args, **kwargs)
-        if not batch_moments.are_global() or meetings.is_whole(inputs):
+        moments_of = batch_moments.chosen()
+        if moments_of is None or meetings.is_whole(inputs):
             return mean, variance
         # Keras 3 gives (inputs, mask), Keras 2 (inputs, reduction_axes, keep_dims, mask).
         mask = kwargs.get("mask", args[-1] if len(args) in (1, 3) else None)
         axes = getattr(self, "_reduction_axes", None) or kwargs.get("reduction_axes") or args[0]
         count = batch_moments.counted_elements(inputs, mean, mask)
-        return batch_moments.global_moments(mean, variance, count, inputs, axes)[:2]
+        return moments_of(mean, variance, count, inputs, axes)[:2]
 
     return moments
 
@@ -43,7 +44,8 @@ def _fused(original: Any) -> Any:
         import tensorflow as tf
 
         x = tf.convert_to_tensor(x)
-        if not is_training or not batch_moments.are_global() or meetings.is_whole(x):
+        moments_of = batch_moments.chosen() if is_training else None
+        if moments_of is None or meetings.is_whole(x):
             return original(
                 x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor
             )
@@ -52,7 +54,7 @@ def _fused(original: Any) -> Any:
         wide = tf.cast(x, scale.dtype)
         own_mean, own_variance = tf.nn.moments(wide, axes, keepdims=True)
         count = batch_moments.counted_elements(x, own_mean)
-        batch_mean, batch_variance, everything = batch_moments.global_moments(own_mean, own_variance, count, x, axes)
+        batch_mean, batch_variance, everything = moments_of(own_mean, own_variance, count, x, axes)
         shape = tf.shape(batch_mean)
         y = tf.nn.batch_normalization(
             wide, batch_mean, batch_variance, tf.reshape(offset, shape), tf.reshape(scale, shape), epsilon
