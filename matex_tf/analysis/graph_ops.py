@@ -10,6 +10,8 @@ import numpy as np
 from matex_tf import tags
 from matex_tf.analysis import declarations
 
+_UNLIKE = {"seed", "seed2", "message", "shared_name", "container", "token"}
+"""Attributes that differ from trace to trace."""
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
 
 
@@ -139,3 +141,12 @@ def evaluate(op: Any, inputs: list[Any]) -> list[Any]:
         except (tf.errors.OpError, ValueError, TypeError):
             return []  # which its own run says, too
         return [np.asarray(one._numpy_internal()) for one in made]
+
+
+def attributes_of(op: Any) -> tuple[tuple[str, bytes], ...]:
+    """The attributes of an op that are the same in each trace, but for shapes."""
+    return tuple(
+        (name, attribute.SerializeToString(deterministic=True))
+        for name, attribute in sorted(op.node_def.attr.items())
+        if not (name.startswith("_") or name in _UNLIKE or attribute.HasField("shape") or attribute.list.shape)
+    )

@@ -25,8 +25,6 @@ FORMS = {"BroadcastTo", "EnsureShape", "Fill", "Identity", "IdentityN", "OnesLik
 _SIZES = {"Shape", "ShapeN", "Size", "Rank"}
 _OF_ALL = {"IdentityN": None, "Pack": None, "ConcatV2": -1}
 """Forms of more than their first input: where their inputs end. All others are of the first, `Fill` of the second."""
-_UNLIKE = {"seed", "seed2", "message", "shared_name", "container", "token"}
-"""Attributes that differ from trace to trace."""
 _MOST = 64
 
 Atom = tuple[Any, ...]
@@ -193,7 +191,7 @@ class _Reader:
             found = [self._of_constant(op)]
         elif op.type in _SIZES:
             found = [(_SIZE,)] * len(op.outputs)
-        elif op.type in FORMS and not (op.type in _ORDER and any(map(_of_data, inputs))):
+        elif op.type in FORMS and (op.type not in _ORDER or _keeps_order(op, values) or not any(map(_of_data, inputs))):
             found = [self._of_form(op, inputs)] * len(op.outputs)
         elif any(part.dtype.name == "variant" for part in (*op.inputs, *op.outputs)):
             # A list, as of a loop's turns: it is made for sizes, and holds more where a gradient is taken.
@@ -202,7 +200,7 @@ class _Reader:
             found = [_joined(inputs)] * len(op.outputs)
         else:
             known = tuple(values.get(part.name) for part in op.inputs)
-            self.work.append(Work(op.type, _attributes(op), tuple(inputs), known))
+            self.work.append(Work(op.type, graph_ops.attributes_of(op), tuple(inputs), known))
             found = [(("work", len(self.work), index),) for index in range(len(op.outputs))]
         atoms.update((made.name, one) for made, one in zip(op.outputs, found))
         if not functions and not any(map(_of_data, found)):
@@ -291,9 +289,7 @@ def _joined(inputs: Iterable[tuple[Atom, ...]]) -> tuple[Atom, ...]:
     return tuple(dict.fromkeys(itertools.chain(*inputs)))
 
 
-def _attributes(op: Any) -> tuple[tuple[str, bytes], ...]:
-    return tuple(
-        (name, attribute.SerializeToString(deterministic=True))
-        for name, attribute in sorted(op.node_def.attr.items())
-        if not (name.startswith("_") or name in _UNLIKE or attribute.HasField("shape") or attribute.list.shape)
-    )
+def _keeps_order(op: Any, values: dict[str, Any]) -> bool:
+    """Whether it is a transposition that changes nothing, as TensorFlow makes where sizes are open."""
+    order = values.get(op.inputs[1].name) if op.type == "Transpose" else None
+    return order is not None and np.array_equal(order, np.arange(order.size))
