@@ -270,6 +270,8 @@ class _Reader:
             return ()
         values = tf.make_ndarray(op.get_attr("value"))
         if made.is_integer or made.is_bool:
+            if values.size > 1 and (values == values.flat[0]).all():  # as `ZerosLike` has it, where sizes are open
+                return (("figure", repr(float(values.flat[0]))),)
             return (("number", values.tobytes()),)
         found = np.unique(values.astype(np.complex128 if made.is_complex else np.float64))
         figures = [found.tobytes()] if found.size > _MOST else list(map(repr, found.tolist()))
