@@ -107,6 +107,8 @@ def has_own_gradients() -> bool:
 
 def own_gradients_hold(graph: Any, inputs: Sequence[Placement]) -> bool:
     """Whether all those called for ops of `graph` are proved where its inputs have these placements."""
-    forms = [one.form for one in inputs]
     # Inputs that came later, as captures do, are none of those functions'.
-    return all(known is not None and known == forms[: len(known)] for known in _own_gradients.get(graph, ()))
+    return all(
+        known is not None and known == [one.form for one in inputs[: len(known)]]
+        for known in _own_gradients.get(graph, ())
+    )

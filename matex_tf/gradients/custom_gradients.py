@@ -6,8 +6,7 @@ What TensorFlow gives on the way back is the derivative of what was proved forwa
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -26,6 +25,7 @@ from matex_tf.analysis.placement import (
 )
 from matex_tf.gradients import recombine, tape_stack
 from matex_tf.runtime import script_frames
+from matex_tf.thread_flag import ThreadFlag
 
 _IT = "a gradient function of its own (tf.custom_gradient)"
 NO_TENSORS = f"{_IT} takes or gives what is no dense tensor"
@@ -33,21 +33,16 @@ ELSEWHERE = f"{_IT} is called in another function, branch or loop than its op"
 GIVES = f"{_IT} gives what is {{}} for what is {{}}"
 _CALLED = "its gradient function is proved where it is called"
 
-_state = threading.local()
+_trusted = ThreadFlag()
 
 
-@contextlib.contextmanager
-def trusted(are: bool = True) -> Iterator[None]:
+def trusted(are: bool = True) -> contextlib.AbstractContextManager[None]:
     """Within it, where they `are`, gradient functions give derivatives, or what ranks share: it needs no proof."""
-    before, _state.trusted = are_trusted(), are
-    try:
-        yield
-    finally:
-        _state.trusted = before
+    return _trusted.set(are)
 
 
 def are_trusted() -> bool:
-    return getattr(_state, "trusted", False)
+    return bool(_trusted)
 
 
 def prove_calls(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from matex_tf import tags
@@ -18,6 +18,7 @@ from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN
 from matex_tf.analysis.rules import randoms
 from matex_tf.gradients import redistribute
 from matex_tf.runtime import script_frames
+from matex_tf.thread_flag import ThreadFlag
 
 _CONTROL = ("If", "While", "Case", "StatelessIf", "StatelessWhile", "StatelessCase", "Switch", "Merge", "Enter", "Exit")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile")
@@ -32,6 +33,7 @@ _PRODUCTS = set(
 _WATCH = "rows that meet"
 
 _state = threading.local()
+_resolved = ThreadFlag()
 
 
 class _Watch:
@@ -58,18 +60,13 @@ class _Watch:
         return wholes
 
 
-@contextlib.contextmanager
-def resolved(are: bool = True) -> Iterator[None]:
+def resolved(are: bool = True) -> contextlib.AbstractContextManager[None]:
     """Within it, where `are`, graphs that are traced for slices have values made whole where their rows meet."""
-    before, _state.on = getattr(_state, "on", False), are
-    try:
-        yield
-    finally:
-        _state.on = before
+    return _resolved.set(are)
 
 
 def are_resolved() -> bool:
-    return getattr(_state, "on", False)
+    return bool(_resolved)
 
 
 def tapes_change() -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, settings
@@ -19,6 +18,7 @@ from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
 from matex_tf.gradients import own, recombine
 from matex_tf.ops import xla
 from matex_tf.sharding import step_weight
+from matex_tf.thread_flag import ThreadFlag
 
 KIND_GRADIENTS = 1
 
@@ -27,7 +27,7 @@ _same: dict[int, Any] = {}
 _scaling: weakref.WeakSet[Any] = weakref.WeakSet()
 _numbers: dict[int, tuple[int, Any]] = {}
 _count = itertools.count(1)
-_state = threading.local()
+_reduced = ThreadFlag()
 
 
 def tf_variable(variable: Any) -> Any:
@@ -104,19 +104,13 @@ def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
-@contextlib.contextmanager
-def take_as_reduced() -> Iterator[None]:
+def take_as_reduced() -> contextlib.AbstractContextManager[None]:
     """Within it an optimizer takes its gradients as they are: an outer one has reduced them."""
-    before = getattr(_state, "reduced", False)
-    _state.reduced = True
-    try:
-        yield
-    finally:
-        _state.reduced = before
+    return _reduced.set()
 
 
 def is_taking_as_reduced() -> bool:
-    return getattr(_state, "reduced", False)
+    return bool(_reduced)
 
 
 def leave_infinities_to(optimizer: Any) -> None:

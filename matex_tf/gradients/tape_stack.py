@@ -7,7 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from matex_tf.thread_flag import ThreadFlag
+
 _state = threading.local()
+_plain, _within = ThreadFlag(), ThreadFlag()
 
 
 def stack() -> list[tuple[Any, Any]]:
@@ -37,36 +40,21 @@ def count_accumulator(more: int) -> None:
     _state.accumulators = accumulators() + more
 
 
-@contextlib.contextmanager
-def keep_plain() -> Iterator[None]:
+def keep_plain() -> contextlib.AbstractContextManager[None]:
     """Within it gradients are as TensorFlow gives them: they are parts of larger ones."""
-    with _plain(True):
-        yield
+    return _plain.set()
 
 
 @contextlib.contextmanager
 def within_gradient() -> Iterator[None]:
     """Around a gradient function of the script's own: gradients that it takes are followed, but not reduced."""
-    before, _state.within = is_within_gradient(), True
-    try:
-        with _plain(False):
-            yield
-    finally:
-        _state.within = before
-
-
-@contextlib.contextmanager
-def _plain(are: bool) -> Iterator[None]:
-    before, _state.plain = keeps_plain(), are
-    try:
+    with _within.set(), _plain.set(False):
         yield
-    finally:
-        _state.plain = before
 
 
 def keeps_plain() -> bool:
-    return getattr(_state, "plain", False)
+    return bool(_plain)
 
 
 def is_within_gradient() -> bool:
-    return getattr(_state, "within", False)
+    return bool(_within)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from matex_tf.loops import explain, model_proof, model_watch, sharded_call, step
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import objects
 from matex_tf.sharding import step_weight
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 JACOBIAN = "a jacobian is taken through it"
@@ -39,6 +40,7 @@ _reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _gaining: weakref.WeakSet[Any] = weakref.WeakSet()
 """Tapes under which a call was shared, or may be next time."""
 _state = threading.local()
+_shared_in_graphs = ThreadFlag()
 
 
 class _Model:
@@ -67,14 +69,9 @@ class _Plan:
         self.programs: set[int] = set()
 
 
-@contextlib.contextmanager
-def share_models(are: bool) -> Iterator[None]:
+def share_models(are: bool) -> contextlib.AbstractContextManager[None]:
     """Around the trace of a step that cannot be sharded as a whole: whether the calls of models in it are shared."""
-    before, _state.in_graphs = getattr(_state, "in_graphs", False), are
-    try:
-        yield
-    finally:
-        _state.in_graphs = before
+    return _shared_in_graphs.set(are)
 
 
 def has_noticed() -> bool:
@@ -130,7 +127,7 @@ def call_model(
         # In the step of the first call, which shows what is done with the gradients.
         plan.first_tapes += [weakref.ref(tape) for tape in tapes]
         return plain()
-    if not is_eager and not getattr(_state, "in_graphs", False):
+    if not is_eager and not _shared_in_graphs:
         return plain()
     if not plan.is_decided:
         _decide(known, plan, arguments, is_eager)

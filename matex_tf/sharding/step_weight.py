@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import settings
 from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import unknown
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 _variable: Any = None
@@ -22,7 +22,7 @@ _GRAPH_KEY = "matex_tf/step"
 
 _is_sliced = False
 _within: list[Any] = []
-_state = threading.local()
+_alone = ThreadFlag()
 
 
 def whole_values() -> list[float]:
@@ -169,18 +169,13 @@ def within_slice(numbers: Any) -> Iterator[None]:
             go_back_to(before)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> contextlib.AbstractContextManager[None]:
     """Within it a step is made of whole batches that this rank computes by itself: it needs no other rank."""
-    before, _state.alone = is_alone(), True
-    try:
-        yield
-    finally:
-        _state.alone = before
+    return _alone.set()
 
 
 def is_alone() -> bool:
-    return getattr(_state, "alone", False)
+    return bool(_alone)
 
 
 def is_within_slice() -> bool:
