@@ -76,7 +76,7 @@ def write_text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
         again=os.EX_TEMPFAIL,
     )
     variables = dict(one.split("=", 1) for one in asked.env)
-    if asked.claim and asked.ranks > 1:
+    if asked.claim:
         variables["MATEX_STATE"] = f"{asked.folder}/{name}.state"
     # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
     launcher: dict[str, Any] = {"command": ["bash", "-c", _typed(script)]}

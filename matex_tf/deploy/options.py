@@ -76,8 +76,7 @@ class Options:
 
     def command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """The command that starts all ranks of `target`: a script with its arguments, or `-m` and a module."""
-        # One rank alone keeps no state for others.
-        again = ["--restarts", str(self.restarts)] if self.restarts and self.ranks > 1 else []
+        again = ["--restarts", str(self.restarts)] if self.restarts else []
         own = [word for text in self.run for word in shlex.split(text)]
         return [*shlex.split(self.matex or "matex"), "run", *again, "-n", str(self.ranks), *options, *own, *target]
 

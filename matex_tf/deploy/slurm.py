@@ -75,8 +75,6 @@ def write_text(asked: Slurm, target: Sequence[str], folder: str) -> str:
         folder=shlex.quote(folder),
         setup="".join(f"{line}\n" for line in asked.setup),
         look=look if asked.nodes > 1 else "",
-        # One rank alone keeps no state for others.
-        state='export MATEX_STATE="$run_folder/state"\n' if asked.ranks > 1 else "",
         command=shlex.join(asked.command(target)),
         again=os.EX_TEMPFAIL,
     )
@@ -96,7 +94,8 @@ _SCRIPT = """\
 #!/bin/bash
 {heads}run_folder="$PWD"/{folder} child=
 trap 'kill -USR1 $child' USR1
-{setup}{look}{state}export MATEX_RECORD="$run_folder"
+{setup}{look}export MATEX_STATE="$run_folder/state"
+export MATEX_RECORD="$run_folder"
 rm -f "$run_folder/exit-code"
 {command} & child=$!
 wait $child; code=$?

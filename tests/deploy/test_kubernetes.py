@@ -131,7 +131,7 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
     text = kubernetes.write_text(asked, words, "a-1")
     subprocess.run([as_kubernetes_expands(word) for word in command_of(text)], cwd=where)
     given = (where / "given").read_bytes().decode().split("\0")[:-1]
-    assert given == ["run", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
+    assert given == ["run", "--restarts", "3", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
     line = next((line for line in text.split("\n") if line.strip().startswith("value:")), 'value: ""')
     assert as_kubernetes_expands(json.loads(line.strip()[len("value: ") :])) == value
 

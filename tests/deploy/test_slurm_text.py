@@ -70,9 +70,9 @@ def test_a_short_job_is_warned_within_its_time(time, warning):
     assert f"--signal=B:USR1@{warning}\n" in slurm.write_text(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
 
 
-def test_one_rank_keeps_no_state():
+def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
     text = slurm.write_text(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
-    assert "MATEX_STATE" not in text and "--restarts" not in text and "srun" not in text
+    assert "MATEX_STATE" in text and "--restarts 3 -n 1" in text and "srun" not in text
 
 
 def as_sbatch_reads(line: str) -> list[str]:
@@ -186,4 +186,4 @@ def test_time_limits_as_slurm_has_them(time, expected):
 def test_a_job_of_a_module(capsys):
     assert cli.main(["submit", "--slurm", "--dry-run", "-m", "package.module", "-m", "1"]) == 0
     said = capsys.readouterr().out
-    assert "run -n 1 -m package.module -m 1 & child" in said and "--job-name=package.module\n" in said
+    assert "run --restarts 3 -n 1 -m package.module -m 1 & child" in said and "--job-name=package.module\n" in said
