@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import REPLICATED, SHARDED, Placement, partial, replicated
+from matex_tf.analysis.placement import REPLICATED, SHARDED, Placement, partial, replicated, unknown
 from matex_tf.analysis.rules.arithmetic import added
 from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, WEIGHS, Node, UnprovedError, figures, need_fit, rule
 
@@ -175,19 +175,21 @@ def cross_entropy(node: Node) -> list[Placement]:
 def batch_normalization(node: Node) -> list[Placement]:
     one = node.inputs[0]
     count = len(node.op.outputs)
+    if not node.attr("is_training"):
+        # Of the statistics, outputs 3 and 4 are for training only: nobody writes them, so they hold what lay there.
+        unwritten = unknown(node.op, "it is not written")
+        same = replicated() if one.is_sharded else _of_rows(node)
+        return [_of_rows(node), same, same, unwritten, unwritten, *[same] * (count - 5)]
     if not one.is_sharded:
         return [_of_rows(node)] * count
-    if node.attr("is_training") and one.axis == _channels(node):
+    if one.axis == _channels(node):
         # Each row is a channel, as in layer normalization: it is normalised by itself.
         scale, offset = node.inputs[1:3]
         need_fit(one, scale, offset)
         if one.power or scale.power or offset.power:
             raise UnprovedError(WEIGHS)
         return [one, *[one._replace(axis=0)] * 4, *[replicated()] * (count - 5)]
-    if node.attr("is_training"):
-        raise UnprovedError("it normalises by the statistics of the batch")
-    found = _of_rows(node)
-    return [found] + [replicated()] * (count - 1)
+    raise UnprovedError("it normalises by the statistics of the batch")
 
 
 @rule("CTCLossV2", "CTCLoss")
