@@ -11,9 +11,7 @@ ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.more), 2, 3, pytest.param(4, marks=pytest.mark.more)]
-)
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2, 4)), 3])
 def test_collectives(ranks, tmp_path, monkeypatch):
     # They meet over MPI by themselves, and then read what rank 0 wrote.
     monkeypatch.chdir(FOLDER.parent.parent.parent)

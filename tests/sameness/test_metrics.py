@@ -17,7 +17,7 @@ CASES = Path(__file__).with_name("metric_cases.py")
     [
         pytest.param("0", (2,), id="keras3"),
         pytest.param("0", (3,), id="keras3-3", marks=pytest.mark.more),
-        pytest.param("1", (2,), id="keras2"),
+        pytest.param("1", (2,), id="keras2", marks=pytest.mark.more),
         pytest.param("1", (3,), id="keras2-3", marks=pytest.mark.more),
     ],
 )

@@ -24,7 +24,7 @@ GROUPS = {
     "v1": ("v1",),
     "legacy": ("legacy",),
 }
-TOGETHER = 12
+TOGETHER = 20
 MARK = "@@ "
 
 # Where the mathematics is not the same, and why: how far figures may be apart, relative to the largest; None: not
@@ -87,6 +87,41 @@ KERAS_3 = {
     "pydataset_with_workers",
 }
 
+# Run by --all only. No line of the product is run by these alone, and they take longest.
+MORE = {
+    "arrays_validation_split",
+    "attention_translation",
+    "balanced_losses",
+    "character_rnn",
+    "clipping",
+    "distillation",
+    "epochs_and_executions",
+    "every_optimizer",
+    "from_generator",
+    "from_scratch",
+    "gradient_penalty",
+    "image_data_generator",
+    "masked_loss",
+    "mixed_precision",
+    "next_of_iterator",
+    "normalization_adapt",
+    "persistent_tape",
+    "python_generator",
+    "pydataset_with_workers",
+    "raw_logs",
+    "recommender",
+    "repeat_and_steps",
+    "schedules",
+    "shuffle_and_parallel_maps",
+    "text_vectorization",
+    "timeseries_windows",
+    "transfer_learning",
+    "transformer_block",
+    "unet",
+    "weights_of_samples_and_classes",
+    "wide_and_deep",
+}
+
 TIMES = re.compile(r"\d+(\.\d+)?(us|ms|s)(/step|/epoch)?\b")
 NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[-+]?\d+)?")
 
@@ -105,11 +140,12 @@ def parts_of(group):
 
 
 def scripts_for(group, part, ranks, every_way):
-    """Of those for Keras each runs under 2 ranks or, one in four, under 3, unless all are asked for."""
+    """Of those for Keras each runs under 2 ranks or, one in four, under 3, unless all are asked for; alone: ranks 0."""
     found = parts_of(group)[part]
     if every_way or group == "v1":
         return found
-    return [path for place, path in enumerate(found) if (place % 4 == 3) == (ranks == 3)]
+    found = [path for path in found if Path(path).stem not in MORE]
+    return [path for place, path in enumerate(found) if not ranks or (place % 4 == 3) == (ranks == 3)]
 
 
 def run(group, ranks, folder, chosen):
@@ -154,11 +190,15 @@ def files(folder):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(tmp_path_factory, pytestconfig):
     """What the scripts of a part leave alone, which is found once."""
-    return functools.cache(
-        lambda group, part: run(group, 0, tmp_path_factory.mktemp(f"alone-{group}"), parts_of(group)[part])
-    )
+
+    @functools.cache
+    def run_part(group, part):
+        chosen = scripts_for(group, part, 0, pytestconfig.getoption("--all"))
+        return run(group, 0, tmp_path_factory.mktemp(f"alone-{group}"), chosen)
+
+    return run_part
 
 
 def contents(array):
@@ -272,6 +312,7 @@ def note_shared(name, alone, computed, said):
 _steps: set[tuple[str, str, str]] = set()
 
 
+@pytest.mark.more
 def test_most_scripts_gain_from_ranks(capsys):
     """Prints the table of steps: shared as a whole, by the calls of their models, on their way back, or not, and why.
 
@@ -325,5 +366,7 @@ def test_each_script_is_run_under_ranks():
         assert sorted(path for part in every for path in parts_of(group)[part]) == scripts(group)
         for part in every:
             assert scripts_for(group, part, 2, True) == scripts_for(group, part, 3, True) == parts_of(group)[part]
-        usual = [path for part in every for ranks in (2, 3) for path in scripts_for(group, part, ranks, False)]
-        assert sorted(set(usual)) == scripts(group)
+            usual = [path for ranks in (2, 3) for path in scripts_for(group, part, ranks, False)]
+            assert set(usual) == set(scripts_for(group, part, 0, False))
+    names = {Path(path).stem for group in GROUPS for path in scripts(group)}
+    assert version("keras") < "3" or MORE < names

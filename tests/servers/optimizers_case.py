@@ -1,6 +1,7 @@
 """Each optimizer of a Keras updates variables of many shapes in a loop of the script's own; what all have is stored.
 
-Arguments: the folder, the package of Keras, the type. Some variables have fewer entries than there are ranks.
+Arguments: the folder, the package of Keras, the type, and names of optimizers if it is to be some. Some variables have
+fewer entries than there are ranks.
 """
 
 import inspect
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import matex_tf
 
-folder, package, dtype = sys.argv[1:]
+folder, package, dtype, *few = sys.argv[1:]
 keras = __import__(package)
 generator = np.random.default_rng(3)
 SHAPES = [(7, 5), (5,), (5, 3, 2), (1,), (2, 2), ()]
@@ -35,6 +36,8 @@ if package == "keras":
     chosen["accumulating"] = lambda: optimizers.Adam(0.1, gradient_accumulation_steps=2)
     chosen["scaling"] = lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=8.0)
     del chosen["MultiOptimizer"]  # it is given other optimizers
+if few:
+    chosen = {name: chosen[name] for name in few}
 
 
 def slots_of(optimizer):
