@@ -53,7 +53,9 @@ def folder() -> Path:
     spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
     reasons: list[str] = []
     for candidate in (usual, spare):
-        exposed = exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
+        # A user without a home has none of these folders, and "~" is none.
+        usable = candidate.is_absolute() and can_write(candidate)
+        exposed = exposure(candidate) if usable else f"{candidate} cannot be written to"
         if not exposed:
             if reasons and usual not in _told:
                 _told.add(usual)

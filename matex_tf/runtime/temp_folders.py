@@ -28,10 +28,10 @@ def hold_folder(path: str) -> int | None:
     return None
 
 
-def hold_file(path: str) -> int | None:
-    """The same of a file, which is made where there is none."""
+def hold_file(path: str, waits: bool = False) -> int | None:
+    """The same of a file, which is made where there is none; `waits` for who holds it, and never gives None."""
     while True:
-        handle, is_free, _ = _try(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        handle, is_free, _ = _try(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
         if not is_free:
             os.close(handle)
             return None
@@ -53,11 +53,11 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
                 os.close(handle)
 
 
-def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> tuple[int, bool, bool]:
+def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False) -> tuple[int, bool, bool]:
     """The open `path`, whether no other process holds it, and whether this file system can tell."""
     handle = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         return handle, False, True
     except OSError as error:

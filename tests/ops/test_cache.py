@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(ho
     (tmp_path / f"matex_tf-{os.getuid()}").chmod(0o777)
     with pytest.raises(BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
         build.build()
+
+
+def test_without_a_home_no_folder_is_made_where_the_script_runs(home, tmp_path, fake_compiler, monkeypatch):
+    fake_compiler()
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # raises KeyError, as it does of an unknown user
+    monkeypatch.chdir(tmp_path)
+    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}"
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("which", ["library", "record"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import inspect
 import os
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matex_tf.ops import cache
-from matex_tf.runtime import real_files
+from matex_tf.runtime import real_files, temp_folders
 from matex_tf.runtime.replace import replace, when_imported
 from matex_tf.world import world
 
@@ -78,7 +77,7 @@ def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
     until = time.monotonic() + (_HEAD_START if world.current().rank > 0 else 0.0)
     while time.monotonic() < until and not any(map(os.path.exists, (path, *wanted))):
         time.sleep(0.02)
-    handle = _locked(path)
+    handle = _hold(path)
     try:
         yield
     finally:
@@ -87,19 +86,15 @@ def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(path: str) -> int:
-    """A descriptor that holds the lock `path`, which whoever held it before has removed."""
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise world.RankError(
-                f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
-            ) from None
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.fstat(handle).st_ino == os.lstat(path).st_ino:
-                return handle
-        os.close(handle)
+def _hold(path: str) -> int:
+    """A descriptor that holds the lock `path`, once whoever held it before is done."""
+    try:
+        handle = temp_folders.hold_file(path, waits=True)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise world.RankError(
+            f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
+        ) from None
+    assert handle is not None
+    return handle
