@@ -39,7 +39,7 @@ FAULTS = {
         "matex_tf/sharding/step_weight.py",
         "rows = tf.cast(stop - start, tf.float64) * mine",
         "rows = tf.cast(stop - start, tf.float64)",
-        "tests/sameness/test_borders.py",
+        "tests/loops/test_borders.py",
     ),
     "a mean over rows is taken for a sum": Fault(
         "matex_tf/analysis/rules/reductions.py",
@@ -57,13 +57,13 @@ FAULTS = {
         "matex_tf/metrics/custom_metrics.py",
         "numbers()[0 if kind == _MEAN else 1]",
         "numbers()[1]",
-        "tests/sameness/test_metrics.py",
+        "tests/metrics/test_metrics.py",
     ),
     "what every rank computes whole counts on each": Fault(
         "matex_tf/sharding/step_weight.py",
         "mine = 1.0 if world.current().rank == 0 else 0.0",
         "mine = 1.0",
-        "tests/sameness/test_borders.py",
+        "tests/loops/test_borders.py",
     ),
     "rows that have met have no gradient": Fault(
         "matex_tf/gradients/redistribute.py",
@@ -75,7 +75,7 @@ FAULTS = {
         "matex_tf/loops/function_step.py",
         "    return graph, why\n",
         "    return graph, '' if meets else why\n",
-        "tests/sameness/test_borders.py",
+        "tests/loops/test_borders.py",
     ),
     "a damaged state of a run is taken": Fault(
         "matex_tf/resilience/state_files.py",
