@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from comparing import stored
 
 import launch
 
@@ -89,6 +90,14 @@ def pytest_terminal_summary(terminalreporter) -> None:
     terminalreporter.section(f"{sum(_spent.values()):.0f} seconds of a core, of which the costliest files took")
     for name, seconds in costly:
         terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+
+
+@pytest.fixture(scope="module")
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The arrays that CASES of a test's module store without ranks."""
+    folder = tmp_path_factory.mktemp("alone")
+    launch.run_alone(request.module.CASES, folder, timeout=380).check()  # less than the limit of any test with it
+    return stored(folder)[0]
 
 
 @pytest.fixture

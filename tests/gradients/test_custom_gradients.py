@@ -25,13 +25,6 @@ WHOLE = {
 }
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=200).check()
-    return stored(folder)[0]
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):

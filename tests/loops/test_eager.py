@@ -13,13 +13,6 @@ CASES = Path(__file__).with_name("eager_cases.py")
 WHOLE = {"losses that layers add", "a thread draws everyone's"}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=300).check()
-    return stored(folder)[0]
-
-
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):

@@ -11,13 +11,6 @@ CASES = Path(__file__).with_name("recorded_cases.py")
 WHOLE = {"a gradient of its own", "a function that is called", "two tapes"}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=300).check()
-    return stored(folder)[0]
-
-
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.more), 3])
 def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):

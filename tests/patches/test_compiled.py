@@ -19,13 +19,6 @@ def kernels():
     build.build_xla()
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=400).check()
-    return dict(np.load(folder / "rank-0.npz"))
-
-
 def check(folder, ranks, alone):
     parts = [dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(ranks)]
     for name, value in parts[0].items():

@@ -11,13 +11,6 @@ import launch
 CASES = Path(__file__).with_name("cases.py")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES, folder, timeout=280).check()
-    return stored(folder)[0]
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ranks, settings",
