@@ -43,7 +43,6 @@ def not_of_slices(sources: Any, why: str) -> None:
         verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
 
 
-@programs.ours()
 def in_graph(
     compute: Callable[[Any, Any], Any], target: Any, sources: Any, upstream: Any, reduces: bool, owed: bool
 ) -> Any:
@@ -58,53 +57,54 @@ def in_graph(
     """
     import tensorflow as tf
 
-    flat = tf.nest.flatten(target)
-    tensors = [part for part in flat if isinstance(part, tf.Tensor)]
-    why: Placement | None
-    if len(tensors) != len(flat):
-        chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
-    else:
-        given = [None] * len(flat) if upstream is None else tf.nest.flatten(upstream)
-        chosen, factors, why = recombine.seed_targets(tensors, given)
-        if why is not None:
-            chosen, factors = target, upstream
-        elif all(one is None for one in factors):
-            factors = None
-    result = compute(chosen, factors)
-    sources = sources() if callable(sources) else sources
-    flat_sources = tf.nest.flatten(sources)
-    found = _flatten_like(result, len(flat_sources))
-    for source, gradient in zip(flat_sources, found):
-        declare_gradient(gradient, source, why)
-    trained = [
-        index
-        for index, source in enumerate(flat_sources)
-        if _is_trained_variable(source) and (found[index] is None or not reduction.are_same([found[index]]))
-    ]
-    if not trained or not reduces:
-        return result
-    of = [flat_sources[index] for index in trained]
-    unsplit.say_unsplit()
-    if owed:
-        reduction.mark_reduced(of, born=False)
-        return result
-    local.say_only_fit("a loop of the script's own")
-    reduction.mark_reduced(of, born=True)
-    unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.find_whole(part) is None]
-    scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
-    reduced, totals = reduction.reduce_gradients(
-        [found[index] for index in trained],
-        of,
-        [_weighted(part) for part in scalars],
-        place="tape.gradient",
-    )
-    for part, total in zip(scalars, totals):
-        recombine.remember_whole(part, total)
-    if not step_weight.in_session_graph():
-        variables.expect_agreement(of)
-    for index, value in zip(trained, reduced):
-        found[index] = value
-    return _pack_like(result, found)
+    with programs.ours():  # no decorator: its frame would stand among the script's, in errors
+        flat = tf.nest.flatten(target)
+        tensors = [part for part in flat if isinstance(part, tf.Tensor)]
+        why: Placement | None
+        if len(tensors) != len(flat):
+            chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
+        else:
+            given = [None] * len(flat) if upstream is None else tf.nest.flatten(upstream)
+            chosen, factors, why = recombine.seed_targets(tensors, given)
+            if why is not None:
+                chosen, factors = target, upstream
+            elif all(one is None for one in factors):
+                factors = None
+        result = compute(chosen, factors)
+        sources = sources() if callable(sources) else sources
+        flat_sources = tf.nest.flatten(sources)
+        found = _flatten_like(result, len(flat_sources))
+        for source, gradient in zip(flat_sources, found):
+            declare_gradient(gradient, source, why)
+        trained = [
+            index
+            for index, source in enumerate(flat_sources)
+            if _is_trained_variable(source) and (found[index] is None or not reduction.are_same([found[index]]))
+        ]
+        if not trained or not reduces:
+            return result
+        of = [flat_sources[index] for index in trained]
+        unsplit.say_unsplit()
+        if owed:
+            reduction.mark_reduced(of, born=False)
+            return result
+        local.say_only_fit("a loop of the script's own")
+        reduction.mark_reduced(of, born=True)
+        unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.find_whole(part) is None]
+        scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
+        reduced, totals = reduction.reduce_gradients(
+            [found[index] for index in trained],
+            of,
+            [_weighted(part) for part in scalars],
+            place="tape.gradient",
+        )
+        for part, total in zip(scalars, totals):
+            recombine.remember_whole(part, total)
+        if not step_weight.in_session_graph():
+            variables.expect_agreement(of)
+        for index, value in zip(trained, reduced):
+            found[index] = value
+        return _pack_like(result, found)
 
 
 def _is_reducible(part: Any) -> bool:

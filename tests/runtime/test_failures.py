@@ -320,6 +320,36 @@ def test_a_traceback_is_of_the_script(frames):
     assert ("MATEX_TRACEBACK=full shows the frames of matex_tf, too" in result.stderr) == (frames == "script")
 
 
+WAY_BACK = """
+import tensorflow as tf
+
+@tf.custom_gradient
+def alike(x):
+    def back(upstream):
+        raise ValueError("no way back")
+    return x, back
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(alike(x @ w))
+    w.assign_sub(tape.gradient(loss, w))
+
+w = tf.Variable([[1.0], [2.0]])
+step(tf.ones((8, 2)))
+"""
+
+
+@pytest.mark.parametrize("frames", ["script", "full"])
+def test_what_autograph_says_of_a_gradient_function_is_of_the_script(frames):
+    result = failed(2, WAY_BACK, env={"MATEX_TRACEBACK": frames})
+    told = result.stderr.partition("in user code:")[2].partition("ValueError: no way back")
+    seen = re.findall('^    File ".*/(.*)", line .*, in (\\w+)', told[0], re.MULTILINE)
+    script = [("script.py", "step"), ("script.py", "back")]
+    assert told[1] and [one for one in seen if one[0] == "script.py"] == script
+    assert (seen == script) == (frames == "script"), seen
+
+
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
