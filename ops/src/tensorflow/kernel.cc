@@ -1,6 +1,7 @@
 #include "kernel.h"
 
 #include <memory>
+#include <utility>
 
 #include "engine/sequence/v1_order.h"
 #include "engine/sums/world.h"
@@ -9,6 +10,28 @@
 namespace matex {
 
 using namespace tensorflow;
+
+namespace {
+
+class OwnedBuffer : public TensorBuffer {
+ public:
+  OwnedBuffer(void* memory, std::shared_ptr<const void> owner, size_t bytes, bool others_read)
+      : TensorBuffer(memory), owner_(std::move(owner)), bytes_(bytes), others_read_(others_read) {}
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("matex");
+  }
+  bool OwnsMemory() const override { return !others_read_; }
+
+ private:
+  const std::shared_ptr<const void> owner_;
+  const size_t bytes_;
+  const bool others_read_;
+};
+
+}  // namespace
 
 Type TypeOf(DataType type) {
   switch (type) {
@@ -38,6 +61,13 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
 }
 
 void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
+
+Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, DataType type, const TensorShape& shape,
+                bool others_read) {
+  const size_t bytes = shape.num_elements() * DataTypeSize(type);
+  const core::RefCountPtr<TensorBuffer> buffer(new OwnedBuffer(memory, std::move(owner), bytes, others_read));
+  return Tensor(type, shape, buffer.get());
+}
 
 TfStatus StatusOf(const Error& error) { return errors::FailedPrecondition(Place(), ": ", error.message); }
 

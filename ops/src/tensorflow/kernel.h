@@ -1,6 +1,7 @@
 // What all kernels share: the engine's types and errors in TensorFlow's terms, and a base class that takes turns.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -27,6 +28,11 @@ using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>
 Type TypeOf(tensorflow::DataType type);
 std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
 void* DataOf(const tensorflow::Tensor& tensor);
+
+// A tensor whose values lie in `memory`, which is there while `owner` is. The op that holds the last reference to it may
+// write its result there, unless others read what lies there, too.
+tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
+                            const tensorflow::TensorShape& shape, bool others_read = false);
 
 // Not Aborted: v1's MonitoredSession takes that for a lost worker, makes a new session and tries for ever.
 TfStatus StatusOf(const Error& error);

@@ -22,42 +22,6 @@ namespace {
 
 using namespace tensorflow;
 
-// A part of a tensor, which lives as long. To who has it it is a tensor of its own, to be updated where it lies.
-class LentBuffer : public TensorBuffer {
- public:
-  LentBuffer(const Tensor& whole, int64_t offset, size_t bytes)
-      : TensorBuffer(static_cast<char*>(DataOf(whole)) + offset), whole_(whole), bytes_(bytes) {}
-  size_t size() const override { return bytes_; }
-  TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(AllocationDescription* description) const override {
-    description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("matex_lent");
-  }
-
- private:
-  const Tensor whole_;
-  const size_t bytes_;
-};
-
-// The memory in which a variable has its home; it is given back with the last tensor there.
-class HomeBuffer : public TensorBuffer {
- public:
-  HomeBuffer(std::shared_ptr<Homes> homes, int i, char* memory, size_t bytes)
-      : TensorBuffer(memory), homes_(std::move(homes)), i_(i), bytes_(bytes) {}
-  ~HomeBuffer() override { homes_->Leave(i_); }
-  size_t size() const override { return bytes_; }
-  TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(AllocationDescription* description) const override {
-    description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("matex_home");
-  }
-
- private:
-  const std::shared_ptr<Homes> homes_;
-  const int i_;
-  const size_t bytes_;
-};
-
 // A whole variable, the variable that has this rank's piece of it, and where that is.
 struct Pair {
   core::RefCountPtr<Var> whole, piece;
@@ -121,8 +85,9 @@ class LendKernel : public PiecesKernel {
       const int64_t offset = pair.first * Width(), bytes = pair.count * Width();
       mutex_lock lock(*pair.piece->mu());
       if (bytes > 0 && whole.RefCountIsOne()) {
-        core::RefCountPtr<TensorBuffer> buffer(new LentBuffer(whole, offset, bytes));
-        *pair.piece->tensor() = Tensor(type_, TensorShape({pair.count}), buffer.get());
+        // To who has it it is a tensor of its own, to be updated where it lies.
+        char* const memory = static_cast<char*>(DataOf(whole)) + offset;
+        *pair.piece->tensor() = TensorAt(memory, std::make_shared<Tensor>(whole), type_, TensorShape({pair.count}));
         continue;
       }
       // Somebody else has the value of the variable, and is to keep it: as TensorFlow's own updates, on a copy.
@@ -172,8 +137,9 @@ class PublishKernel : public PiecesKernel {
     char* home = nullptr;
     if (homes != nullptr && bytes > 0 && !(can_stay && homes->Has(i, DataOf(*whole)))) home = homes->Take(i);
     if (home != nullptr) {
-      core::RefCountPtr<TensorBuffer> buffer(new HomeBuffer(homes, i, home, bytes));
-      now = Tensor(type_, whole->shape(), buffer.get());
+      // It is given back with the last tensor there.
+      const std::shared_ptr<void> taken(home, [homes, i](void*) { homes->Leave(i); });
+      now = TensorAt(home, taken, type_, whole->shape());
     } else if (!can_stay) {
       TfStatus status = context->allocate_temp(type_, whole->shape(), &now);
       if (!status.ok()) return status;

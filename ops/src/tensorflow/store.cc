@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <type_traits>
-#include <utility>
 
 #include "engine/store/store.h"
 #include "kernel.h"
@@ -18,25 +17,6 @@ namespace {
 using namespace tensorflow;
 
 const char kNoStore[] = "there is no memory in which ranks train a model together";
-
-// A part of the store, which lives as long as a tensor refers to it. It does not own its memory: else an op that holds
-// the last reference would write its result there.
-class StoreBuffer : public TensorBuffer {
- public:
-  StoreBuffer(std::shared_ptr<SharedStore> store, int64_t offset, size_t bytes)
-      : TensorBuffer(store->data() + offset), store_(std::move(store)), bytes_(bytes) {}
-  size_t size() const override { return bytes_; }
-  TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(AllocationDescription* description) const override {
-    description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("matex_store");
-  }
-  bool OwnsMemory() const override { return false; }
-
- private:
-  const std::shared_ptr<SharedStore> store_;
-  const size_t bytes_;
-};
 
 // The variable behind input 0.
 TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable) {
@@ -65,7 +45,7 @@ class ViewKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(context, FindVariable(context, &variable));
-    std::shared_ptr<SharedStore> store = TheStore();
+    const std::shared_ptr<SharedStore> store = TheStore();
     OP_REQUIRES(context, store != nullptr, errors::FailedPrecondition(kNoStore));
     mutex_lock lock(*variable->mu());
     Tensor* const value = variable->tensor();
@@ -73,8 +53,7 @@ class ViewKernel : public OpKernel {
     OP_REQUIRES(context, bytes == 0 || (store->Has(store->data() + offset_) && store->Has(store->data() + offset_ + bytes - 1)),
                 errors::OutOfRange("a variable is larger than its place in shared memory"));
     if (writes_) std::memcpy(store->data() + offset_, DataOf(*value), bytes);
-    core::RefCountPtr<TensorBuffer> buffer(new StoreBuffer(std::move(store), offset_, bytes));
-    *value = Tensor(value->dtype(), value->shape(), buffer.get());
+    *value = TensorAt(store->data() + offset_, store, value->dtype(), value->shape(), /*others_read=*/true);
   }
 
  private:
