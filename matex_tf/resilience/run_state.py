@@ -239,15 +239,13 @@ class Run:
 
     def _hear(self, number: int, frame: Any) -> None:
         self.asked = signal.Signals(number).name
-        if self.within is None:
-            self._leave_at_once()
+        # Rank 0 ends the others once all is on its disk; if it was not asked, the next call of fit ends all.
+        if self.within is None and self.writer is not None:
+            self._leave_at_once(self.writer)
 
-    def _leave_at_once(self) -> None:
+    def _leave_at_once(self, writer: async_writer.Writer) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
-        if self.writer is None:
-            time.sleep(2)  # rank 0 ends the others, if it was asked as well
-        else:
-            self.writer.flush()
+        writer.flush()
         exit_marks.mark_ask_again()
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)

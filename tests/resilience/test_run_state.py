@@ -84,6 +84,31 @@ def test_an_epoch_that_comes_again_counts_itself_alone(tmp_path):
     assert not differences(want, shown(found))
 
 
+SLOW_DISK = """
+import os, signal, time
+import keras, numpy as np
+from matex_tf.resilience import state_files
+
+def write_state(*args):
+    time.sleep(4)
+    plain(*args)
+
+plain, state_files.write_state = state_files.write_state, write_state
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_what_is_being_written_is_waited_for_by_all_ranks_that_are_asked_to_end(tmp_path):
+    asked = launch.run(2, SLOW_DISK, env={"MATEX_STATE": str(tmp_path / "state")})
+    assert asked.returncode == 75, asked.output
+    assert asked.output.count("matex_tf: SIGTERM: ended between calls of fit") == 1
+    assert [path.name for path in tmp_path.glob("state/end-*")] == ["end-000000"]
+
+
 def test_a_batch_that_is_given_again_leaves_open_what_was_open():
     import tensorflow as tf
 
