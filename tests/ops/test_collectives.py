@@ -12,8 +12,9 @@ ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2, 4)), 3])
-def test_collectives(ranks, tmp_path, monkeypatch):
+def test_collectives(ranks, tmp_path, monkeypatch, pytestconfig):
     # They meet over MPI by themselves, and then read what rank 0 wrote.
     monkeypatch.chdir(FOLDER.parent.parent.parent)
     words = [tmp_path / "report.xml", "--with-mpi", "--timeout=120", "-q", FOLDER]
+    words += ["--all"] if pytestconfig.getoption("--all") else []
     launch.run(ranks, ONE_VOICE, *words, module=False, env=launch.ALL_FILES, timeout=1100).check()

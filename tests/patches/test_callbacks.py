@@ -58,7 +58,7 @@ def differences(one, other, where=""):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks, legacy", [(3, "0"), (2, "1")])
+@pytest.mark.parametrize("ranks, legacy", [pytest.param(3, "0", marks=pytest.mark.more), (2, "1")])
 def test_every_rank_sees_and_decides_what_the_script_alone_does(tmp_path, server, ranks, legacy):
     url, requests = server
     alone, together = tmp_path / "alone", tmp_path / "together"

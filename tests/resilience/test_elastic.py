@@ -44,7 +44,13 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose):
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(version("keras") < "3", reason="what is tried are things of Keras 3")
-@pytest.mark.parametrize("ranks, kills", [(4, "accumulated:9:0 unknown:7:1 own:10:0"), (3, "several:2:1 sparse:8:0")])
+@pytest.mark.parametrize(
+    "ranks, kills",
+    [
+        pytest.param(4, "accumulated:9:0 unknown:7:1 own:10:0", marks=pytest.mark.more),
+        (3, "several:2:1 sparse:8:0"),
+    ],
+)
 def test_what_a_step_has_besides_weights_is_not_lost(alone, ranks, kills, tmp_path):
     found = run(ranks, KINDS, tmp_path, tmp_path / "state", KILL=kills).check()
     assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output

@@ -40,7 +40,7 @@ def run(ranks, folder, state, keras, lose):
 @pytest.mark.parametrize(
     "keras, ranks, lose",
     [
-        ("0", (2, 3), "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM"),
+        pytest.param("0", (2, 3), "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM", marks=pytest.mark.more),
         ("1", (2, 1), "0:1:2:0:SIGKILL 1:2:3:1:SIGUSR1"),
         ("0", (1, 1), "1:2:3:0:SIGKILL 2:1:2:0:SIGTERM"),
     ],

@@ -9,6 +9,7 @@ from comparing import close, differences, stored
 import launch
 
 CASES = Path(__file__).with_name("cases.py")
+OVERLAPPED = {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"}
 
 
 @pytest.mark.timeout(900)
@@ -19,7 +20,7 @@ CASES = Path(__file__).with_name("cases.py")
         pytest.param(2, {}, id="2", marks=pytest.mark.more),
         pytest.param(3, {}, id="3", marks=pytest.mark.more),
         pytest.param(4, {}, id="4", marks=pytest.mark.more),
-        pytest.param(3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring"}, id="3-overlapped"),
+        pytest.param(3, OVERLAPPED, id="3-overlapped", marks=pytest.mark.more),
     ],
 )
 def test_every_style_gives_the_sequential_result(alone, ranks, settings, tmp_path):
@@ -78,6 +79,6 @@ def test_losses_and_loops_of_every_kind_are_exact(tmp_path):
     alone.mkdir()
     together.mkdir()
     launch.run_alone(script, alone, timeout=200).check()
-    launch.run(3, script, together, env=launch.ALL_FILES, timeout=350).check()
+    launch.run(3, script, together, env={**launch.ALL_FILES, **OVERLAPPED}, timeout=350).check()
     wrong = differences(stored(alone)[0], stored(together, 3))
     assert not wrong, "\n".join(wrong)

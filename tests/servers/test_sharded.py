@@ -77,7 +77,7 @@ def test_optimizers_give_the_same(ranks, package, dtype, few, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_readers_find_whole_variables(tmp_path):
-    wanted, got, said = both(3, HERE / "readers_case.py", folder=tmp_path, MATEX_OUTPUT="first", MATEX_OVERLAP="on")
+    wanted, got, said = both(2, HERE / "readers_case.py", folder=tmp_path, MATEX_OUTPUT="first", MATEX_OVERLAP="on")
     assert differing(wanted, got) == set()
     assert "1 of its variables have sparse gradients" in said
     assert "it is called outside of a tf.function" in said
@@ -96,7 +96,7 @@ def test_some_ranks_own_the_pieces(tmp_path):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_path):
     env = {**launch.ALL_FILES, "MATEX_OVERLAP": "off"}
     launch.run(ranks, HERE / "publishing_case.py", tmp_path, env=env, timeout=300).check()

@@ -46,13 +46,16 @@ def assert_same_everywhere(arrays: list[np.ndarray]) -> None:
 NAMES = [f"variable {i}" for i in range(len(SHAPES))]
 
 
+EVERY_DTYPE = (np.float32, np.float64, np.float16, BFLOAT16)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
     ("chunk_bytes", "fuse_bytes"),
     [(1 << 20, 256 << 10), (1 << 20, 0), (512, 1 << 30), (1000, 500), (4096, 4096), (1 << 30, 1 << 30)],
 )
 @pytest.mark.parametrize(
-    "dtypes", [(np.float32,), (np.float64,), (np.float16,), (BFLOAT16,), (np.float32, np.float64, np.float16, BFLOAT16)]
+    "dtypes", [EVERY_DTYPE, *(pytest.param((dtype,), marks=pytest.mark.more) for dtype in EVERY_DTYPE)]
 )
 def test_weighted_sum(make_engine, dtypes, chunk_bytes, fuse_bytes, in_place):
     outputs, error = make_engine(chunk_bytes, fuse_bytes).reduce(

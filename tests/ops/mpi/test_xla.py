@@ -24,7 +24,10 @@ def per_rank(dtype):
     return tf.cast(tf.reshape(tf.range(1, 7), [2, 3]) * (world.current().rank + 1), dtype)
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.uint8])
+OTHERS = [pytest.param(dtype, marks=pytest.mark.more) for dtype in (tf.float64, tf.float16, tf.int64, tf.uint8)]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int32, *OTHERS])
 def test_every_type(dtype):
     def collectives(x):
         reduced = [ops.allreduce(x, op) for op in ("sum", "mean", "min", "max")]
