@@ -82,7 +82,10 @@ def test_failures(tmp_path, program, objective, kind, why):
 
 
 def test_a_limit_of_time(tmp_path):
-    found = outcome(tmp_path, "note(epoch=1, logs={'val_loss': 1.0}); time.sleep(100)", limit=0.3)
+    trial = start(tmp_path, "note(epoch=1, logs={'val_loss': 1.0}); time.sleep(100)", limit=0.3)
+    while not trial.lines:
+        trial.look()
+    found = end_of(trial)
     assert (found.state, found.kind, found.why) == (FAILED, "limit", "longer than 0.3 s") and len(found.curve) == 1
 
 
