@@ -122,19 +122,19 @@ class Run:
         from matex_tf.runtime import objects
         from matex_tf.sharding.uneven import leases
 
-        settings.current().adapt = how
-        leases.agree(())
+        settings.get_settings().adapt = how
+        leases.agree_on(())
         starts: list[tuple[float, float]] = []
         began = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda *_: starts.append((time.perf_counter(), time.process_time()))
         )
         machine = Machine()
-        before, start, used = machine.sample()["busy"], time.perf_counter(), self.cpu()
+        before, start, used = machine.take_sample()["busy"], time.perf_counter(), self.cpu()
         self.model.fit(
             self.x, self.y, batch_size=self.asked.batch, epochs=epochs or self.asked.epochs, verbose=0, shuffle=False,
             callbacks=[began, *callbacks],
         )  # fmt: skip
-        end, after, computed = time.perf_counter(), machine.sample()["busy"], time.process_time()
+        end, after, computed = time.perf_counter(), machine.take_sample()["busy"], time.process_time()
         ours = sum(objects.allgather(self.cpu() - used, "what ranks and loops used"))
         epochs = len(starts) - 1
         of_step = 1e3 * (computed - starts[1][1]) / (epochs * self.asked.steps)
@@ -149,7 +149,7 @@ class Run:
         from matex_tf.sharding import row_shares
         from matex_tf.sharding.uneven import leases
 
-        return row_shares.dealt_rows(self.asked.batch, leases.agreed())
+        return row_shares.count_dealt_rows(self.asked.batch, leases.get_agreed())
 
     def recovers(self, loops: int, core: int) -> int:
         """How many steps after the loops have gone the slices differ by no more than 5% of an equal one."""

@@ -49,13 +49,13 @@ def measure(name, make):
     graph = step.get_concrete_function(tf.TensorSpec([None, *shape]), tf.TensorSpec([None], tf.int64)).graph
     traced = time.perf_counter() - start
     for tensor in graph.inputs[:2]:
-        declarations.declare(tensor, ROWS)
+        declarations.declare_placement(tensor, ROWS)
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        found = interpreter.interpreter_of(graph)
-        loss = found.of(graph.outputs[0])
-        verdict.left_behind(found, graph.get_operations())
+        found = interpreter.make_interpreter(graph)
+        loss = found.find_placement(graph.outputs[0])
+        verdict.find_side_effect(found, graph.get_operations())
         times.append(time.perf_counter() - start)
     proved = sorted(times)[2]
     assert (loss.kind, loss.power) == ("partial", 1), loss

@@ -30,7 +30,7 @@ def best(ready: np.ndarray, sizes: np.ndarray, start_up: float, byte: float) -> 
     count = len(ready)
     boundaries, end = (ctypes.c_int * (count + 1))(), ctypes.c_double()
     doubles = ctypes.c_double * count
-    found = ops.library().c.matex_buckets(
+    found = ops.get_library().c.matex_buckets(
         count, doubles(*ready), doubles(*sizes), start_up, byte, boundaries, ctypes.byref(end)
     )
     return list(boundaries[:found])

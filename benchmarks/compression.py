@@ -60,7 +60,7 @@ def main() -> int:
     print(f"{'':14}{epochs}{'test':>9}{'accuracy':>10}{'from alone':>12}")
     alone = trained([sys.executable, *words], {})
     print(line("alone", alone, alone[0]), flush=True)
-    command = cli.command_line(cli.Run(chosen.ranks, words))
+    command = cli.make_command_line(cli.Run(chosen.ranks, words))
     for kind in chosen.kinds:
         print(line(kind, trained(command, {"MATEX_COMPRESSION": kind}), alone[0]), flush=True)
     return 0

@@ -243,7 +243,7 @@ def read(folder: str) -> None:
     from matex_tf.world import world
 
     path = os.path.join(folder, "table.csv")
-    original, calls = world.communicator, []
+    original, calls = world.get_communicator, []
 
     def communicator(name):
         if name == "readers":
@@ -252,7 +252,7 @@ def read(folder: str) -> None:
                 at("reader's read")
         return original(name)
 
-    world.communicator = communicator
+    world.get_communicator = communicator
     print(len(DataSet("CSV", path, labels="y").training_data))
 
 

@@ -70,7 +70,7 @@ def main() -> None:
         own = os.path.join(folder, "own")
         _open((os.stat, open), "w")(own)
         other = os.path.dirname(os.__file__)
-        place = overlay.view().upper(os.path.realpath(own))
+        place = overlay.get_view().locate_upper(os.path.realpath(own))
         missing = [path + "-no" for path in paths]
         cases = {
             "stat": (_stat, [(path, path) for path in paths]),

@@ -18,7 +18,7 @@ import argparse
 import sys
 from math import ceil
 
-from matex_tf.planner.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, sum_of
+from matex_tf.planner.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, estimate_sum
 
 HIDES = 2 / 3
 """The share of a step's computation that is the backward pass."""
@@ -49,7 +49,7 @@ def table(parameters: float, compute: float, per_node: int, network: str, ranks:
         ),
     ]
     for count in ranks:
-        took = {name: sum_of(name, count, per_node, size, link) for name in ALGORITHMS}
+        took = {name: estimate_sum(name, count, per_node, size, link) for name in ALGORITHMS}
         best = min(took[name] for name in EXACT)
         steps = [step_of(compute, best, size, overlapped) for overlapped in (False, True)]
         lines.append(

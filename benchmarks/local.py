@@ -45,7 +45,7 @@ def work(rounds: int) -> None:
 
     for _ in range(rounds):
         for strategy in STRATEGIES:
-            settings.current().strategy = strategy  # as if the environment said so
+            settings.get_settings().strategy = strategy  # as if the environment said so
             keras.utils.set_random_seed(1)
             layers = [keras.layers.Dense(WIDTH, "relu") for _ in range(3)]
             model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1)])

@@ -163,7 +163,7 @@ def together(name, path, cold):
     objects.barrier("the measurement")
     mine = taken(lambda: read("reader", name, path))
     for line in objects.allgather(json.dumps(mine), "what it took"):
-        if world.current().rank == 0:
+        if world.get_world().rank == 0:
             print(line, flush=True)
 
 
@@ -282,7 +282,7 @@ def exchange(megabytes):
     from matex_tf.sharding.exchange import exchange_rows
     from matex_tf.world import world
 
-    me = world.current()
+    me = world.get_world()
     for row in (784, 256 * 256 * 4):
         rows = np.zeros((megabytes * 2**20 // row, row), np.uint8)
         times, begin = [], time.perf_counter()

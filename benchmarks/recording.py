@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     rounds = parser.parse_args().rounds
-    c = ops.library().c
+    c = ops.get_library().c
     print("microseconds an update" + " " * 10 + "".join(f"{name:>12}" for name in HOW) + "   over nothing")
     for title, sizes, updates in CASES:
         count = len(sizes)
@@ -49,7 +49,7 @@ def main() -> None:
         took: dict[str, list[float]] = {name: [] for name in HOW}
         for turn in range(rounds):
             for name in list(HOW)[:: 1 if turn % 2 else -1]:
-                ops.records.record(HOW[name], timeline.CAPACITY)
+                ops.records.set_recording(HOW[name], timeline.CAPACITY)
                 MPI.COMM_WORLD.Barrier()
                 started = time.perf_counter()
                 for _ in range(updates):
@@ -58,7 +58,7 @@ def main() -> None:
                     )
                     assert not failed, c.matex_last_error()
                 took[name].append((time.perf_counter() - started) / updates * 1e6)
-        ops.records.record(0)
+        ops.records.set_recording(0)
         medians = [statistics.median(found) for found in took.values()]
         ratios = [statistics.median(a / b for a, b in zip(took[name], took["nothing"])) for name in list(HOW)[1:]]
         print(f"{title:32}" + "".join(f"{one:12.2f}" for one in medians) + "".join(f"{one:8.3f}" for one in ratios))
@@ -72,7 +72,7 @@ def sample() -> float:
         recorder = sampler.Recorder(folder, log, 1.0)
         started = time.thread_time()
         for _ in range(SAMPLES):
-            log.write(recorder.sample())
+            log.write_line(recorder.take_sample())
         return (time.thread_time() - started) / SAMPLES
 
 

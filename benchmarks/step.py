@@ -78,7 +78,7 @@ class Workers:
                     "MATEX_SYNC_BATCHNORM": "off" if setting == "ranks" else "on",
                 }
                 run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
-                self._start(cli.command_line(run), cpus, told)
+                self._start(cli.make_command_line(run), cpus, told)
                 expected += len(cpus)
             for _ in range(expected):
                 connection, _ = listener.accept()
@@ -188,7 +188,7 @@ def main() -> int:
     if arguments.elastic and not arguments.fit:
         parser.error("--elastic is for --fit: a loop of one's own is not made again with fewer ranks")
     more = [*arguments.elastic, *[IMPORTED] * arguments.imported]
-    cores = placement.cores()
+    cores = placement.list_cores()
     if len(cores) < arguments.ranks:
         parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")
     cpus = [core[0] for core in cores[: arguments.ranks]]

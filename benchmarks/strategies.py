@@ -24,7 +24,7 @@ ROWS, WARM_UP, TURN = 64, 40, 10  # by then it is chosen whether updates overlap
 
 def prepared(strategy: str, width: int) -> tuple[Any, Any, Any]:
     """A training step that is traced for `strategy`, its model's parameters, and its optimizer."""
-    settings.current().strategy = strategy  # as if the environment said so, of what is traced from here on
+    settings.get_settings().strategy = strategy  # as if the environment said so, of what is traced from here on
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(width, "relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
@@ -48,12 +48,14 @@ def prepared(strategy: str, width: int) -> tuple[Any, Any, Any]:
 
 def held(optimizer: Any) -> int:
     """The bytes of an optimizer's variables that this rank has, without putting together what the ranks share."""
-    from matex_tf.servers import holding
-    from matex_tf.servers.standing_in import handle, inner
+    from matex_tf.servers import sharded_slots
+    from matex_tf.servers.variable_swap import find_handle, find_inner
 
-    variables = [inner(variable) for variable in optimizer.variables]
-    variables += [piece for part in holding.parts_of(optimizer).values() for _, piece in part.slots]
-    return sum(tf.raw_ops.ReadVariableOp(resource=handle(one), dtype=one.dtype).numpy().nbytes for one in variables)
+    variables = [find_inner(variable) for variable in optimizer.variables]
+    variables += [piece for part in sharded_slots.find_parts(optimizer).values() for _, piece in part.slots]
+    return sum(
+        tf.raw_ops.ReadVariableOp(resource=find_handle(one), dtype=one.dtype).numpy().nbytes for one in variables
+    )
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(arguments.turns):
         for strategy, (step, _, _) in made.items():
-            settings.current().strategy = strategy
+            settings.get_settings().strategy = strategy
             for _ in range(TURN):
                 start = time.perf_counter()
                 step()

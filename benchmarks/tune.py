@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from matex_tf.tune import begin, space_file
-from matex_tf.tune.begin import Settings
+from matex_tf.tune import setup, space_file
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
+from matex_tf.tune.setup import Settings
 from matex_tf.tune.space import Config
 
 HERE = Path(__file__).resolve().parent
@@ -81,7 +81,7 @@ def search(folder: Path, script: str, **settings: object) -> Path:
     """A new search in `folder`, the current one, of trials that are small Pythons or real."""
     fake_trials.prepare(folder, script, SPACE)
     asked = Settings(source=str(folder), name="space.yaml", **settings)  # type: ignore[arg-type]
-    return begin.new_search(["train.py"], SPACE, asked, database=str(folder / "tune.db"))
+    return setup.create_search(["train.py"], SPACE, asked, database=str(folder / "tune.db"))
 
 
 def quietly(work: Callable[[], object]) -> None:
@@ -100,19 +100,19 @@ def quietly(work: Callable[[], object]) -> None:
 
 def overhead() -> None:
     """Seconds of a slot that are no trial's, for each trial: one at a time, of a second each."""
-    begin.own_command = lambda: fake_trials.command(Path.cwd())
+    setup.find_own_command = lambda: fake_trials.command(Path.cwd())
     for name in present():
         with tempfile.TemporaryDirectory() as root:
             os.chdir(root)
             where = search(Path(root), SLEEPS, trials=50, engine=name, warm_start=False)
-            quietly(lambda where=where: begin.run_search(where))
+            quietly(lambda where=where: setup.run_search(where))
             os.environ["SLEEP"] = "1"
             began, used = time.monotonic(), time.process_time()
-            quietly(lambda where=where: begin.run_search(where, trials=70))
+            quietly(lambda where=where: setup.run_search(where, trials=70))
             whole, used = time.monotonic() - began, time.process_time() - used
             del os.environ["SLEEP"]
-            database, found = begin.open_search(where)
-            seconds = sum(one.seconds for one in database.trials(found.id)[50:])
+            database, found = setup.open_search(where)
+            seconds = sum(one.seconds for one in database.list_trials(found.id)[50:])
             print(f"{name}: {(whole - seconds) / 20:.3f} s beside each of 20 trials of {seconds / 20:.2f} s "
                   f"({(whole - seconds) / 20 / 60:.2%} of a minute), {used / 20:.3f} s of a core")  # fmt: skip
             os.chdir("/")
@@ -125,10 +125,10 @@ def efficiency() -> None:
             os.chdir(root)
             where = search(Path(root), TRAINS, trials=14, parallel=2, engine=name, warm_start=False)
             began = time.monotonic()
-            quietly(lambda where=where: begin.run_search(where))
+            quietly(lambda where=where: setup.run_search(where))
             whole = time.monotonic() - began
-            database, found = begin.open_search(where)
-            trials = database.trials(found.id)
+            database, found = setup.open_search(where)
+            trials = database.list_trials(found.id)
             seconds = sum(one.seconds for one in trials)
             best = min(one.value for one in trials if one.value is not None)
             print(
@@ -146,10 +146,10 @@ def with_rungs() -> None:
             os.chdir(root)
             where = search(Path(root), script, trials=12, parallel=2, rungs=rungs, warm_start=False)
             began = time.monotonic()
-            quietly(lambda where=where: begin.run_search(where))
+            quietly(lambda where=where: setup.run_search(where))
             whole = time.monotonic() - began
-            database, found = begin.open_search(where)
-            trials = database.trials(found.id)
+            database, found = setup.open_search(where)
+            trials = database.list_trials(found.id)
             epochs = [point.epoch for one in trials for point in one.curve]
             best = min(one.value for one in trials if one.state == "done")
             print(
@@ -178,8 +178,8 @@ def killed() -> None:
                     kills += 1
                     child.wait()
             code = subprocess.run(words, env=environment, stdout=subprocess.DEVNULL).returncode
-            database, found = begin.open_search(where)
-            trials = database.trials(found.id)
+            database, found = setup.open_search(where)
+            trials = database.list_trials(found.id)
             right = [one.number for one in trials] == list(range(1, 11)) and {one.state for one in trials} == {"done"}
             wrong += code != 0 or not right or any(len(one.curve) != 1 for one in trials)
             os.chdir("/")
@@ -205,7 +205,7 @@ def play(
     proposals.put_first(first)
     found = []
     while len(found) < trials:
-        proposed = proposals.next()
+        proposed = proposals.take_next()
         if proposed is None:
             time.sleep(0.001)
             continue

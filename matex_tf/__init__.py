@@ -26,7 +26,7 @@ __all__ = [
     "size",
 ]
 
-attach.attach()
+attach.attach_runtime()
 
 from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed before it is imported)
     allgather,

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
         if not _is_there(arguments[1]):
             raise SystemExit(f"python -m matex_tf: there is no module {arguments[1]!r} for Python run in {os.getcwd()}")
         sys.argv = arguments[1:]
-        with _exit_code_kept():
+        with _keep_exit_code():
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
@@ -34,12 +34,12 @@ def main(arguments: list[str]) -> None:
     sys.argv = list(arguments)
     # `-m` put the current folder first on the path; a script has its own folder there.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    with _exit_code_kept():
+    with _keep_exit_code():
         runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
 @contextlib.contextmanager
-def _exit_code_kept() -> Iterator[None]:
+def _keep_exit_code() -> Iterator[None]:
     """A script may end itself by `raise SystemExit`, not only by `sys.exit`."""
     try:
         yield

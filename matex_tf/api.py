@@ -16,23 +16,23 @@ def rank() -> int:
     not has them run once, by rank 0.
     """
     world.script_knows_ranks = True
-    return world.current().rank
+    return world.get_world().rank
 
 
 def size() -> int:
     """The number of ranks that train together; 1 when alone."""
-    return world.current().size
+    return world.get_world().size
 
 
 def local_rank() -> int:
     """This process's number among the ranks of its node, from 0. For commands see `rank`."""
     world.script_knows_ranks = True
-    return world.current().local_rank
+    return world.get_world().local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this node."""
-    return world.current().local_size
+    return world.get_world().local_size
 
 
 def is_active() -> bool:
@@ -81,8 +81,8 @@ def report(*, epoch: int | None = None, **figures: Any) -> None:
     from matex_tf.monitor import trial_log
 
     if epoch is not None:
-        arguments.whole_number("report", "epoch", epoch)
-    told = {name: arguments.number("report", name, value) for name, value in figures.items()}
+        arguments.check_whole_number("report", "epoch", epoch)
+    told = {name: arguments.check_number("report", name, value) for name, value in figures.items()}
     if not told:
         raise TypeError("report: expected a figure, such as matex_tf.report(loss=0.3)")
     trial_log.report_figures(told, epoch)

@@ -11,7 +11,7 @@ from typing import Any
 _MOST_LETTERS = 80
 
 
-def given(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """`value` for a message: short, and with its type where that is what may be wrong."""
     try:
         text = repr(value)
@@ -22,7 +22,7 @@ def given(value: Any) -> str:
     return text if isinstance(value, (int, float, str, type(None))) else f"{text}, a {type(value).__name__}"
 
 
-def whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
+def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
     """`value` as an int of `least` or more (None: of any size). Raises TypeError or ValueError."""
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
@@ -30,24 +30,24 @@ def whole_number(where: str, name: str, value: Any, least: int | None = 1) -> in
             raise TypeError
         found = operator.index(value)
     except TypeError:
-        raise TypeError(f"{where}: expected {name} to be {expected}; given {given(value)}") from None
+        raise TypeError(f"{where}: expected {name} to be {expected}; given {describe_value(value)}") from None
     if least is not None and found < least:
-        raise ValueError(f"{where}: expected {name} to be {expected}; given {given(value)}")
+        raise ValueError(f"{where}: expected {name} to be {expected}; given {describe_value(value)}")
     return found
 
 
-def number(where: str, name: str, value: Any) -> float:
+def check_number(where: str, name: str, value: Any) -> float:
     """`value` as a float. Raises TypeError."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{where}: expected {name} to be a number; given {given(value)}")
+        raise TypeError(f"{where}: expected {name} to be a number; given {describe_value(value)}")
     return float(value)
 
 
-def fraction(where: str, name: str, value: Any) -> float:
+def check_fraction(where: str, name: str, value: Any) -> float:
     """`value` as a float, at least 0 and less than 1. Raises TypeError or ValueError."""
-    expected = f"{where}: {name} has to be at least 0 and less than 1; given {given(value)}"
+    expected = f"{where}: {name} has to be at least 0 and less than 1; given {describe_value(value)}"
     try:
-        found = number(where, name, value)
+        found = check_number(where, name, value)
     except TypeError:
         raise TypeError(expected) from None
     if not 0 <= found < 1 or math.isnan(found):
@@ -55,21 +55,21 @@ def fraction(where: str, name: str, value: Any) -> float:
     return found
 
 
-def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
+def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
     """`value`, one of the words `choices`. Raises ValueError."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{where}: {name} has to be one of {', '.join(choices)}; given {given(value)}")
+        raise ValueError(f"{where}: {name} has to be one of {', '.join(choices)}; given {describe_value(value)}")
     return value
 
 
-def flag(where: str, name: str, value: Any) -> bool:
+def check_flag(where: str, name: str, value: Any) -> bool:
     """`value`, True or False. Raises TypeError."""
     if type(value).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"{where}: {name} has to be True or False; given {given(value)}")
+        raise TypeError(f"{where}: {name} has to be True or False; given {describe_value(value)}")
     return bool(value)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def describe_unknown(what: str, name: str, known: Iterable[str]) -> str:
     """What is said of a word that is not among the `known`."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)

@@ -19,7 +19,7 @@ from matex_tf.world import error_records, placement, task_environment, world
 _attached = False
 
 
-def attach() -> None:
+def attach_runtime() -> None:
     """Join the world, place this rank's threads and see that TensorFlow is patched once it is imported.
 
     Does nothing when alone or the second time.
@@ -33,15 +33,15 @@ def attach() -> None:
         _share_hash_seed()
     try:
         if not world.is_active():
-            if task is not None and task.size == 1 and not settings.current().disable:
+            if task is not None and task.size == 1 and not settings.get_settings().disable:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply_placement(0, 1)
             if task is not None:
-                exit_marks.mark_needless()
+                exit_marks.mark_separate_processes()
                 _note_trial(0)
             else:
                 _say_how_ranks_start()
-            _record()
+            _record_first_steps()
             return
     except (world.RankError, settings.SettingError) as error:
         if task is None:
@@ -55,12 +55,12 @@ def attach() -> None:
         if joins:
             world.abort_unjoined(task)
         raise SystemExit(1) from None
-    me = world.current()
+    me = world.get_world()
     if not me.is_phantom:
         shutdown.register_end()
         excepthook.attach_hooks()
     if "tensorflow" in sys.modules:
-        _refuse_if_too_late()
+        _refuse_late_import()
     placement.apply_placement(me.local_rank, me.local_size)
     if me.rank > 0:
         # Its C++ notes would repeat those of the first rank.
@@ -74,24 +74,24 @@ def attach() -> None:
     elastic.enable_attempts()
     if not me.is_phantom:
         watchdog.start_watching()
-    ops.library()
-    replace.when_imported("tensorflow", lambda _: ops.tensorflow_ops())
+    ops.get_library()
+    replace.patch_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
     _say_who_updates()
     exit_marks.announce_ranks()
     shared_memory.note_files()
     run_state.open_run()
-    run_state.keep_entropy(seeding.agree_on_seeds(run_state.kept_entropy()))
+    run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
-    elastic.after_loss.append(sampler.after_loss)
+    elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
-    _record()
+    _record_first_steps()
     _note_trial(me.rank)
-    if settings.current().plan is not None:
+    if settings.get_settings().plan is not None:
         from matex_tf.observe import measured_steps
 
         measured_steps.start_measuring()
@@ -102,11 +102,11 @@ def _say_how_ranks_start() -> None:
     if not (hasattr(sys, "ps1") or sys.flags.interactive):
         return
     with contextlib.suppress(settings.SettingError):  # which is nobody's concern alone
-        if not settings.current().disable:
-            notes.note("this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks")
+        if not settings.get_settings().disable:
+            notes.print_note("this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks")
 
 
-def _record() -> None:
+def _record_first_steps() -> None:
     """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
     if settings.PREFIX + "CHECK" in os.environ:
         from matex_tf.patches.tf import check_recorder
@@ -142,7 +142,7 @@ def _agree_on_settings() -> None:
     for rank, theirs in enumerate(everyone):
         for name in sorted(set(theirs) | set(everyone[0])):
             if theirs.get(name) != everyone[0].get(name):
-                hosts = world.current().hosts
+                hosts = world.get_world().hosts
                 raise world.RankError(
                     f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
@@ -151,11 +151,11 @@ def _agree_on_settings() -> None:
 
 
 def _say_what_changes_results() -> None:
-    chosen = settings.current()
+    chosen = settings.get_settings()
     if chosen.compression != settings.NO_COMPRESSION:
-        idle = chosen.compression_links == "hosts" and not world.current().has_several_nodes
+        idle = chosen.compression_links == "hosts" and not world.get_world().has_several_nodes
         says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
-        notes.note(f"MATEX_COMPRESSION={chosen.compression} {says}")
+        notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {says}")
 
 
 def _say_who_updates() -> None:
@@ -165,7 +165,7 @@ def _say_who_updates() -> None:
     sharded.say_owners()
 
 
-def _refuse_if_too_late() -> None:
+def _refuse_late_import() -> None:
     """TensorFlow that has run has made its threads and may have traced functions without us."""
     from tensorflow.python.eager import context
 
@@ -176,7 +176,7 @@ def _refuse_if_too_late() -> None:
     if not started and (graph is None or not graph.get_operations()):
         return
     ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
-    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.package(one) not in ours)
+    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in ours)
     line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
     raise world.RankError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "

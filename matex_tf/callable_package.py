@@ -13,21 +13,21 @@ class _Callable(types.ModuleType):
     _function: tuple[str, str]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _function_of(self)(*args, **kwargs)
+        return _load_function(self)(*args, **kwargs)
 
     @property
     def __signature__(self) -> inspect.Signature:
         """The function's own: editors and `inspect.signature` show it."""
-        return inspect.signature(_function_of(self))
+        return inspect.signature(_load_function(self))
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
         """The function's own, below its signature: `help` shows it."""
-        function = _function_of(self)
+        function = _load_function(self)
         return f"{function.__name__}{inspect.signature(function)}\n\n{inspect.getdoc(function)}"
 
 
-def _function_of(package: _Callable) -> Any:
+def _load_function(package: _Callable) -> Any:
     module, name = package._function
     return getattr(importlib.import_module(module), name)
 

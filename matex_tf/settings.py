@@ -18,7 +18,7 @@ _MOST = 2**53  # in every language's numbers
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def _boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     value = text.strip().lower()
     if value in _ON:
         return True
@@ -27,18 +27,18 @@ def _boolean(text: str) -> bool:
     raise ValueError("one of 1, 0, true, false, yes, no, on, off")
 
 
-def _choice(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
+def _make_choice_parser(*names: str) -> Callable[[str], str]:
+    def parse_choice(text: str) -> str:
         value = text.strip().lower()
         value = "on" if value in _ON else "off" if value in _OFF else value
         if value not in names:
             raise ValueError("one of " + ", ".join(names))
         return value
 
-    return parse
+    return parse_choice
 
 
-def strategy(text: str) -> str:
+def parse_strategy(text: str) -> str:
     """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
     name, _, number = value.partition(":")
@@ -49,27 +49,27 @@ def strategy(text: str) -> str:
     return value
 
 
-def name_of_strategy(strategy: str) -> str:
+def get_strategy_name(strategy: str) -> str:
     """It without its number."""
     return strategy.partition(":")[0]
 
 
-def number_of_strategy(strategy: str, otherwise: int) -> int:
+def get_strategy_number(strategy: str, otherwise: int) -> int:
     """The number in `local:8` or the like, `otherwise` if there is none."""
     return int(strategy.partition(":")[2] or otherwise)
 
 
 def is_statistical(strategy: str) -> bool:
     """Whether results are not meant to be those of the script alone."""
-    return name_of_strategy(strategy) in ("async", "local")
+    return get_strategy_name(strategy) in ("async", "local")
 
 
 def is_asynchronous(strategy: str) -> bool:
     """Whether it is async, with a bound or without."""
-    return name_of_strategy(strategy) == "async"
+    return get_strategy_name(strategy) == "async"
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -79,7 +79,7 @@ def _count(text: str) -> int:
     return value
 
 
-def _steps_and_folder(text: str) -> str:
+def _parse_steps_and_folder(text: str) -> str:
     steps, _, folder = text.partition(":")
     if text and not (steps.isascii() and steps.isdigit() and folder):
         raise ValueError("STEPS:FOLDER, as `matex run --check` sets it")
@@ -100,7 +100,7 @@ class Phantom:
     folder: str
 
 
-def _phantom(text: str) -> Phantom | None:
+def _parse_phantom(text: str) -> Phantom | None:
     if not text:
         return None
     phantom = None
@@ -114,7 +114,7 @@ def _phantom(text: str) -> Phantom | None:
     return phantom
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -124,14 +124,14 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _interval(text: str) -> float:
-    value = _seconds(text)
+def _parse_interval(text: str) -> float:
+    value = _parse_seconds(text)
     if value < 0.01:
         raise ValueError("a number of seconds, 0.01 or more")
     return value
 
 
-def _text(text: str) -> str:
+def _keep_text(text: str) -> str:
     return text
 
 
@@ -149,7 +149,7 @@ class Compression:
 NO_COMPRESSION = Compression("none")
 
 
-def _compression(text: str) -> Compression:
+def _parse_compression(text: str) -> Compression:
     kind, colon, share = text.strip().lower().partition(":")
     if kind in ("none", "bf16", "fp16") and not colon:
         return Compression(kind)
@@ -180,14 +180,14 @@ class Setting:
 TABLE = (
     Setting(
         "disable",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: the script runs as if the library were not there. Under mpirun each rank then runs it alone.",
     ),
     Setting(
         "scaling",
-        _choice("strong", "weak"),
+        _make_choice_parser("strong", "weak"),
         "strong",
         "strong, weak",
         "strong: the script's batch is the global batch, and each rank computes its slice. The result is that of the "
@@ -196,7 +196,7 @@ TABLE = (
     ),
     Setting(
         "strategy",
-        strategy,
+        parse_strategy,
         "allreduce",
         ", ".join(STRATEGIES),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
@@ -210,7 +210,7 @@ TABLE = (
     ),
     Setting(
         "eager",
-        _choice("auto", "whole"),
+        _make_choice_parser("auto", "whole"),
         "auto",
         "auto, whole",
         "auto: in eager training steps, ranks share the calls of Keras models that are proved to compute each row by "
@@ -218,7 +218,7 @@ TABLE = (
     ),
     Setting(
         "adapt",
-        _choice("off", "on"),
+        _make_choice_parser("off", "on"),
         "off",
         "off, on",
         "on: a rank that is slower than others gets fewer rows of each batch. The result stays that of the script "
@@ -226,7 +226,7 @@ TABLE = (
     ),
     Setting(
         "microbatch",
-        _count,
+        _parse_count,
         0,
         "rows",
         "A Keras model in a tf.function computes a rank's slice in parts of so many rows, so that only one part's "
@@ -235,7 +235,7 @@ TABLE = (
     ),
     Setting(
         "sync_batchnorm",
-        _choice("auto", "on", "off"),
+        _make_choice_parser("auto", "on", "off"),
         "auto",
         "auto, on, off",
         "on: BatchNormalization uses the statistics of the global batch, as the script alone does. This costs one "
@@ -244,7 +244,7 @@ TABLE = (
     ),
     Setting(
         "chunk_bytes",
-        _count,
+        _parse_count,
         0,
         "bytes",
         "Gradients are reduced in pieces of this size. 0: 1 MiB on one host, where MPI allocates memory anew for "
@@ -252,14 +252,14 @@ TABLE = (
     ),
     Setting(
         "fuse_bytes",
-        _count,
+        _parse_count,
         256 << 10,
         "bytes",
         "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
     ),
     Setting(
         "overlap",
-        _choice("auto", "on", "off"),
+        _make_choice_parser("auto", "on", "off"),
         "auto",
         "auto, on, off",
         "on: a communication thread reduces gradients as they are computed. off: they are reduced all at once. auto: "
@@ -268,7 +268,7 @@ TABLE = (
     ),
     Setting(
         "algorithm",
-        _choice("auto", "mpi", "ring", "two_level"),
+        _make_choice_parser("auto", "mpi", "ring", "two_level"),
         "auto",
         "auto, mpi, ring, two_level",
         "How large sums over ranks are computed. mpi: by MPI's own all-reduce. ring: by a ring, which sends the "
@@ -277,7 +277,7 @@ TABLE = (
     ),
     Setting(
         "compression",
-        _compression,
+        _parse_compression,
         NO_COMPRESSION,
         "none, bf16, fp16, topk:SHARE",
         "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
@@ -286,28 +286,28 @@ TABLE = (
     ),
     Setting(
         "compression_links",
-        _choice("all", "hosts"),
+        _make_choice_parser("all", "hosts"),
         "all",
         "all, hosts",
         "hosts: only what goes from host to host is compressed, not what stays within a host.",
     ),
     Setting(
         "ranks_per_node",
-        _count,
+        _parse_count,
         0,
         "ranks",
         "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.",
     ),
     Setting(
         "drift_steps",
-        _count,
+        _parse_count,
         1000,
         "steps",
         "In a loop of your own, ranks compare a checksum of all weights after each so many updates. 0: never.",
     ),
     Setting(
         "check_numerics",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: under several ranks, NaN or infinity in a gradient of any rank is an error on all. It names variable, "
@@ -316,7 +316,7 @@ TABLE = (
     ),
     Setting(
         "stall_seconds",
-        _count,
+        _parse_count,
         60,
         "seconds",
         "When ranks have waited so long for others at one place, one of them says who waits for whom, and where "
@@ -324,7 +324,7 @@ TABLE = (
     ),
     Setting(
         "abort_seconds",
-        _count,
+        _parse_count,
         600,
         "seconds",
         "When ranks have waited so long, the job ends with exit code 70; after ten times as long if those that they "
@@ -332,7 +332,7 @@ TABLE = (
     ),
     Setting(
         "state",
-        _text,
+        _keep_text,
         "",
         "folder",
         "The folder of the run's state, from which the script continues when it is started again. `matex run "
@@ -340,7 +340,7 @@ TABLE = (
     ),
     Setting(
         "elastic",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: if a rank is lost within `fit`, the others continue from the last step that all had completed. `matex "
@@ -348,7 +348,7 @@ TABLE = (
     ),
     Setting(
         "save_seconds",
-        _seconds,
+        _parse_seconds,
         60,
         "seconds",
         "Where MATEX_STATE is set, how often the state of `fit` is kept. 0: only at the end of each call of `fit`, "
@@ -356,14 +356,14 @@ TABLE = (
     ),
     Setting(
         "cache_dir",
-        _text,
+        _keep_text,
         "",
         "folder",
         "Where the compiled ops are kept. Empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
         "log_dir",
-        _text,
+        _keep_text,
         "",
         "folder",
         "Each rank's own output is written to rank-N.log in this folder; the file of the run before becomes "
@@ -371,7 +371,7 @@ TABLE = (
     ),
     Setting(
         "output",
-        _choice("first", "all"),
+        _make_choice_parser("first", "all"),
         "first",
         "first, all",
         "first: rank 0 prints, and its files stay. What other ranks write in Python goes to a private folder of that "
@@ -380,7 +380,7 @@ TABLE = (
     ),
     Setting(
         "files_dir",
-        _text,
+        _keep_text,
         "",
         "folder",
         "Where ranks other than 0 keep what they write. Empty: the folder for temporary files if that is on a disk, "
@@ -388,7 +388,7 @@ TABLE = (
     ),
     Setting(
         "files_bytes",
-        _count,
+        _parse_count,
         0,
         "bytes",
         "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
@@ -396,7 +396,7 @@ TABLE = (
     ),
     Setting(
         "placement",
-        _choice("auto", "spread", "off"),
+        _make_choice_parser("auto", "spread", "off"),
         "auto",
         "auto, spread, off",
         "auto: the cores and GPUs of a host are spread over its ranks before TensorFlow starts its threads, unless "
@@ -405,7 +405,7 @@ TABLE = (
     ),
     Setting(
         "xla",
-        _choice("auto", "off"),
+        _make_choice_parser("auto", "off"),
         "auto",
         "auto, off",
         "auto: on CPUs, functions with jit_compile=True are compiled by XLA with our collectives in them. The "
@@ -414,7 +414,7 @@ TABLE = (
     ),
     Setting(
         "timeline",
-        _text,
+        _keep_text,
         "",
         "file.json",
         "Under several ranks, what each computes, waits for, copies and sends is written to this file at the end of "
@@ -422,7 +422,7 @@ TABLE = (
     ),
     Setting(
         "profile",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: under several ranks, a table at the end of the script says what training steps spent their time on. "
@@ -430,7 +430,7 @@ TABLE = (
     ),
     Setting(
         "record",
-        _text,
+        _keep_text,
         "",
         "folder",
         "Under several ranks, each rank writes what it uses and waits for to a file in this folder, which all hosts "
@@ -438,14 +438,14 @@ TABLE = (
     ),
     Setting(
         "record_seconds",
-        _interval,
+        _parse_interval,
         1.0,
         "seconds",
         "How often; half as often each time that a file has got 20,000 lines more.",
     ),
     Setting(
         "explain",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: under several ranks, a line for each training step says whether it is sharded. If it is not, the line "
@@ -453,14 +453,14 @@ TABLE = (
     ),
     Setting(
         "quiet",
-        _boolean,
+        _parse_boolean,
         False,
         "0, 1",
         "1: the library prints no notes on standard error. Errors are still raised.",
     ),
     Setting(
         "traceback",
-        _choice("script", "full"),
+        _make_choice_parser("script", "full"),
         "script",
         "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
@@ -468,28 +468,28 @@ TABLE = (
     ),
     Setting(
         "check",
-        _steps_and_folder,
+        _parse_steps_and_folder,
         "",
         "steps:folder",
         "Set by `matex run --check` for the runs that it compares: where they store their first steps.",
     ),
     Setting(
         "plan",
-        _phantom,
+        _parse_phantom,
         None,
         "ranks:steps:copy:copies:folder",
         "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.",
     ),
     Setting(
         "trial",
-        _text,
+        _keep_text,
         "",
         "file",
         "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.",
     ),
     Setting(
         "pause",
-        _count,
+        _parse_count,
         0,
         "epochs",
         "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
@@ -497,7 +497,7 @@ TABLE = (
     ),
     Setting(
         "proof",
-        _text,
+        _keep_text,
         "",
         "folder",
         "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.",
@@ -594,7 +594,7 @@ class Settings:
 _current: Settings | None = None
 
 
-def current() -> Settings:
+def get_settings() -> Settings:
     """The settings of this process, read from its environment at the first call."""
     global _current
     if _current is None:
@@ -602,7 +602,7 @@ def current() -> Settings:
     return _current
 
 
-def reference() -> str:
+def format_reference() -> str:
     """The settings as a page of Markdown."""
     lines = [
         "# Settings",
@@ -620,4 +620,4 @@ def reference() -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(format_reference(), end="")

@@ -17,24 +17,24 @@ _ATTRIBUTE = "_matex_tags"
 def set_tag(owner: Any, concern: str, value: Any) -> None:
     if not hasattr(owner, _ATTRIBUTE):
         setattr(owner, _ATTRIBUTE, {})
-    _tags(owner)[concern] = value
+    _get_tags(owner)[concern] = value
 
 
-def tag(owner: Any, concern: str, default: Any = None) -> Any:
-    return _tags(owner).get(concern, default)
+def get_tag(owner: Any, concern: str, default: Any = None) -> Any:
+    return _get_tags(owner).get(concern, default)
 
 
-def tag_or_new(owner: Any, concern: str, make: Callable[[], Value]) -> Value:
+def get_or_make_tag(owner: Any, concern: str, make: Callable[[], Value]) -> Value:
     """The tag of `owner`; if there is none, what `make` makes becomes it."""
-    if concern not in _tags(owner):
+    if concern not in _get_tags(owner):
         set_tag(owner, concern, make())
-    return _tags(owner)[concern]
+    return _get_tags(owner)[concern]
 
 
 def remove_tag(owner: Any, concern: str) -> Any:
     """What the tag of `owner` was; None if there was none."""
-    return _tags(owner).pop(concern, None)
+    return _get_tags(owner).pop(concern, None)
 
 
-def _tags(owner: Any) -> dict[str, Any]:
+def _get_tags(owner: Any) -> dict[str, Any]:
     return getattr(owner, _ATTRIBUTE, {})

@@ -22,9 +22,9 @@ _LEAST_BYTES = 256 << 10
 _MOST_PARTS = 16
 
 
-def _moved(graph: Any) -> dict[Any, Any]:
+def _get_moved(graph: Any) -> dict[Any, Any]:
     """The announcements of `graph` that do not come where they were made, each with the collective that comes after."""
-    return tags.tag_or_new(graph, "announcements that were moved", dict)
+    return tags.get_or_make_tag(graph, "announcements that were moved", dict)
 
 
 @dataclass
@@ -54,12 +54,14 @@ class Parts:
         self._order = _Order(self._graph, self._graph.capture(order))
         # What the gradients that others have handed over are made of; then also what announcements come after.
         self._settled: set[Any] = set()
-        self._parts = self._chosen(weight)
-        if readiness.threads() == 1:
+        self._parts = self._choose_parts(weight)
+        if readiness.count_threads() == 1:
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
-                    self._settled.update(readiness.ancestors(op.inputs[0].op, self._settled, self._order.sources))
-            readiness.in_their_order(gradients, self._order.sources, self._order.place_of, self._settled)
+                    self._settled.update(
+                        readiness.list_ancestors(op.inputs[0].op, self._settled, self._order.list_sources)
+                    )
+            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_place, self._settled)
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
@@ -67,14 +69,14 @@ class Parts:
     def is_last(self, part: Part) -> bool:
         return part is self._parts[-1]
 
-    def _chosen(self, weight: Any) -> list[Part]:
+    def _choose_parts(self, weight: Any) -> list[Part]:
         sequence = self._order.sequence
         everything = list(range(len(self._gradients)))
         # Not before that of an update that was made before: those are taken in this order.
         updates = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
-        first = max([self._place_of(weight), *updates[-1:]])
-        places = [max(first, self._place_of(gradient)) for gradient in self._gradients]
-        computed = any(_is_in(self._graph, each) and readiness.made_of(each.op) for each in self._gradients)
+        first = max([self._find_place(weight), *updates[-1:]])
+        places = [max(first, self._find_place(gradient)) for gradient in self._gradients]
+        computed = any(_is_in(self._graph, each) and readiness.list_direct_sources(each.op) for each in self._gradients)
         if self._manager is None or not computed or not sequence:
             return [Part(everything, after=sequence[-1] if sequence else None)]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
@@ -94,31 +96,34 @@ class Parts:
             part.before = sequence[place + 1] if place + 1 < len(sequence) else None
         return parts
 
-    def _place_of(self, tensor: Any) -> int:
-        return self._order.place_of(tensor.op) if _is_in(self._graph, tensor) else -1
+    def _find_place(self, tensor: Any) -> int:
+        return self._order.find_place(tensor.op) if _is_in(self._graph, tensor) else -1
 
-    def put(self, announcement: Any, part: Part) -> None:
+    def put_announcement(self, announcement: Any, part: Part) -> None:
         """Have the op `announcement`, the newest of its function, come where its part is to be announced."""
         tensors = [self._gradients[index] for index in part.entries]
         gradients = [tensor.op for tensor in tensors if _is_in(self._graph, tensor)]
         # Right before the first: a rank that announced at the start of its step, and one that did so after its forward
         # pass, would wait for each other in turns.
         number = self._order.number
-        made = [op for op in gradients if op in number and readiness.made_of(op)]
+        made = [op for op in gradients if op in number and readiness.list_direct_sources(op)]
         first = min(made, key=number.__getitem__, default=None)
-        for source in [*filter(None, [part.after]), *(readiness.made_of(first) if first is not None else [])]:
+        for source in [
+            *filter(None, [part.after]),
+            *(readiness.list_direct_sources(first) if first is not None else []),
+        ]:
             announcement._add_control_input(source)
         if part.before is not None:
             assert self._manager is not None  # else there is one part
             # TensorFlow would have it last, since all seem to write to one variable.
             self._manager.run_independently(announcement)
-            _moved(self._graph)[announcement] = part.before
+            _get_moved(self._graph)[announcement] = part.before
             part.before._add_control_input(announcement)
-        if readiness.threads() > 1:
+        if readiness.count_threads() > 1:
             return
         # One thread takes the newest op first, and nothing that a step computes needs the announcement: it might still
         # come last. So those gradients wait for it that it need not wait for.
-        self._settled.update(readiness.ancestors(announcement, self._settled, self._order.sources))
+        self._settled.update(readiness.list_ancestors(announcement, self._settled, self._order.list_sources))
         for op in gradients:
             if op not in self._settled:
                 op._add_control_input(announcement)
@@ -134,12 +139,12 @@ def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
     """
     from tensorflow.python.framework import ops
 
-    if not handles or readiness.threads() > 1:
+    if not handles or readiness.count_threads() > 1:
         return
     graph = ops.get_default_graph()
     order = _Order(graph, graph.capture(handles[0]))
     if order.sequence:
-        readiness.in_their_order(gradients, order.sources)
+        readiness.chain_gradients(gradients, order.list_sources)
 
 
 def _is_in(graph: Any, tensor: Any) -> bool:
@@ -158,7 +163,7 @@ class _Order:
         self._graph = graph
         self.number = number = {op: position for position, op in enumerate(graph.get_operations())}
         """Of the ops, in the order in which they were made."""
-        self._moved = _moved(graph)
+        self._moved = _get_moved(graph)
         users = sorted((op for op in handle.consumers() if op not in self._moved), key=number.__getitem__)
         self.sequence = users
         """The collectives, in the order in which they run."""
@@ -168,20 +173,20 @@ class _Order:
         self._previous: dict[Any, list[Any]] | None = None
         self._places: dict[Any, int] = {}
 
-    def place_of(self, last: Any) -> int:
+    def find_place(self, last: Any) -> int:
         """That of the last collective of the sequence that the op `last` is made of; -1: of none."""
         if not self.sequence:
             return -1
-        for op in readiness.ancestors(last, self._places, self.sources):
-            before = (self._places.get(source, -1) for source in self.sources(op))
+        for op in readiness.list_ancestors(last, self._places, self.list_sources):
+            before = (self._places.get(source, -1) for source in self.list_sources(op))
             self._places[op] = max(self._place.get(op, -1), *before, -1)
         return self._places[last]
 
-    def sources(self, op: Any) -> list[Any]:
+    def list_sources(self, op: Any) -> list[Any]:
         """The ops that run before `op` because it needs them, or because it comes after them in some order."""
-        return [*readiness.made_of(op), *self._previous_ones().get(op, ())]
+        return [*readiness.list_direct_sources(op), *self._find_previous().get(op, ())]
 
-    def _previous_ones(self) -> dict[Any, list[Any]]:
+    def _find_previous(self) -> dict[Any, list[Any]]:
         if self._previous is None:
             from tensorflow.python.framework import auto_control_deps
 

@@ -48,7 +48,7 @@ class Plan:
         return self.folder / f"{self.key}.json"
 
 
-def build(verbose: bool = False) -> Path:
+def build_ops(verbose: bool = False) -> Path:
     """The compiled ops of this TensorFlow and MPI, built now, with the engine, if they are not in the cache.
 
     `verbose` also says so when nothing needs doing, and shows the compiler's command. A build takes some 15 seconds.
@@ -57,58 +57,58 @@ def build(verbose: bool = False) -> Path:
         cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
     build_engine(verbose)
-    return _ensure(make_plan(), verbose)
+    return _ensure_library(make_plan(), verbose)
 
 
 def build_engine(verbose: bool = False) -> Path:
     """The compiled engine of this MPI, for which TensorFlow is not imported, built like the ops.
 
     Raises:
-        cache.BuildError: as `build`.
+        cache.BuildError: as `build_ops`.
     """
-    return _ensure(make_engine_plan(), verbose)
+    return _ensure_library(make_engine_plan(), verbose)
 
 
 def build_xla(verbose: bool = False) -> Path:
     """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
 
     Raises:
-        cache.BuildError: as `build`; or this TensorFlow does not come with what they are built from.
+        cache.BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
     """
-    build(verbose)
-    return _ensure(make_xla_plan(), verbose)
+    build_ops(verbose)
+    return _ensure_library(make_xla_plan(), verbose)
 
 
-def _ensure(plan: Plan, verbose: bool) -> Path:
+def _ensure_library(plan: Plan, verbose: bool) -> Path:
     if not is_whole(plan):
-        with cache.locked(plan.folder, plan.key, plan.what):
+        with cache.hold_lock(plan.folder, plan.key, plan.what):
             if not is_whole(plan):
-                _compile(plan, verbose)
+                _compile_plan(plan, verbose)
                 return plan.library
     if verbose:
-        cache.say(f"{plan.what} for {_versions(plan)} are built already")
+        cache.print_message(f"{plan.what} for {_describe_versions(plan)} are built already")
     return plan.library
 
 
-def status() -> dict[str, Any]:
+def describe_build() -> dict[str, Any]:
     """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built", "XLA kernels"}.
 
     Raises:
-        cache.BuildError: as `build` does, short of compiling.
+        cache.BuildError: as `build_ops` does, short of compiling.
     """
     plan = make_plan()
     is_built = is_whole(make_engine_plan()) and is_whole(plan)
     return {
         "compiler": plan.compiler.path,
-        "MPI": compilers.short(plan.compiler.mpi),
+        "MPI": compilers.shorten_version(plan.compiler.mpi),
         "TensorFlow": plan.tensorflow,
         "library": str(plan.library),
         "built": "yes" if is_built else "no (at first use, or now by `matex build`)",
-        "XLA kernels": _xla_status(),
+        "XLA kernels": _describe_xla(),
     }
 
 
-def _xla_status() -> str:
+def _describe_xla() -> str:
     try:
         return "built" if is_whole(make_xla_plan()) else "not built (at first use, or now by `matex build --xla`)"
     except cache.BuildError as error:
@@ -122,12 +122,12 @@ def make_engine_plan() -> Plan:
         cache.BuildError: no compiler, no MPI, or no folder to write to.
     """
     try:
-        compiler = compilers.find()
+        compiler = compilers.find_compiler()
     except (compilers.CompilerError, OSError) as error:
         raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
     command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *_FLAGS)
-    key = _key("matex-engine-", compiler.path, compiler.mpi, *_FLAGS, source_digest())
-    return Plan("the engine", 10, ("engine",), compiler, "", command, cache.folder(), key)
+    key = _make_key("matex-engine-", compiler.path, compiler.mpi, *_FLAGS, hash_sources())
+    return Plan("the engine", 10, ("engine",), compiler, "", command, cache.find_cache_folder(), key)
 
 
 def make_plan() -> Plan:
@@ -140,9 +140,9 @@ def make_plan() -> Plan:
 
     engine = make_engine_plan()
     flags = tf.sysconfig.get_compile_flags()
-    command = (*engine.command, *flags, *tf.sysconfig.get_link_flags(), *_linked(engine))
+    command = (*engine.command, *flags, *tf.sysconfig.get_link_flags(), *_list_link_options(engine))
     own_flags = (flag for flag in flags if not flag.startswith("-I"))
-    key = _key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key)
+    key = _make_key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key)
     return dataclasses.replace(
         engine,
         what="the ops",
@@ -173,27 +173,27 @@ def make_xla_plan() -> Plan:
         *(f"-I{include / name}" for name in _XLA_INCLUDES),
         f"-L{folder}",
         f"-l:{_XLA_LIBRARY}",
-        *_linked(ops),
+        *_list_link_options(ops),
     )
-    key = _key("matex-xla-", ops.key, *_XLA_FLAGS)
+    key = _make_key("matex-xla-", ops.key, *_XLA_FLAGS)
     return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
 
 
-def _key(prefix: str, *parts: str) -> str:
+def _make_key(prefix: str, *parts: str) -> str:
     return prefix + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _linked(plan: Plan) -> tuple[str, ...]:
+def _list_link_options(plan: Plan) -> tuple[str, ...]:
     """The options to link the library of `plan`, which lies in the same folder."""
     return f"-L{plan.folder}", f"-l:{plan.library.name}", "-Wl,-rpath,$ORIGIN"
 
 
-def sources(*rooms: str) -> list[Path]:
+def list_source_files(*rooms: str) -> list[Path]:
     """The C++ files that are compiled, in a fixed order; default those of the engine and the ops."""
     return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/**/*.cc"))]
 
 
-def source_digest() -> str:
+def hash_sources() -> str:
     """The hash of all C++ files and headers, with their names."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*")):
@@ -209,22 +209,22 @@ def is_whole(plan: Plan) -> bool:
     was killed, or that is damaged, is made anew.
     """
     try:
-        if cache.exposure(plan.record) or cache.exposure(plan.library):
+        if cache.find_exposure(plan.record) or cache.find_exposure(plan.library):
             return False
         record = json.loads(plan.record.read_text())
-        return record["digest"] == _digest(plan.library)
+        return record["digest"] == _hash_file(plan.library)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _compile(plan: Plan, verbose: bool) -> None:
-    cache.say(f"building {plan.what} for {_versions(plan)}, once; this takes some {plan.seconds} s")
+def _compile_plan(plan: Plan, verbose: bool) -> None:
+    cache.print_message(f"building {plan.what} for {_describe_versions(plan)}, once; this takes some {plan.seconds} s")
     if verbose:
-        cache.say(" ".join(plan.command))
+        cache.print_message(" ".join(plan.command))
     for left in plan.folder.glob(f"{plan.key}.*.tmp"):
         left.unlink(missing_ok=True)  # of a build that was killed: we hold the lock
     handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=plan.folder)
@@ -233,24 +233,24 @@ def _compile(plan: Plan, verbose: bool) -> None:
     start = time.monotonic()
     try:
         # One unit of all files: the headers of TensorFlow, read once, take most of the time.
-        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in sources(*plan.rooms))
-        code, output = compilers.run([*plan.command, "-o", str(made)], unit, made)
+        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.rooms))
+        code, output = compilers.run_compiler([*plan.command, "-o", str(made)], unit, made)
         if code != 0:
-            raise cache.BuildError(_failure(plan, output))
-        _keep(plan, made)
+            raise cache.BuildError(_describe_failure(plan, output))
+        _keep_library(plan, made)
     finally:
         made.unlink(missing_ok=True)
     if verbose:
-        cache.say(f"built in {time.monotonic() - start:.1f} s")
+        cache.print_message(f"built in {time.monotonic() - start:.1f} s")
 
 
-def _keep(plan: Plan, made: Path) -> None:
+def _keep_library(plan: Plan, made: Path) -> None:
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
     record.write_text(
         json.dumps(
             {
-                "digest": _digest(made),
+                "digest": _hash_file(made),
                 "TensorFlow": plan.tensorflow,
                 "MPI": plan.compiler.mpi,
                 "compiler": plan.compiler.path,
@@ -265,14 +265,15 @@ def _keep(plan: Plan, made: Path) -> None:
     os.replace(made, plan.library)
 
 
-def _failure(plan: Plan, output: str) -> str:
+def _describe_failure(plan: Plan, output: str) -> str:
     log = plan.folder / f"{plan.key}.log"
     log.write_text(" ".join(plan.command) + "\n" + output)
     errors = [
         line for line in output.splitlines() if "error" in line.lower() or "not found" in line
     ] or output.splitlines()
     return (
-        f"{plan.what} cannot be built for {_versions(plan)}: {plan.compiler.path} failed. All of it is in {log}; the "
+        f"{plan.what} cannot be built for {_describe_versions(plan)}: {plan.compiler.path} failed. All of it is in "
+        f"{log}; the "
         "first of it:\n"
         + "\n".join(errors[:8])
         + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
@@ -280,6 +281,6 @@ def _failure(plan: Plan, output: str) -> str:
     )
 
 
-def _versions(plan: Plan) -> str:
-    mpi = compilers.short(plan.compiler.mpi)
+def _describe_versions(plan: Plan) -> str:
+    mpi = compilers.shorten_version(plan.compiler.mpi)
     return f"TensorFlow {plan.tensorflow} and {mpi}" if plan.tensorflow else mpi

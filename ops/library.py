@@ -52,8 +52,8 @@ class Library:
 
     @property
     def ops(self) -> Any:
-        """TensorFlow's module of the ops; see `tensorflow_ops`."""
-        return tensorflow_ops().module
+        """TensorFlow's module of the ops; see `load_tensorflow_ops`."""
+        return load_tensorflow_ops().module
 
 
 on_load: list[Callable[[], None]] = []
@@ -65,7 +65,7 @@ _ops: Ops | None = None
 _lock = threading.Lock()
 
 
-def library() -> Library:
+def get_library() -> Library:
     """The engine of this process; the first call builds it if need be, loads it and starts it.
 
     Raises:
@@ -77,17 +77,17 @@ def library() -> Library:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _engine = _engine or _load(build.build_engine(), interface.load, OSError)
-            _start(_engine)
+            _engine = _engine or _load_file(build.build_engine(), interface.load_library, OSError)
+            _start_engine(_engine)
             _library = Library(_engine)
         return _library
 
 
-def tensorflow_ops() -> Ops:
+def load_tensorflow_ops() -> Ops:
     """The ops over the engine; the first call imports TensorFlow, builds them if need be and loads them.
 
     Raises:
-        BuildError: as `library`.
+        BuildError: as `get_library`.
     """
     global _ops
     if _ops is not None:
@@ -96,15 +96,15 @@ def tensorflow_ops() -> Ops:
 
     with _lock:
         if _ops is None:
-            path = build.build()
-            module = _load(path, tf.load_op_library, tf.errors.OpError)
+            path = build.build_ops()
+            module = _load_file(path, tf.load_op_library, tf.errors.OpError)
             for register in on_load:
                 register()
             _ops = Ops(module, ctypes.CDLL(str(path)))
         return _ops
 
 
-def _load(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
+def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
     try:
         return load(str(path))
     except failure as error:
@@ -113,20 +113,20 @@ def _load(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> A
         ) from error
 
 
-def start_again(agree: Callable[[list[int]], list[int]]) -> None:
+def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
     """Go on with the ranks that are left, of which the world knows already; `agree` gives the largest of all ranks."""
-    c = library().c
-    number, *counts = agree([waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
-    here = world.current()
-    communicators = [world.communicator(name).py2f() for name in _COMMUNICATORS]
+    c = get_library().c
+    number, *counts = agree([read_waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
+    here = world.get_world()
+    communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
     counted = (ctypes.c_int64 * _KINDS)(*counts)
     if c.matex_start_again(*communicators, here.rank, here.size, here.node, number, counted):
-        raise world.RankError(f"the engine cannot go on: {interface.last_error(c)}.")
+        raise world.RankError(f"the engine cannot go on: {interface.get_last_error(c)}.")
 
 
-def _start(c: ctypes.CDLL) -> None:
-    here = world.current()
-    chosen = settings.current()
+def _start_engine(c: ctypes.CDLL) -> None:
+    here = world.get_world()
+    chosen = settings.get_settings()
     between_nodes = chosen.compression_links == "hosts"
     # Within one node there are no links between hosts.
     compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
@@ -137,7 +137,7 @@ def _start(c: ctypes.CDLL) -> None:
     communicators = [0, 0, 0]
     if world.is_active() and not here.is_phantom:
         _check_mpi(c)
-        communicators = [world.communicator(name).py2f() for name in _COMMUNICATORS]
+        communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
     failed = c.matex_start(
         *communicators,
         here.rank,
@@ -152,7 +152,7 @@ def _start(c: ctypes.CDLL) -> None:
         between_nodes,
     )
     if failed:
-        raise world.RankError(f"the engine cannot start: {interface.last_error(c)}.")
+        raise world.RankError(f"the engine cannot start: {interface.get_last_error(c)}.")
     if here.is_phantom:
         c.matex_phantom(here.size)
 
@@ -160,7 +160,7 @@ def _start(c: ctypes.CDLL) -> None:
 def _check_mpi(c: ctypes.CDLL) -> None:
     from mpi4py import MPI
 
-    loaded = mapped_mpi_libraries()
+    loaded = list_mapped_mpi_libraries()
     ours = c.matex_mpi_version().decode(errors="replace").strip()
     theirs = MPI.Get_library_version().strip("\0 \n")
     if len(loaded) > 1 or ours != theirs:
@@ -172,7 +172,7 @@ def _check_mpi(c: ctypes.CDLL) -> None:
         )
 
 
-def mapped_mpi_libraries() -> list[str]:
+def list_mapped_mpi_libraries() -> list[str]:
     """The files of all MPI libraries in this process."""
     if not sys.platform.startswith("linux"):
         return []
@@ -194,26 +194,28 @@ def rendezvous(kind: int, key: int, what: str) -> None:
     """
     if not world.is_active():
         return
-    c = library().c
+    c = get_library().c
     if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode()):
-        raise MismatchError(interface.last_error(c))
+        raise MismatchError(interface.get_last_error(c))
 
 
-def count(kind: int) -> int:
+def count_completed(kind: int) -> int:
     """How many collectives of `kind` this process has completed: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather,
     5 barrier, 6 control, 7 exit. Always 0 in a world of one.
     """
-    return library().c.matex_count(kind) if world.is_active() and _library is not None else 0
+    return get_library().c.matex_count(kind) if world.is_active() and _library is not None else 0
 
 
-def rows() -> int:
+def count_global_rows() -> int:
     """Rows of the global batches of all updates so far; an update of a batch that nobody sliced adds none."""
-    return library().c.matex_rows() if world.is_active() and _library is not None else 0
+    return get_library().c.matex_rows() if world.is_active() and _library is not None else 0
 
 
-def seconds(kind: int) -> float:
-    """How long collectives of `kind` (as in `count`) took this process, with the time that it waited for the others."""
-    return library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
+def get_collective_seconds(kind: int) -> float:
+    """How long collectives of `kind` (as in `count_completed`) took this process, with the time that it waited for the
+    others.
+    """
+    return get_library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -227,20 +229,20 @@ class Waiting:
     what: str = ""
 
 
-def waiting() -> Waiting:
+def read_waiting() -> Waiting:
     """Where this process waits for other ranks, asked from any thread."""
     if _library is None:
         return Waiting(0)
     seconds, number, text = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
-    if library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), text, len(text)):
+    if get_library().c.matex_waiting(ctypes.byref(seconds), ctypes.byref(number), text, len(text)):
         return Waiting(number.value, seconds.value, text.value.decode(errors="replace"))
     return Waiting(number.value)
 
 
 @contextlib.contextmanager
-def exchanging(what: str) -> Iterator[None]:
+def announce_exchange(what: str) -> Iterator[None]:
     """Within it this process exchanges objects with all others, for which it may have to wait."""
-    c = library().c
+    c = get_library().c
     c.matex_wait(what.encode())
     try:
         yield
@@ -248,17 +250,17 @@ def exchanging(what: str) -> Iterator[None]:
         c.matex_go_on()
 
 
-def expect(turns: Sequence[int]) -> None:
+def announce_turns(turns: Sequence[int]) -> None:
     """Announce the collectives of the v1 run about to start, by their attribute `turn`, in the order all ranks use.
 
     One that becomes ready before its turn waits without holding a thread. An empty list ends the waiting: whatever
     still waits then is cancelled.
     """
     if world.is_active():
-        library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))
+        get_library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))
 
 
-def content_hash(array: Any, seed: int = 0) -> int:
+def hash_content(array: Any, seed: int = 0) -> int:
     """A 64-bit hash of an array's dtype, shape and bytes, at memory speed; not against malice.
 
     Raises:
@@ -268,8 +270,8 @@ def content_hash(array: Any, seed: int = 0) -> int:
 
     array = np.asarray(array)
     if array.dtype.hasobject:
-        raise TypeError(f"content_hash: expected an array of numbers or fixed-size strings, not dtype {array.dtype}")
-    function = library().c.matex_hash
+        raise TypeError(f"hash_content: expected an array of numbers or fixed-size strings, not dtype {array.dtype}")
+    function = get_library().c.matex_hash
     header = f"{array.dtype.str} {array.dtype.name} {array.shape}".encode()
     value = function(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
     if array.size == 0:

@@ -11,7 +11,7 @@ _variable: Any = None
 _LAST = "last collective"
 
 
-def order_handles() -> list[Any]:
+def list_order_handles() -> list[Any]:
     """The variable's handle, in a list, for an op in a function; nothing elsewhere, where ops run in order."""
     global _variable
     import tensorflow as tf
@@ -27,7 +27,7 @@ def order_handles() -> list[Any]:
     return [_variable.handle]
 
 
-def in_order(make: Callable[..., Any], **inputs: Any) -> Any:
+def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     """What `make`, which makes one of our ops, gives with these inputs and the order: the op runs after those before.
 
     The graph of a backward pass that TensorFlow makes for a function called in eager code has nothing that orders ops
@@ -40,9 +40,9 @@ def in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     if not tf.executing_eagerly() and ops.inside_function():
         graph = ops.get_default_graph()
     if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
-        return make(order=order_handles(), **inputs)
-    with tf.control_dependencies(tags.tag(graph, _LAST, [])):
-        made = make(order=order_handles(), **inputs)
+        return make(order=list_order_handles(), **inputs)
+    with tf.control_dependencies(tags.get_tag(graph, _LAST, [])):
+        made = make(order=list_order_handles(), **inputs)
     first = tf.nest.flatten(made)[0]
     tags.set_tag(graph, _LAST, [first if isinstance(first, tf.Operation) else first.op])
     return made

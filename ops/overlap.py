@@ -15,8 +15,8 @@ from matex_tf import settings
 from matex_tf.world import world
 
 from . import announcing
-from .library import library
-from .order import in_order, order_handles
+from .library import get_library
+from .order import list_order_handles, make_in_order
 
 OP_TYPES = (announcing.ANNOUNCE, announcing.HAND_OVER)
 
@@ -24,7 +24,7 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def for_xla() -> Iterator[None]:
+def trace_for_xla() -> Iterator[None]:
     """Within it, what is traced will be compiled by XLA, for which an update is one op."""
     _state.for_xla = getattr(_state, "for_xla", 0) + 1
     try:
@@ -54,7 +54,7 @@ def is_told() -> bool | None:
 
 def is_usual() -> bool:
     """Whether `MATEX_OVERLAP=auto` overlaps updates where it is not told."""
-    return world.current().has_several_nodes
+    return world.get_world().has_several_nodes
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Noticed:
 
 
 @contextlib.contextmanager
-def noticed() -> Iterator[Noticed]:
+def notice_updates() -> Iterator[Noticed]:
     """What is traced within it."""
     before, _state.noticed = getattr(_state, "noticed", None), Noticed()
     try:
@@ -86,7 +86,7 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     if getattr(_state, "noticed", None) is not None:
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
         _state.noticed.bytes = max(_state.noticed.bytes, size)
-    chosen, way = settings.current().overlap, is_told()
+    chosen, way = settings.get_settings().overlap, is_told()
     return chosen == "on" or (chosen == "auto" and (is_usual() if way is None else way))
 
 
@@ -94,12 +94,12 @@ def reduce_gradients(
     tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool, variables: Sequence[int]
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
-    ours = library().ops
+    ours = get_library().ops
     _let_gradients_run_in_any_order()
-    parts = announcing.Parts(tensors, weight, order_handles()[0])
+    parts = announcing.Parts(tensors, weight, list_order_handles()[0])
     reduced: list[Any] = [None] * len(tensors)
     for part in parts:
-        ticket = in_order(
+        ticket = make_in_order(
             ours.matex_announce_update,
             weight=weight,
             T=[tensors[index].dtype for index in part.entries],
@@ -111,7 +111,7 @@ def reduce_gradients(
             more=not parts.is_last(part),
             checked=checked,
         )
-        parts.put(ticket.op, part)
+        parts.put_announcement(ticket.op, part)
         for entry, index in enumerate(part.entries):
             reduced[index] = ours.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
     return reduced

@@ -1,6 +1,6 @@
 """Lets gradients be ready one after the other, while the rest of the computation is still to come.
 
-That is for a TensorFlow of one thread; `in_their_order` says why.
+That is for a TensorFlow of one thread; `chain_gradients` says why.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 
-def made_of(op: Any) -> list[Any]:
+def list_direct_sources(op: Any) -> list[Any]:
     """The ops that run before `op`: those of its inputs, and others that it waits for."""
     return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
-def in_their_order(
+def chain_gradients(
     gradients: Sequence[Any],
-    sources: Callable[[Any], list[Any]] = made_of,
+    sources: Callable[[Any], list[Any]] = list_direct_sources,
     place: Callable[[Any], int] = lambda op: 0,
     settled: Container[Any] = (),
 ) -> None:
@@ -34,7 +34,7 @@ def in_their_order(
     """
     from tensorflow.python.framework import ops
 
-    if threads() > 1:
+    if count_threads() > 1:
         return  # one that is free takes the oldest
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
@@ -45,7 +45,7 @@ def in_their_order(
     places = sorted({place(op) for op in inside})
     up_to = [0] * len(places)  # the gradients, as bits, that are at this place or at one before
     for gradient in sorted(inside, key=number.__getitem__):
-        for op in ancestors(gradient, waits_for, sources):
+        for op in list_ancestors(gradient, waits_for, sources):
             before = sources(op)
             bits = 0
             for each in before:
@@ -69,14 +69,14 @@ def in_their_order(
         up_to[at:] = [bits | bit for bits in up_to[at:]]
 
 
-def threads() -> int:
+def count_threads() -> int:
     """How many threads TensorFlow runs ops on, side by side."""
     import tensorflow as tf
 
     return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
 
 
-def ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]]) -> Iterator[Any]:
+def list_ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]]) -> Iterator[Any]:
     """The op, its `sources`, theirs and so on, but for those `known`; each after its own sources."""
     if op in known:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import interface
-from .library import library
+from .library import get_library
 
 TOTALS, EVENTS, GRADIENTS = 1, 2, 3
 """What to record: totals only, or events, too, or also those of single gradients."""
@@ -79,11 +79,11 @@ class Totals:
     collectives: int
 
 
-def record(how: int, capacity: int = 0) -> None:
+def set_recording(how: int, capacity: int = 0) -> None:
     """From now on, record totals (1) or events, too (2, 3), of which the last `capacity` are kept; or no more (0)."""
     global _recording
     _recording = how
-    library().c.matex_record(how, capacity)
+    get_library().c.matex_record(how, capacity)
 
 
 def is_on() -> bool:
@@ -91,24 +91,24 @@ def is_on() -> bool:
     return _recording > 0
 
 
-def now() -> int:
+def read_clock() -> int:
     """The time in nanoseconds, by the clock of events."""
-    return library().c.matex_now()
+    return get_library().c.matex_now()
 
 
-def between_steps() -> None:
+def mark_between_steps() -> None:
     """What lies around this moment is no training step, but the end of an epoch, an evaluation or the like."""
     if _recording:
-        library().c.matex_between_steps()
+        get_library().c.matex_between_steps()
 
 
-def events() -> tuple[np.ndarray, int]:
+def read_events() -> tuple[np.ndarray, int]:
     """The events so far (dtype `EVENT`), in the order in which they ended, and how many older ones are not kept."""
-    return events_of(library().c)
+    return read_engine_events(get_library().c)
 
 
-def events_of(c: ctypes.CDLL) -> tuple[np.ndarray, int]:
-    """`events` of the engine `c`."""
+def read_engine_events(c: ctypes.CDLL) -> tuple[np.ndarray, int]:
+    """`read_events` of the engine `c`."""
     dropped = ctypes.c_int64()
     size = 1 << 10
     while True:
@@ -119,13 +119,13 @@ def events_of(c: ctypes.CDLL) -> tuple[np.ndarray, int]:
         size *= 4
 
 
-def labels() -> list[str]:
+def read_event_labels() -> list[str]:
     """What events are about, by their number `label`."""
-    return labels_of(library().c)
+    return read_engine_labels(get_library().c)
 
 
-def labels_of(c: ctypes.CDLL) -> list[str]:
-    """`labels` of the engine `c`."""
+def read_engine_labels(c: ctypes.CDLL) -> list[str]:
+    """`read_event_labels` of the engine `c`."""
     size = 1 << 16
     while True:
         text = ctypes.create_string_buffer(size)
@@ -135,13 +135,13 @@ def labels_of(c: ctypes.CDLL) -> list[str]:
         size = 2 * length
 
 
-def totals() -> list[Totals]:
+def read_totals() -> list[Totals]:
     """The totals of each place."""
-    return totals_of(library().c)
+    return read_engine_totals(get_library().c)
 
 
-def totals_of(c: ctypes.CDLL) -> list[Totals]:
-    """`totals` of the engine `c`."""
+def read_engine_totals(c: ctypes.CDLL) -> list[Totals]:
+    """`read_totals` of the engine `c`."""
     found: list[Totals] = []
     numbers, name = (ctypes.c_int64 * len(_NUMBERS))(), ctypes.create_string_buffer(512)
     while c.matex_totals(len(found), numbers, name, len(name)):
@@ -149,23 +149,25 @@ def totals_of(c: ctypes.CDLL) -> list[Totals]:
     return found
 
 
-def link(overlapped: bool) -> tuple[float, float]:
+def measure_transfer(overlapped: bool) -> tuple[float, float]:
     """Measure what a transfer costs: seconds to start, and seconds for each byte. Collective, before any update.
 
     `overlapped`: by the way of updates that are overlapped.
     """
-    c = library().c
+    c = get_library().c
     start_up, byte = ctypes.c_double(), ctypes.c_double()
     if c.matex_link(overlapped, ctypes.byref(start_up), ctypes.byref(byte)):
         from matex_tf.world import world
 
-        raise world.RankError(interface.last_error(c))
+        raise world.RankError(interface.get_last_error(c))
     return start_up.value, byte.value
 
 
-def last_link() -> tuple[float, float, bool] | None:
-    """What the last measurement found: `link`'s two numbers, and whether other work disturbed it. None without one."""
+def get_last_measurement() -> tuple[float, float, bool] | None:
+    """What the last measurement found: `measure_transfer`'s two numbers, and whether other work disturbed it. None
+    without one.
+    """
     start_up, byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
-    if not library().c.matex_last_link(ctypes.byref(start_up), ctypes.byref(byte), ctypes.byref(disturbed)):
+    if not get_library().c.matex_last_link(ctypes.byref(start_up), ctypes.byref(byte), ctypes.byref(disturbed)):
         return None
     return start_up.value, byte.value, bool(disturbed.value)

@@ -18,7 +18,7 @@ KERNELS = ("MatexAllreduce", "MatexBroadcast", "MatexBarrier", "MatexReduceGradi
 _loaded: ctypes.CDLL | None = None
 
 
-def obstacle(types: Iterable[str]) -> str:
+def find_obstacle(types: Iterable[str]) -> str:
     """Why XLA cannot compile a function with ops of these types; "" if it can. Communicates with nobody.
 
     The first function with one of our ops has the kernels built, if they are not in the cache, and loaded.
@@ -27,22 +27,22 @@ def obstacle(types: Iterable[str]) -> str:
     missing = [name for name in ours if name not in KERNELS]
     if missing:
         return f"XLA has no kernel for {', '.join(missing)}"
-    return _kernels() if ours else ""
+    return _load_kernels() if ours else ""
 
 
-def forget(variable: int) -> None:
+def forget_variable(variable: int) -> None:
     """Drop what compiled steps keep of the gradients of the variable of that number, which is gone."""
     if _loaded is not None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))
 
 
 @functools.cache
-def _kernels() -> str:
+def _load_kernels() -> str:
     """Loads the kernels; "" or why that cannot be."""
     global _loaded
     import tensorflow as tf
 
-    if settings.current().xla == "off":
+    if settings.get_settings().xla == "off":
         return "MATEX_XLA=off"
     if tf.config.list_physical_devices("GPU"):
         return "the collectives have XLA kernels for CPUs only"

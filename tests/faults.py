@@ -31,8 +31,8 @@ class Fault:
 FAULTS = {
     "rows of a batch are left out": Fault(
         "matex_tf/sharding/row_shares.py",
-        "(rank + 1) * base + _minimum(rank + 1, extra)",
-        "(rank + 1) * base + _minimum(rank, extra)",
+        "(rank + 1) * base + _take_minimum(rank + 1, extra)",
+        "(rank + 1) * base + _take_minimum(rank, extra)",
         "tests/sharding/test_row_shares.py",
     ),
     "a rank without rows counts the row that it computes": Fault(
@@ -43,25 +43,25 @@ FAULTS = {
     ),
     "a mean over rows is taken for a sum": Fault(
         "matex_tf/analysis/rules/reductions.py",
-        "return partial(one.power + 1)",
-        "return partial(one.power)",
+        "return make_partial(one.power + 1)",
+        "return make_partial(one.power)",
         "tests/analysis/test_rules.py",
     ),
     "a maximum over rows is taken for a sum": Fault(
         "matex_tf/analysis/rules/reductions.py",
-        "    raise UnprovedError(MEET)\n\n\ndef _of_elements",
-        "    return partial(0)\n\n\ndef _of_elements",
+        "    raise UnprovedError(MEET)\n\n\ndef _reduce_elements",
+        "    return partial(0)\n\n\ndef _reduce_elements",
         "tests/analysis/test_rules.py",
     ),
     "a metric's mean has the weight of a sum": Fault(
         "matex_tf/metrics/custom_metrics.py",
-        "numbers()[0 if kind == _MEAN else 1]",
-        "numbers()[1]",
+        "read_numbers()[0 if kind == _MEAN else 1]",
+        "read_numbers()[1]",
         "tests/metrics/test_metrics.py",
     ),
     "what every rank computes whole counts on each": Fault(
         "matex_tf/sharding/step_weight.py",
-        "mine = 1.0 if world.current().rank == 0 else 0.0",
+        "mine = 1.0 if world.get_world().rank == 0 else 0.0",
         "mine = 1.0",
         "tests/loops/test_borders.py",
     ),
@@ -69,7 +69,7 @@ FAULTS = {
         "matex_tf/gradients/redistribute.py",
         "made = recombine.gather_rows(rows[:count], PLACE)",
         "made = tf.stop_gradient(recombine.gather_rows(rows[:count], PLACE))",
-        "tests/gradients/test_meetings.py",
+        "tests/gradients/test_row_mixing.py",
     ),
     "a step in which rows meet is shared without a proof": Fault(
         "matex_tf/loops/function_step.py",

@@ -66,7 +66,11 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """This process's environment for a child, without MATEX_* and launcher variables; None in `extra` removes."""
-    mine = {name: value for name, value in probe.without_launcher(os.environ).items() if not name.startswith("MATEX_")}
+    mine = {
+        name: value
+        for name, value in probe.remove_launcher_variables(os.environ).items()
+        if not name.startswith("MATEX_")
+    }
     if "MATEX_CACHE_DIR" in os.environ:
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
     mine.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -149,7 +153,7 @@ def script_file(script: str | os.PathLike) -> str:
 
 def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, str], module: bool = True) -> list[str]:
     """The command line of `run`, for tests that need the process itself."""
-    cores, by_memory = len(placement.cores()), probe.has_memory_for(n, mpirun())
+    cores, by_memory = len(placement.list_cores()), probe.has_memory_for(n, mpirun())
     options = launcher.choose_options(mpirun(), n, cores, os.geteuid() == 0, environment=env, by_memory=by_memory)
     return launcher.make_command(mpirun(), options, sys.executable, [script_file(script), *map(str, args)], module)
 

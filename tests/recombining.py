@@ -42,7 +42,7 @@ def traced(function: Callable, arguments: Sequence[np.ndarray], fixed: Sequence[
     made = tf.function(function).get_concrete_function(*specs)
     for index, tensor in enumerate(made.graph.inputs[: len(arguments)]):
         if index not in fixed:
-            declarations.declare(tensor, ROWS)
+            declarations.declare_placement(tensor, ROWS)
     return made.graph
 
 
@@ -59,7 +59,9 @@ def run(graph: Any, arguments: Sequence[np.ndarray], found: Any, constants: dict
     for op in graph.get_operations():
         if op.outputs and op.outputs[0].ref() in values:
             continue
-        if op.outputs and all(found.of(one).kind == UNKNOWN and not found.of(one).shape for one in op.outputs):
+        if op.outputs and all(
+            found.find_placement(one).kind == UNKNOWN and not found.find_placement(one).shape for one in op.outputs
+        ):
             made = [Drawn()] * len(op.outputs)
         elif op.type == "Const":
             if op not in constants:
@@ -73,7 +75,7 @@ def run(graph: Any, arguments: Sequence[np.ndarray], found: Any, constants: dict
             if absent is None and op.type.startswith(_DRAWS) and interpreter.is_stateful(op):
                 absent = Drawn()
             made = [absent] * len(op.outputs) if absent is not None else _made(op, inputs)
-            if any(found.of(one).kind == UNKNOWN for one in op.outputs) and isinstance(made[0], Failed):
+            if any(found.find_placement(one).kind == UNKNOWN for one in op.outputs) and isinstance(made[0], Failed):
                 made = [Drawn()] * len(op.outputs)
         values.update((tensor.ref(), value) for tensor, value in zip(op.outputs, made))
     return values
@@ -112,7 +114,7 @@ def _attributes(op: Any) -> tuple:
 def wrong_claims(graph: Any, arguments: Sequence[np.ndarray], rows: Sequence[int], fixed: Sequence[int] = (),
                  tolerance: float = 1e-12) -> list[str]:  # fmt: skip
     """What the analysis claims of tensors of `graph` that is not so where the batch is cut into so many rows."""
-    found = interpreter.interpreter_of(graph)
+    found = interpreter.make_interpreter(graph)
     ends = np.cumsum([0, *rows])
     constants: dict[Any, Any] = {}
     whole = run(graph, arguments, found, constants)
@@ -123,7 +125,7 @@ def wrong_claims(graph: Any, arguments: Sequence[np.ndarray], rows: Sequence[int
     wrong = []
     for op in graph.get_operations():
         for tensor in op.outputs:
-            placement = found.of(tensor)
+            placement = found.find_placement(tensor)
             mine = [one[tensor.ref()] for one in (whole, *parts)]
             if placement.kind == UNKNOWN or isinstance(mine[0], Failed) or tensor.dtype in OPAQUE:
                 continue
@@ -134,7 +136,7 @@ def wrong_claims(graph: Any, arguments: Sequence[np.ndarray], rows: Sequence[int
             if not failed:
                 reason = _wrong(found, tensor, placement, mine, rows, tolerance)
             if reason:
-                made_of = [_short(found.of(one)) for one in op.inputs]
+                made_of = [_short(found.find_placement(one)) for one in op.inputs]
                 wrong.append(f"{op.type} '{op.name}' of {made_of} is said to be {_short(placement)}: {reason}")
     return wrong
 
@@ -153,7 +155,9 @@ def _wrong(found: Any, tensor: Any, placement: Placement, values: list[Any], row
     if placement.zero and any(one.any() for one in (whole, *parts)):
         return "it is not zero"
     if placement.kind == DERIVED:
-        open_inputs = [one for one in tensor.op.inputs if one.dtype not in OPAQUE and not found.of(one).is_figure]
+        open_inputs = [
+            one for one in tensor.op.inputs if one.dtype not in OPAQUE and not found.find_placement(one).is_figure
+        ]
         return "it is made of what is no figure" if open_inputs else None
     if placement.kind == EMPTY:
         return None

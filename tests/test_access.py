@@ -109,10 +109,10 @@ def test_a_lock_of_a_download_that_is_a_link_is_refused(tmp_path):
     path, target = tmp_path / "lock", tmp_path / "precious"
     path.symlink_to(target)
     with pytest.raises(world.RankError, match="expected a lock file, found a symbolic link"):
-        downloads._hold(str(path))
+        downloads._acquire_lock(str(path))
     assert not target.exists()
     path.unlink()
-    os.close(downloads._hold(str(path)))
+    os.close(downloads._acquire_lock(str(path)))
     assert path.stat().st_mode & 0o077 == 0
 
 

@@ -12,12 +12,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
 
 def test_the_reference_page_is_the_table():
-    assert PAGE.read_text() == settings.reference(), "run: python -m matex_tf.settings > docs/settings.md"
+    assert PAGE.read_text() == settings.format_reference(), "run: python -m matex_tf.settings > docs/settings.md"
 
 
 def test_every_setting_is_in_the_reference():
     for setting in settings.TABLE:
-        assert f"`{setting.variable}`" in settings.reference()
+        assert f"`{setting.variable}`" in settings.format_reference()
 
 
 def test_defaults_are_in_force_without_variables():

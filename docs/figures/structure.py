@@ -7,7 +7,7 @@ from pathlib import Path
 from canvas import Canvas
 
 from matex_tf.readers.rows.layout import Deal
-from matex_tf.sharding.row_shares import rows_of
+from matex_tf.sharding.row_shares import deal_block
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = ("blue", "orange", "green")
@@ -23,7 +23,7 @@ def slices() -> Canvas:
     scale, top = 3.6, 58
     canvas.rectangle(500, top, 24, batch * scale, "violet")
     for rank, colour in enumerate(RANKS):
-        start, stop = rows_of(batch, rank, ranks)
+        start, stop = deal_block(batch, rank, ranks)
         y, height = top + start * scale, (stop - start) * scale
         middle = y + height / 2
         canvas.rectangle(30, y, 64, height - 2, colour, round_by=2)
@@ -134,7 +134,7 @@ def rows() -> Canvas:
         deal, y = Deal(count, len(RANKS), kind, size), 64 + number * 80
         canvas.text(20, y + 16, f'"{kind}"', 14, bold=True)
         for rank, colour in enumerate(RANKS):
-            for row in deal.positions(rank, 0, deal.held(rank)):
+            for row in deal.list_positions(rank, 0, deal.count_held(rank)):
                 canvas.rectangle(128 + int(row) * cell, y, cell - 2, 30, colour, round_by=2)
         for row in range(count):
             canvas.text(128 + row * cell + cell / 2 - 1, y + 20, str(row), 12, "page", "middle", bold=True)

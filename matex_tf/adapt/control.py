@@ -46,11 +46,11 @@ class Control:
     _last: list[float] = field(default_factory=list)
     """By how much each rank's share grew in the last change."""
 
-    def forget(self) -> None:
+    def forget_windows(self) -> None:
         """What was measured so far is not to count."""
         self._windows = []
 
-    def see(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
+    def choose_shares(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """The shares that batches of `rows` rows are to have now; None where they are to stay.
 
         Args:
@@ -62,20 +62,20 @@ class Control:
             return None
         self._windows = [*self._windows, list(seconds)][-max(WINDOWS, self._confirmed) :]
         self._age += 1
-        now = row_shares.dealt_rows(rows, self.shares or (1,) * self.size)
-        ways = [_way(now, one) for one in self._windows[-self._confirmed :]]
-        if len(ways) < self._confirmed or not all(ways) or any(_dot(ways[-1], way) <= 0 for way in ways):
+        now = row_shares.count_dealt_rows(rows, self.shares or (1,) * self.size)
+        ways = [_compute_change(now, one) for one in self._windows[-self._confirmed :]]
+        if len(ways) < self._confirmed or not all(ways) or any(_compute_dot(ways[-1], way) <= 0 for way in ways):
             return None
         typical = [median(of_rank) for of_rank in zip(*self._windows)]
-        way = _way(now, typical)
+        way = _compute_change(now, typical)
         if not way:
             return None
-        is_undone = self._age <= max(SOON, self._confirmed) and _dot(way, self._last or way) <= 0
+        is_undone = self._age <= max(SOON, self._confirmed) and _compute_dot(way, self._last or way) <= 0
         if is_undone:
             way = [step / 2 for step in way]  # one of the two was wrong
-        shares = _in_units([part + step for part, step in zip(now, way)], units)
-        after = row_shares.dealt_rows(rows, shares)
-        if after == row_shares.dealt_rows(rows, (1,) * self.size):
+        shares = _round_to_units([part + step for part, step in zip(now, way)], units)
+        after = row_shares.count_dealt_rows(rows, shares)
+        if after == row_shares.count_dealt_rows(rows, (1,) * self.size):
             shares = (1,) * self.size
         if after == now:
             return None
@@ -88,7 +88,7 @@ class Control:
         return shares
 
 
-def _way(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
+def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
     """By how many rows each rank's part is to grow; empty where that gains too little.
 
     A rank that took `seconds` for its rows computes so many rows a second; rows in proportion would make all ranks take
@@ -99,7 +99,7 @@ def _way(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
     even = sum(now) / len(now)
     least = [max(1.0, rows / AT_ONCE) for rows in had]
     most = [max(min(MOST * even, rows * AT_ONCE), low) for rows, low in zip(had, least)]
-    wanted = fill(sum(now), speeds, least, most)
+    wanted = divide_within_bounds(sum(now), speeds, least, most)
     takes = max(rows / speed for rows, speed in zip(wanted, speeds))
     if max(seconds) - takes <= GAIN * max(seconds):
         return []
@@ -108,11 +108,13 @@ def _way(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
     return [new - old for new, old in zip(wanted, now)]
 
 
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b))
 
 
-def fill(total: float, speeds: Sequence[float], least: Sequence[float], most: Sequence[float]) -> list[float]:
+def divide_within_bounds(
+    total: float, speeds: Sequence[float], least: Sequence[float], most: Sequence[float]
+) -> list[float]:
     """Parts of `total` in proportion to `speeds`, but each within its bounds.
 
     Where those of all are too narrow for `total`, all are at the nearer end of theirs.
@@ -133,7 +135,9 @@ def fill(total: float, speeds: Sequence[float], least: Sequence[float], most: Se
     return [min(max(time * speed, low), high) for speed, low, high in zip(speeds, least, most)]
 
 
-def _in_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
+def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
     """Whole shares of `units` in proportion to what is wanted, one at least for each."""
     above = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
-    return tuple(1 + more for more in row_shares.dealt_rows(units - len(above), [round(1e6 * one) for one in above]))
+    return tuple(
+        1 + more for more in row_shares.count_dealt_rows(units - len(above), [round(1e6 * one) for one in above])
+    )

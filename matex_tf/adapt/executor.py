@@ -53,24 +53,26 @@ _choose: Choose | None = None
 _steps = 0
 
 
-def follow(choose: Choose | None, steps: int = STEPS) -> None:
-    """For tests: after each `steps` steps `choose`, given what `Control.see` is given, says which shares come next."""
+def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
+    """For tests: after each `steps` steps `choose`, given what `Control.choose_shares` is given, says which shares come
+    next.
+    """
     global _choose, _steps
     _choose, _steps = choose, steps
 
 
 def is_on() -> bool:
     """Whether shares are to follow the speed of ranks."""
-    return settings.current().adapt == "on" and world.is_active()
+    return settings.get_settings().adapt == "on" and world.is_active()
 
 
-def why_not() -> str:
+def find_obstacle() -> str:
     """Why training on data that could be shared out otherwise is not; empty where it is."""
     from tensorflow.python.framework import config
 
-    if settings.current().scaling == "weak":
+    if settings.get_settings().scaling == "weak":
         return "with weak scaling each rank's batch is its own"
-    if settings.current().elastic:
+    if settings.get_settings().elastic:
         return "with MATEX_ELASTIC a lost rank's part of a step is dealt anew, which is done for equal parts only"
     if config.is_op_determinism_enabled():
         return "the script wants deterministic ops, and the last digits would depend on how fast ranks are"
@@ -83,14 +85,14 @@ MEASURED = "only fit and steps that are a tf.function are measured"
 def say_even(where: str, why: str) -> None:
     """Where it was asked for, say of steps that their slices stay equal."""
     if is_on():
-        notes.note(f"--adapt: {where} keeps equal slices: {why}")
+        notes.print_note(f"--adapt: {where} keeps equal slices: {why}")
 
 
-def of_steps(where: str, is_compiled: bool) -> Adapting | None:
+def make_adapting(where: str, is_compiled: bool) -> Adapting | None:
     """For steps that each cut their own batch; None where slices are to stay equal, which is said if not asked for."""
     if not is_on():
         return None
-    if why := why_not():
+    if why := find_obstacle():
         say_even(where, why)
         return None
     return Adapting(where, is_compiled)
@@ -106,9 +108,9 @@ class Adapting:
     """
 
     def __init__(self, where: str, is_compiled: bool = False, ahead: leases.Leases | None = None):
-        size = world.current().size
+        size = world.get_world().size
         self._where, self._ahead = where, ahead
-        shares = leases.agreed() if ahead is None else ahead.last
+        shares = leases.get_agreed() if ahead is None else ahead.last
         self._control = Control(size, max(PARTS, 2 * size) if is_compiled else 0, shares)
         self._steps: list[tuple[float, float]] = []
         self._window = _steps or STEPS
@@ -121,36 +123,36 @@ class Adapting:
         """Those of the ranks in the next step, or in those that come once what was cut ahead is used up."""
         return self._control.shares
 
-    def begins(self) -> None:
+    def begin_step(self) -> None:
         """A step begins."""
         if not self._steps:
-            self._waited = bottlenecks.waited()
-        self._outside = ops.seconds(_UPDATES) + ops.seconds(_TENSORS)
+            self._waited = bottlenecks.get_waited_seconds()
+        self._outside = ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS)
         self._begun = time.perf_counter()
 
-    def ends(self, numbers: Callable[[], Sequence[float]]) -> None:
+    def end_step(self, numbers: Callable[[], Sequence[float]]) -> None:
         """It is over. Collective at the end of a window.
 
         Args:
             numbers: gives those of the step (`step_weight`).
         """
         took = time.perf_counter() - self._begun
-        mine = took - (ops.seconds(_UPDATES) + ops.seconds(_TENSORS) - self._outside)
+        mine = took - (ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS) - self._outside)
         self._steps.append((mine, took))
         if len(self._steps) == 1:
-            self._first = _rows_of(numbers())
+            self._first = _compute_rows(numbers())
         if len(self._steps) < self._window:
             return
-        with contextlib.nullcontext((0, 0)) if self._ahead is None else self._ahead.held() as ahead:
-            self._decide(ahead, _rows_of(numbers()))
+        with contextlib.nullcontext((0, 0)) if self._ahead is None else self._ahead.hold_pipelines() as ahead:
+            self._decide_shares(ahead, _compute_rows(numbers()))
         self._steps = []
 
-    def _decide(self, ahead: leases.Place, last: tuple[int, int]) -> None:
+    def _decide_shares(self, ahead: leases.Place, last: tuple[int, int]) -> None:
         took = sum(took for _, took in self._steps)
         mine = Window(
             median(seconds for seconds, _ in self._steps),
             median(took for _, took in self._steps),
-            0.0 if self._ahead is None else (bottlenecks.waited() - self._waited) / took,
+            0.0 if self._ahead is None else (bottlenecks.get_waited_seconds() - self._waited) / took,
             self._first,
             last,
             ahead,
@@ -163,44 +165,45 @@ class Adapting:
             # In the first window functions are traced and memory is allocated.
             self._is_warm = True
             return
-        if not self._holds(everyone):
+        if not self._has_agreed_shares(everyone):
             return  # the shares that are in force came in the middle of it
         waiting = max(range(len(everyone)), key=lambda rank: everyone[rank].waited)
         if everyone[waiting].waited > WAITING and _choose is None:
-            self._control.forget()
-            notes.note(
+            self._control.forget_windows()
+            notes.print_note(
                 f"--adapt: rank {waiting} mostly waits for its input, whatever part of a batch it has; meanwhile "
                 "slices stay as they are"
             )
             return
         rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
         seconds = [one.seconds for one in everyone]
-        before = row_shares.dealt_rows(rows, self.shares)
-        shares = self._control.see(rows, seconds) if _choose is None else _choose(rows, seconds)
+        before = row_shares.count_dealt_rows(rows, self.shares)
+        shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if shares is None:
             return
         self._control.shares = shares
         if self._ahead is not None:
-            self._ahead.change(max(one.ahead for one in everyone), shares)
-        leases.agree(shares)
-        _say(row_shares.dealt_rows(rows, shares), before, seconds)
+            self._ahead.change_shares(max(one.ahead for one in everyone), shares)
+        leases.agree_on(shares)
+        _say_change(row_shares.count_dealt_rows(rows, shares), before, seconds)
 
-    def _holds(self, everyone: Sequence[Window]) -> bool:
+    def _has_agreed_shares(self, everyone: Sequence[Window]) -> bool:
         """Whether all steps of a window had the shares that were agreed on last."""
         return all(
-            [one[0] for one in of_ranks] == row_shares.dealt_rows(of_ranks[0][1], self.shares) and of_ranks[0][1] > 0
+            [one[0] for one in of_ranks] == row_shares.count_dealt_rows(of_ranks[0][1], self.shares)
+            and of_ranks[0][1] > 0
             for of_ranks in ([one.first for one in everyone], [one.last for one in everyone])
         )
 
 
-def _rows_of(numbers: Sequence[float]) -> tuple[int, int]:
+def _compute_rows(numbers: Sequence[float]) -> tuple[int, int]:
     mean, _, _, of_rows = numbers
     return round(mean * of_rows), round(of_rows)
 
 
-def _say(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:
+def _say_change(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:
     """One line for a change, and a mark in what is recorded."""
-    hosts = world.current().hosts
+    hosts = world.get_world().hosts
     most_changed = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - before[rank]))
     named = sorted(most_changed[:NAMED])
     words = [
@@ -209,5 +212,5 @@ def _say(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -
     ]
     more = f", and so on for {len(rows) - NAMED} more ranks" if len(rows) > NAMED else ""
     text = f"--adapt: of each {sum(rows)} rows compute {', '.join(words)}{more}"
-    notes.note(text)
+    notes.print_note(text)
     sampler.note_event(text)

@@ -53,7 +53,7 @@ batches and on slices, and compares every tensor.
 """
 
 
-def reference() -> str:
+def format_page() -> str:
     """The page."""
     lines = [_HEAD, "| family | types |", "|---|---|"]
     families: dict[str, list[str]] = {}
@@ -66,4 +66,4 @@ def reference() -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(format_page(), end="")

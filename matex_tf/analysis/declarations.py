@@ -16,7 +16,7 @@ _scalars: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 _own_gradients: weakref.WeakKeyDictionary[Any, list[list[Any] | None]] = weakref.WeakKeyDictionary()
 
 
-def declare(tensor: Any, placement: Placement) -> None:
+def declare_placement(tensor: Any, placement: Placement) -> None:
     """State the placement of the tensor of a graph, whatever its op."""
     _declared.setdefault(tensor.graph, {})[tensor.name] = placement
 
@@ -38,11 +38,11 @@ def declare_if(tensor: Any, placement: Placement, source: Any, holds: Callable[[
     _conditions.setdefault(tensor.graph, {})[tensor.name] = Condition(placement, source, holds, why)
 
 
-def declared(tensor: Any) -> Placement | None:
+def find_declared(tensor: Any) -> Placement | None:
     return _declared.get(tensor.graph, {}).get(tensor.name)
 
 
-def conditions_of(op: Any) -> list[Condition]:
+def list_conditions(op: Any) -> list[Condition]:
     """The conditions that were declared of what `op` gives."""
     known = _conditions.get(op.graph)
     return [known[made.name] for made in op.outputs if made.name in known] if known else []
@@ -58,7 +58,7 @@ def has_rows(graph: Any) -> bool:
     return any(one.is_sharded for one in _declared.get(graph, {}).values())
 
 
-def account(graph: Any, handles: Iterable[Any]) -> None:
+def declare_accounts(graph: Any, handles: Iterable[Any]) -> None:
     """State that in the variables with these handles each rank keeps its own part of a sum, in and within `graph`."""
     known = _accounts.setdefault(graph, {})
     known.update((id(handle), handle) for handle in handles)
@@ -73,7 +73,7 @@ def is_account(graph: Any, handle: Any) -> bool:
     return False
 
 
-def exempt(handle: Any) -> None:
+def exempt_variable(handle: Any) -> None:
     """State that the variable with `handle` is none of the script's: in it each rank keeps what is its own."""
     _exempt[id(handle)] = handle
 
@@ -87,7 +87,7 @@ def declare_scalar(tensor: Any) -> None:
     _scalars.setdefault(tensor.graph, set()).add(tensor.name)
 
 
-def scalars_of(graph: Any) -> Collection[str]:
+def list_scalars(graph: Any) -> Collection[str]:
     """The names of the tensors of `graph` of which that was stated."""
     return _scalars.get(graph, ())
 
@@ -105,7 +105,7 @@ def has_own_gradients() -> bool:
     return bool(_own_gradients)
 
 
-def own_gradients_hold(graph: Any, inputs: Sequence[Placement]) -> bool:
+def are_own_gradients_proved(graph: Any, inputs: Sequence[Placement]) -> bool:
     """Whether all those called for ops of `graph` are proved where its inputs have these placements."""
     # Inputs that came later, as captures do, are none of those functions'.
     return all(

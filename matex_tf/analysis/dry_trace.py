@@ -14,23 +14,23 @@ import numpy as np
 from matex_tf.runtime import notes
 
 
-def random_states() -> tuple[Any, ...]:
+def read_random_states() -> tuple[Any, ...]:
     """The states of the generators of Python and NumPy."""
     return random.getstate(), np.random.get_state()
 
 
 @contextlib.contextmanager
-def unnoticed(start: tuple[Any, ...] | None = None) -> Iterator[None]:
+def suppress_effects(start: tuple[Any, ...] | None = None) -> Iterator[None]:
     """What is traced within it prints nothing, and no random numbers of Python and NumPy are used up.
 
     start: the random states that it begins with; default those that are.
     """
-    states = random_states()
+    states = read_random_states()
     if start is not None:
         random.setstate(start[0])
         np.random.set_state(start[1])
     try:
-        with contextlib.redirect_stdout(io.StringIO()), _no_warnings(), notes.hold_notes():
+        with contextlib.redirect_stdout(io.StringIO()), _suppress_warnings(), notes.hold_notes():
             yield
     finally:
         random.setstate(states[0])
@@ -38,7 +38,7 @@ def unnoticed(start: tuple[Any, ...] | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Within it nothing warns. `warnings.catch_warnings` would have all that was shown be shown once more later."""
     before = warnings.warn
     warnings.warn = lambda *args, **kwargs: None

@@ -7,31 +7,31 @@ from collections.abc import Callable
 from matex_tf.analysis.placement import Element
 
 
-def negative(one: Element) -> Element:
-    return Element(one.power, _opposite(one.value), _opposite(one.unit))
+def negate(one: Element) -> Element:
+    return Element(one.power, _negate_count(one.value), _negate_count(one.unit))
 
 
-def _opposite(value: int | None) -> int | None:
+def _negate_count(value: int | None) -> int | None:
     return None if value is None else -value
 
 
-def _count(one: Element) -> int | None:
+def _read_count(one: Element) -> int | None:
     """Where it is known, what it is, or how many times the number of rows."""
     return one.value if one.power == 0 else one.unit if one.power == -1 else None
 
 
-def _element(power: int | None, count: int | None) -> Element:
+def _make_element(power: int | None, count: int | None) -> Element:
     return Element(power, count if power == 0 else None, count if power == -1 else None)
 
 
-def _combined(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
-    one, other = _count(first), _count(second)
+def _combine_counts(first: Element, second: Element, compute: Callable[[int, int], int]) -> int | None:
+    one, other = _read_count(first), _read_count(second)
     return None if one is None or other is None else int(compute(one, other))
 
 
-def _divided(first: Element, second: Element) -> tuple[int | None, int | None]:
+def _divide_counts(first: Element, second: Element) -> tuple[int | None, int | None]:
     """What remains of a division, and the quotient rounded down, where both are known."""
-    one, other = _count(first), _count(second)
+    one, other = _read_count(first), _read_count(second)
     if one is None or not other:
         return None, None
     return one % other, one // other
@@ -43,7 +43,7 @@ def add(first: Element, second: Element) -> Element:
             return other
     if first.power is None or first.power != second.power:
         return Element(None)
-    return _element(first.power, _combined(first, second, lambda a, b: a + b))
+    return _make_element(first.power, _combine_counts(first, second, lambda a, b: a + b))
 
 
 def subtract(first: Element, second: Element) -> Element:
@@ -51,20 +51,20 @@ def subtract(first: Element, second: Element) -> Element:
         return first
     if first.power is None or first.power != second.power:
         return Element(None)
-    return _element(first.power, _combined(first, second, lambda a, b: a - b))
+    return _make_element(first.power, _combine_counts(first, second, lambda a, b: a - b))
 
 
 def multiply(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
-    return _element(first.power + second.power, _combined(first, second, lambda a, b: a * b))
+    return _make_element(first.power + second.power, _combine_counts(first, second, lambda a, b: a * b))
 
 
 def divide_exactly(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
-    remains, quotient = _divided(first, second)
-    return _element(first.power - second.power, quotient if remains == 0 else None)
+    remains, quotient = _divide_counts(first, second)
+    return _make_element(first.power - second.power, quotient if remains == 0 else None)
 
 
 def divide_down(first: Element, second: Element) -> Element:
@@ -73,31 +73,31 @@ def divide_down(first: Element, second: Element) -> Element:
         return first
     if first.power is None or second.power is None:
         return Element(None)
-    remains, quotient = _divided(first, second)
+    remains, quotient = _divide_counts(first, second)
     if remains is None:
         return Element(0 if first.power == second.power else None)
     if first.power == second.power or (second.power == 0 and remains == 0):
-        return _element(first.power - second.power, quotient)
+        return _make_element(first.power - second.power, quotient)
     return Element(None)
 
 
-def remainder(first: Element, second: Element) -> Element:
+def compute_remainder(first: Element, second: Element) -> Element:
     if first.power is None or second.power is None:
         return Element(None)
-    remains, _ = _divided(first, second)
+    remains, _ = _divide_counts(first, second)
     if second.power == 0 and remains == 0:
         return Element(0, 0)
-    return _element(first.power if first.power == second.power else None, remains)
+    return _make_element(first.power if first.power == second.power else None, remains)
 
 
-def least_or_most(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
+def make_extremum(compute: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
     def element(first: Element, second: Element) -> Element:
         if first.power is None or first.power != second.power:
             return Element(None)
-        return _element(first.power, _combined(first, second, compute))
+        return _make_element(first.power, _combine_counts(first, second, compute))
 
     return element
 
 
-def unproved(first: Element, second: Element) -> Element:
+def forget_value(first: Element, second: Element) -> Element:
     return Element(0 if first.power == second.power == 0 else None)

@@ -1,6 +1,6 @@
 """Whether an update of variables is elementwise: what it makes of pieces is then the pieces of what it makes of all.
 
-`why_not` compares a trace for whole variables with one for flat pieces of them of any length.
+`find_obstacle` compares a trace for whole variables with one for flat pieces of them of any length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Roles = Mapping[int, Any]
 """By the id of what a trace captures, the same key in both traces; an int is that of the variable whose piece it is."""
 
 
-def why_not(whole: Any, whole_roles: Roles, pieces: Any, pieces_roles: Roles) -> str | None:
+def find_obstacle(whole: Any, whole_roles: Roles, pieces: Any, pieces_roles: Roles) -> str | None:
     """Why an update is not proved to be elementwise; None if it is.
 
     It is if both traces have the same ops, constants and wires, each of which takes single entries of one variable, of
@@ -32,22 +32,24 @@ def why_not(whole: Any, whole_roles: Roles, pieces: Any, pieces_roles: Roles) ->
         pieces: its graph for flat pieces of them, likewise.
         whole_roles, pieces_roles: what the graphs capture of these variables and of their slots.
     """
-    return _differs(_described(whole, whole_roles), _described(pieces, pieces_roles)) or _mixes(whole, whole_roles)
+    return _describe_difference(_describe_ops(whole, whole_roles), _describe_ops(pieces, pieces_roles)) or _find_mixing(
+        whole, whole_roles
+    )
 
 
-def _inputs(graph: Any, roles: Roles) -> dict[str, Any]:
+def _map_inputs(graph: Any, roles: Roles) -> dict[str, Any]:
     """By the names of a graph's inputs what each is: ("gradient", i), or what `roles` says, or another tensor."""
     captured = {inner.op.name: roles.get(id(outer), ("other", id(outer))) for outer, inner in graph.captures}
     given = [tensor.op.name for tensor in graph.inputs if tensor.op.name not in captured]
     return {**captured, **{name: ("gradient", index) for index, name in enumerate(given)}}
 
 
-def _described(graph: Any, roles: Roles) -> list[tuple[Any, ...]]:
-    inputs, numbers, found = _inputs(graph, roles), {}, []
+def _describe_ops(graph: Any, roles: Roles) -> list[tuple[Any, ...]]:
+    inputs, numbers, found = _map_inputs(graph, roles), {}, []
     for number, op in enumerate(graph.get_operations()):
         numbers[op.name] = number
         attributes = {
-            name: _plain(graph, value)
+            name: _normalize_attribute(graph, value)
             for name, value in op.node_def.attr.items()
             if name[0] != "_" and name not in _OF_SHAPES
         }
@@ -57,27 +59,32 @@ def _described(graph: Any, roles: Roles) -> list[tuple[Any, ...]]:
     return found
 
 
-def _plain(graph: Any, value: Any) -> Any:
+def _normalize_attribute(graph: Any, value: Any) -> Any:
     """The value of an attribute, for a function what that computes: its name is another in each trace."""
     if not value.HasField("func"):
         return value.SerializeToString(deterministic=True)
     function = graph._get_function(value.func.name).cached_definition
     nodes = [
-        (node.op, node.name, list(node.input), [(key, _plain(graph, node.attr[key])) for key in sorted(node.attr)])
+        (
+            node.op,
+            node.name,
+            list(node.input),
+            [(key, _normalize_attribute(graph, node.attr[key])) for key in sorted(node.attr)],
+        )
         for node in function.node_def
     ]
     return nodes, sorted(function.ret.items())
 
 
-def _differs(whole: list[tuple[Any, ...]], pieces: list[tuple[Any, ...]]) -> str | None:
+def _describe_difference(whole: list[tuple[Any, ...]], pieces: list[tuple[Any, ...]]) -> str | None:
     different = next((one[0] for one, other in zip(whole, pieces) if one != other), None)
     if different is None and len(whole) != len(pieces):
         different = max(whole, pieces, key=len)[min(len(whole), len(pieces))][0]
     return different and f"its update depends on shapes ({different})"
 
 
-def _mixes(graph: Any, roles: Roles) -> str | None:
-    inputs = _inputs(graph, roles)
+def _find_mixing(graph: Any, roles: Roles) -> str | None:
+    inputs = _map_inputs(graph, roles)
     of: dict[str, int | None] = {}  # by the name of a tensor, the variable whose entries it has
     for op in graph.get_operations():
         if op.name in inputs:

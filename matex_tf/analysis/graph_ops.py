@@ -15,13 +15,13 @@ _UNLIKE = {"seed", "seed2", "message", "shared_name", "container", "token"}
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
 
 
-def keep(value: Any) -> None:
+def keep_alive(value: Any) -> None:
     """Keep `value` (a variable that the graph being built uses) alive as long as that graph."""
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        tags.tag_or_new(graph, "variables", list).append(value)
+        tags.get_or_make_tag(graph, "variables", list).append(value)
         graph = getattr(graph, "outer_graph", None)
 
 
@@ -35,11 +35,11 @@ def note_accounts(variables: Iterable[Any]) -> None:
     handles = [variable.handle for variable in found if hasattr(variable, "handle")]
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        declarations.account(graph, handles)
+        declarations.declare_accounts(graph, handles)
         graph = getattr(graph, "outer_graph", None)
 
 
-def behind(leaves: Iterable[Any]) -> list[Any]:
+def list_ancestors(leaves: Iterable[Any]) -> list[Any]:
     """The ops that `leaves`, ops or tensors of a graph, need to be run, those of the leaves among them."""
     seen: dict[int, Any] = {}
     pending = [getattr(leaf, "op", leaf) for leaf in leaves]
@@ -53,42 +53,42 @@ def behind(leaves: Iterable[Any]) -> list[Any]:
     return list(seen.values())
 
 
-def reductions(operations: Iterable[Any]) -> list[Any]:
+def list_reductions(operations: Iterable[Any]) -> list[Any]:
     """Those of `operations` that reduce gradients or call a function that does."""
-    return [op for op in operations if op.type in REDUCTIONS or _calls_reduction(op)]
+    return [op for op in operations if op.type in REDUCTIONS or _is_reduction_call(op)]
 
 
-def reduces(graph: Any) -> bool:
+def has_reductions(graph: Any) -> bool:
     """Whether running the whole of `graph` reduces gradients."""
-    return bool(reductions(graph.get_operations()))
+    return bool(list_reductions(graph.get_operations()))
 
 
 def is_training_step(graph: Any) -> bool:
     """Whether `graph` is that of a function, not of a branch or of a loop's body, and reduces gradients."""
     control_flow = type(graph).__name__.startswith(("Cond", "While", "Switch"))
-    return not control_flow and reduces(graph)
+    return not control_flow and has_reductions(graph)
 
 
-def op_types(graph: Any) -> set[str]:
+def list_op_types(graph: Any) -> set[str]:
     """The types of all ops in `graph` and in the functions that they call."""
-    return {node.op for node in _nodes(graph)}
+    return {node.op for node in _iterate_nodes(graph)}
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def _iterate_nodes(graph: Any) -> Iterator[Any]:
     """The definitions of all ops in `graph` and in the functions that they call."""
     pending = [op.node_def for op in graph.get_operations()]
     seen: set[str] = set()
     while pending:
         node = pending.pop()
         yield node
-        for name in functions_of(node):
+        for name in list_functions(node):
             function = None if name in seen else graph._get_function(name)
             seen.add(name)
             if function is not None:
                 pending.extend(function.cached_definition.node_def)
 
 
-def functions_of(node: Any) -> list[str]:
+def list_functions(node: Any) -> list[str]:
     """The names of the functions that an op, by its definition, calls, in the order of its attributes' names."""
     names = []
     for _, attribute in sorted(node.attr.items()):  # a map of protobuf has another order each time
@@ -98,13 +98,13 @@ def functions_of(node: Any) -> list[str]:
     return names
 
 
-def _calls_reduction(op: Any) -> bool:
+def _is_reduction_call(op: Any) -> bool:
     if not any(kind in op.type for kind in ("Call", "If", "While", "Case", "Dataset")):
         return False
-    return any(_function_reduces(op.graph, name, set()) for name in functions_of(op.node_def))
+    return any(_has_function_reductions(op.graph, name, set()) for name in list_functions(op.node_def))
 
 
-def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
+def _has_function_reductions(graph: Any, name: str, seen: set[str]) -> bool:
     if name in seen:
         return False
     seen.add(name)
@@ -112,12 +112,12 @@ def _function_reduces(graph: Any, name: str, seen: set[str]) -> bool:
     if function is None:
         return False
     for node in function.cached_definition.node_def:
-        if node.op in REDUCTIONS or any(_function_reduces(graph, inner, seen) for inner in functions_of(node)):
+        if node.op in REDUCTIONS or any(_has_function_reductions(graph, inner, seen) for inner in list_functions(node)):
             return True
     return False
 
 
-def evaluate(op: Any, inputs: list[Any]) -> list[Any]:
+def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
     """The arrays that an op makes of such as are known, run at once; none where it cannot be run so."""
     import tensorflow as tf
     from tensorflow.python.eager import context, execute
@@ -143,7 +143,7 @@ def evaluate(op: Any, inputs: list[Any]) -> list[Any]:
         return [np.asarray(one._numpy_internal()) for one in made]
 
 
-def attributes_of(op: Any) -> tuple[tuple[str, bytes], ...]:
+def list_attributes(op: Any) -> tuple[tuple[str, bytes], ...]:
     """The attributes of an op that are the same in each trace, but for shapes."""
     return tuple(
         (name, attribute.SerializeToString(deterministic=True))

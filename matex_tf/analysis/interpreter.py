@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.analysis import called, declarations
-from matex_tf.analysis.declarations import declared
-from matex_tf.analysis.placement import DERIVATION, UNKNOWN, Placement, all_known, partial, replicated, unknown
+from matex_tf.analysis import declarations, function_graphs
+from matex_tf.analysis.declarations import find_declared
+from matex_tf.analysis.placement import (
+    DERIVATION,
+    UNKNOWN,
+    Placement,
+    make_partial,
+    make_replicated,
+    make_unknown,
+    require_known,
+)
 from matex_tf.analysis.rules import RULES, Node, UnprovedError, arithmetic, randoms
-from matex_tf.analysis.rules.registry import NeverError, settled
+from matex_tf.analysis.rules.registry import NeverError, settle_placement
 
 NO_RULE = "there is no rule for this kind of op"
 OTHER_ROWS = "a function is called with other rows than it was traced for"
@@ -64,7 +72,7 @@ class Interpreter:
         captures = list(getattr(self.graph, "captures", ()) or ())
         self._outside.update((id(inner.op), external) for external, inner in captures)
 
-    def of(self, tensor: Any) -> Placement:
+    def find_placement(self, tensor: Any) -> Placement:
         """The placement of `tensor`, which belongs to this graph: what nobody asks for costs nothing."""
         pending = [tensor.op]
         while pending:
@@ -73,49 +81,49 @@ class Interpreter:
                 pending.pop()
                 continue
             if self._is_declared(op):
-                self._known[op] = [declared(made) or replicated() for made in op.outputs]
+                self._known[op] = [find_declared(made) or make_replicated() for made in op.outputs]
                 pending.pop()
                 continue
-            needed = [one.source for one in declarations.conditions_of(op)] or op.inputs
-            missing = [made.op for made in needed if made.op not in self._known and declared(made) is None]
+            needed = [one.source for one in declarations.list_conditions(op)] or op.inputs
+            missing = [made.op for made in needed if made.op not in self._known and find_declared(made) is None]
             if missing and not self._is_input(op):
                 if any(one in pending for one in missing[:1]) and _is_cycle(op, missing[0]):
-                    self._known[op] = [unknown(op, "it is in a loop of tf.compat.v1")] * len(op.outputs)
+                    self._known[op] = [make_unknown(op, "it is in a loop of tf.compat.v1")] * len(op.outputs)
                     continue
                 pending.extend(missing)
                 continue
-            self._known[op] = self._placements(op)
+            self._known[op] = self._compute_placements(op)
             pending.pop()
-        return declared(tensor) or self._known[tensor.op][tensor.value_index]
+        return find_declared(tensor) or self._known[tensor.op][tensor.value_index]
 
-    def outputs(self) -> list[Placement]:
-        return [self.of(tensor) for tensor in self.graph.outputs]
+    def list_output_placements(self) -> list[Placement]:
+        return [self.find_placement(tensor) for tensor in self.graph.outputs]
 
-    def variable(self, handle: Any) -> Placement:
+    def find_variable_placement(self, handle: Any) -> Placement:
         """The placement of what is read of the variable with `handle`, a tensor of this graph."""
-        origin = self.origin(handle)
+        origin = self.find_origin(handle)
         interpreter: Interpreter | None = self
         if declarations.is_exempt(origin):
-            return partial(0)
+            return make_partial(0)
         while interpreter is not None:
             if declarations.is_account(interpreter.graph, origin):
-                return partial(0)
+                return make_partial(0)
             interpreter = interpreter.outer
-        return replicated()
+        return make_replicated()
 
-    def shape(self, tensor: Any) -> list[int | None] | None:
+    def find_shape(self, tensor: Any) -> list[int | None] | None:
         """The static shape of a tensor, None where its number of dimensions is not known.
 
         Where the graph does not know it because of a declared scalar, it is that of what is taken with it.
         """
         if tensor.shape.rank is not None:
             return tensor.shape.as_list()
-        known = declarations.scalars_of(tensor.graph)
+        known = declarations.list_scalars(tensor.graph)
         if tensor.name in known:
             return []
         if not known or tensor.op.type not in arithmetic.ENTRYWISE:
             return None
-        shapes = all_known(self.shape(part) for part in tensor.op.inputs)
+        shapes = require_known(self.find_shape(part) for part in tensor.op.inputs)
         if shapes is None:
             return None
         longest = max(map(len, shapes))
@@ -123,7 +131,7 @@ class Interpreter:
         # Of sizes that are not fixed nothing is known, but those of 1 are repeated.
         return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded)]
 
-    def origin(self, tensor: Any) -> Any:
+    def find_origin(self, tensor: Any) -> Any:
         """The tensor outside of all functions that `tensor`, of this graph, stands for."""
         interpreter: Interpreter | None = self
         while interpreter is not None and hasattr(tensor, "op") and not hasattr(tensor, "numpy"):
@@ -135,7 +143,7 @@ class Interpreter:
             interpreter = interpreter.outer or (None if graph is None else Interpreter(graph))
         return tensor
 
-    def of_function(self, name: str, inputs: Sequence[Placement], op: Any) -> Interpreter:
+    def interpret_function(self, name: str, inputs: Sequence[Placement], op: Any) -> Interpreter:
         """The interpreter of the function `name` that `op` calls with inputs of these placements.
 
         Raises:
@@ -143,12 +151,12 @@ class Interpreter:
         """
         key = (name, tuple(inputs))
         if key not in self._functions:
-            graph = called.graph_of(self.graph, name, inputs, op)
+            graph = function_graphs.find_graph(self.graph, name, inputs, op)
             for tensor, placement in zip(graph.inputs, inputs):
-                traced_for = declared(tensor)
+                traced_for = find_declared(tensor)
                 if traced_for is not None and traced_for.form != placement.form:
                     raise UnprovedError(OTHER_ROWS)
-            if not declarations.own_gradients_hold(graph, inputs):
+            if not declarations.are_own_gradients_proved(graph, inputs):
                 raise UnprovedError(OWN_GRADIENT)
             made = Interpreter(graph, inputs, self)
             arguments = list(op.inputs)[-len(graph.inputs) :] if graph.inputs else []
@@ -160,25 +168,25 @@ class Interpreter:
         return id(op) in self._captured or id(op) in self._outside
 
     def _is_declared(self, op: Any) -> bool:
-        return bool(op.outputs) and all(declared(made) is not None for made in op.outputs)
+        return bool(op.outputs) and all(find_declared(made) is not None for made in op.outputs)
 
-    def _placements(self, op: Any) -> list[Placement]:
+    def _compute_placements(self, op: Any) -> list[Placement]:
         count = len(op.outputs)
-        conditions = declarations.conditions_of(op)
+        conditions = declarations.list_conditions(op)
         if conditions:
             holds = all(
-                one.holds(declared(one.source) or self._known[one.source.op][one.source.value_index])
+                one.holds(find_declared(one.source) or self._known[one.source.op][one.source.value_index])
                 for one in conditions
             )
-            return [conditions[0].placement if holds else unknown(op, conditions[0].why)] * count
+            return [conditions[0].placement if holds else make_unknown(op, conditions[0].why)] * count
         if id(op) in self._captured:
             return [self._captured[id(op)]]
         if op.type == "Placeholder" and id(op) not in self._outside:
             self._learn_captures()  # it may have come since, while the graph is being built
         if id(op) in self._outside:
-            return [self._of_outside(self._outside[id(op)])]
+            return [self._find_outer_placement(self._outside[id(op)])]
         tensors = list(op.inputs)
-        inputs = [declared(tensor) or self._known[tensor.op][tensor.value_index] for tensor in tensors]
+        inputs = [find_declared(tensor) or self._known[tensor.op][tensor.value_index] for tensor in tensors]
         failed = next((one for one in inputs if one.kind == UNKNOWN), None)
         is_sized = failed is not None and failed.shape is not None and op.type in SIZED
         if failed is not None and op.type not in FOLLOWED and not is_sized:
@@ -191,37 +199,37 @@ class Interpreter:
                 found = rule(Node(op, tensors, inputs, self))
                 found = [found] if isinstance(found, Placement) else found
                 # A function's graph has more outputs once a gradient was taken through another call of it.
-                return [settled(op, index, one) for index, one in enumerate(found[:count])]
+                return [settle_placement(op, index, one) for index, one in enumerate(found[:count])]
             except NeverError as error:
-                return [unknown(op, str(error))] * count
+                return [make_unknown(op, str(error))] * count
             except UnprovedError as error:
                 why = str(error)
         elif is_same or not inputs:
             if not is_stateful(op) or op.type in SAFE:
-                return [replicated()] * count
-            return [unknown(op, "it has an effect, and there is no rule for it")] * count
+                return [make_replicated()] * count
+            return [make_unknown(op, "it has an effect, and there is no rule for it")] * count
         if inputs and all(one.is_figure for one in inputs) and not is_stateful(op):
-            return [settled(op, index, replicated() if is_same else DERIVATION) for index in range(count)]
-        return [unknown(op, why)] * count
+            return [settle_placement(op, index, make_replicated() if is_same else DERIVATION) for index in range(count)]
+        return [make_unknown(op, why)] * count
 
-    def _of_outside(self, external: Any) -> Placement:
+    def _find_outer_placement(self, external: Any) -> Placement:
         """The placement of what the graph captures of an outer one."""
         graph = getattr(external, "graph", None) if not hasattr(external, "numpy") else None
         if graph is None:
-            return replicated()
+            return make_replicated()
         if self.outer is not None and self.outer.graph is graph:
-            return self.outer.of(external)
-        return interpreter_of(graph).of(external)
+            return self.outer.find_placement(external)
+        return make_interpreter(graph).find_placement(external)
 
 
-def interpreter_of(graph: Any) -> Interpreter:
+def make_interpreter(graph: Any) -> Interpreter:
     """A new interpreter of a graph by itself. Ops that are added later are new to it."""
     return Interpreter(graph)
 
 
-def placement_of(tensor: Any) -> Placement:
+def find_placement(tensor: Any) -> Placement:
     """The placement of a tensor in the graph that it belongs to."""
-    return Interpreter(tensor.graph).of(tensor)
+    return Interpreter(tensor.graph).find_placement(tensor)
 
 
 def is_stateful(op: Any) -> bool:

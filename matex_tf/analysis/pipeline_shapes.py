@@ -14,15 +14,15 @@ PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
-def of_arrays(dataset: Any) -> tuple[Any, Any, Callable[..., Any]] | None:
+def match_arrays(dataset: Any) -> tuple[Any, Any, Callable[..., Any]] | None:
     """Of Keras' pipeline over arrays the datasets of indices and of arrays, and what gathers the rows of both.
 
     None if `dataset` is not of its shape.
     """
     import tensorflow as tf
 
-    gather, _ = _below(dataset, ("PrefetchDataset", "OptionsDataset"))
-    if kind(gather) != "ParallelMapDataset" or kind(gather._input_dataset) != "ZipDataset":
+    gather, _ = _skip_kinds(dataset, ("PrefetchDataset", "OptionsDataset"))
+    if name_kind(gather) != "ParallelMapDataset" or name_kind(gather._input_dataset) != "ZipDataset":
         return None
     parts = gather._input_dataset._datasets
     if len(parts) != 2 or getattr(parts[0].element_spec, "dtype", None) != tf.int64:
@@ -30,53 +30,53 @@ def of_arrays(dataset: Any) -> tuple[Any, Any, Callable[..., Any]] | None:
     return parts[0], parts[1], gather._map_func._func
 
 
-def why_whole(dataset: Any) -> str | None:
+def find_obstacle(dataset: Any) -> str | None:
     """Why rows of `dataset`, of a script's own, cannot be chosen before the work on them; None where they can."""
-    batching, _ = around_batch(dataset)
-    if kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
+    batching, _ = find_batching(dataset)
+    if name_kind(batching) not in ("BatchDataset", "ParallelBatchDataset"):
         return "`batch` is not its last step (`prefetch` and `repeat` may follow)"
-    maps, source = maps_below(batching)
+    maps, source = list_maps(batching)
     rows = int(source.cardinality())
     if rows < 1:
         return "the number of its rows is not known, or without an end (`repeat` is better after `batch`)"
-    if not any(kind(step) == "ParallelMapDataset" for step in maps):
+    if not any(name_kind(step) == "ParallelMapDataset" for step in maps):
         return "no `map` with num_parallel_calls is right before its `batch`"
-    if any(_depends_on_order(step) for step in maps):
+    if any(_is_order_dependent(step) for step in maps):
         return "its maps draw at random, count or call Python, so that a row's place matters"
     if batching._drop_remainder and rows < int(batching._batch_size):
         return "it has less than one batch"
     return None
 
 
-def around_batch(dataset: Any) -> tuple[Any, list[Any]]:
+def find_batching(dataset: Any) -> tuple[Any, list[Any]]:
     """The step that batches, where a script's own pipeline ends in one, and those after it, the last one first."""
-    return _below(dataset, _AROUND)
+    return _skip_kinds(dataset, _AROUND)
 
 
-def maps_below(batching: Any) -> tuple[list[Any], Any]:
+def list_maps(batching: Any) -> tuple[list[Any], Any]:
     """The maps right under `batching`, the first one first, and what they map."""
     maps: list[Any] = []
     source = batching._input_dataset
-    while kind(source) in ("MapDataset", "ParallelMapDataset"):
+    while name_kind(source) in ("MapDataset", "ParallelMapDataset"):
         maps.insert(0, source)
         source = source._input_dataset
     return maps, source
 
 
-def kind(dataset: Any) -> str:
+def name_kind(dataset: Any) -> str:
     return type(dataset).__name__.lstrip("_")
 
 
-def _below(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+def _skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
     """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
     above = []
-    while kind(dataset) in kinds:
+    while name_kind(dataset) in kinds:
         above.append(dataset)
         dataset = dataset._input_dataset
     return dataset, above
 
 
-def _depends_on_order(step: Any) -> bool:
+def _is_order_dependent(step: Any) -> bool:
     """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
     from tensorflow.python.framework import op_def_registry
 

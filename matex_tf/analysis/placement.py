@@ -1,6 +1,7 @@
 """How the value that a rank has of a tensor makes up the value that the script alone has of it: its placement.
 
-`Placement` defines the kinds and their powers; `fits` compares two of them, and `join` keeps what holds of both.
+`Placement` defines the kinds and their powers; `is_aligned` compares two of them, and `join_placements` keeps what
+holds of both.
 """
 
 from __future__ import annotations
@@ -110,26 +111,26 @@ DERIVATION = Placement(DERIVED)
 EMPTY_LIST = Placement(EMPTY)
 
 
-def replicated(power: int = 0, elements: tuple[Element, ...] | None = None) -> Placement:
+def make_replicated(power: int = 0, elements: tuple[Element, ...] | None = None) -> Placement:
     return Placement(REPLICATED, power, elements=elements)
 
 
-def vector(elements: list[Element] | tuple[Element, ...]) -> Placement:
+def make_vector(elements: list[Element] | tuple[Element, ...]) -> Placement:
     """A vector, or scalar, of whole numbers with these entries."""
     elements = tuple(elements)
     powers = {one.power for one in elements}
     return Placement(REPLICATED, powers.pop() or 0 if len(powers) == 1 else 0, elements=elements)
 
 
-def partial(power: int) -> Placement:
+def make_partial(power: int) -> Placement:
     return Placement(PARTIAL, power)
 
 
-def unknown(op: Any, why: str) -> Placement:
+def make_unknown(op: Any, why: str) -> Placement:
     return Placement(UNKNOWN, why=(op, why))
 
 
-def all_known(values: Iterable[_Known | None]) -> list[_Known] | None:
+def require_known(values: Iterable[_Known | None]) -> list[_Known] | None:
     """The values as a list; None where one of them is not known."""
     known = list(values)
     return None if None in known else [value for value in known if value is not None]
@@ -140,11 +141,11 @@ def as_partial(one: Placement) -> Placement | None:
     if one.kind == PARTIAL:
         return one
     if one.kind == REPLICATED and not one.is_mixed:
-        return partial(one.power + 1)
+        return make_partial(one.power + 1)
     return None
 
 
-def fits(first: Placement, second: Placement) -> bool:
+def is_aligned(first: Placement, second: Placement) -> bool:
     """Whether the entries of two sharded tensors are beside each other on every rank as they are alone."""
     same_units = first.unit == second.unit or None in (first.unit, second.unit)
     if (first.drawn or second.drawn) and first.even and second.even:
@@ -156,12 +157,12 @@ def fits(first: Placement, second: Placement) -> bool:
     return same_units
 
 
-def foremost(sharded: Sequence[Placement]) -> Placement:
+def choose_order(sharded: Sequence[Placement]) -> Placement:
     """Of tensors that fit, the one in whose order the rows are."""
     return next((one for one in sharded if not one.drawn), sharded[0])
 
 
-def join(op: Any, first: Placement, second: Placement) -> Placement:
+def join_placements(op: Any, first: Placement, second: Placement) -> Placement:
     """What is known of a tensor that is one or the other, as after a branch or a turn of a loop."""
     if first == second:
         return first
@@ -174,7 +175,7 @@ def join(op: Any, first: Placement, second: Placement) -> Placement:
         if not (first.is_mixed or second.is_mixed):
             return first._replace(elements=None, zero=False)
         if first.elements and second.elements and len(first.elements) == len(second.elements):
-            return vector([_join_elements(a, b) for a, b in zip(first.elements, second.elements)])
+            return make_vector([_join_elements(a, b) for a, b in zip(first.elements, second.elements)])
     part = as_partial(first)
     if part is not None and part == as_partial(second):
         return part
@@ -187,9 +188,9 @@ def join(op: Any, first: Placement, second: Placement) -> Placement:
         even, unit = first.even and second.even, first.unit if first.unit == second.unit else None
         chosen = first.chosen if first.even == second.even and first.chosen == second.chosen else None
         if None in first.blocks:
-            return unknown(op, "its parts are joined of others of which the sizes are not known")
+            return make_unknown(op, "its parts are joined of others of which the sizes are not known")
         return first._replace(even=even, unit=unit, chosen=chosen, zero=first.zero and second.zero, elements=None)
-    return unknown(op, f"it is {first.kind} in one case and {second.kind} in another")
+    return make_unknown(op, f"it is {first.kind} in one case and {second.kind} in another")
 
 
 def _join_elements(first: Element, second: Element) -> Element:

@@ -1,7 +1,7 @@
 """What Python made of a step while it was traced: a trace for any number of rows must be made as the step's own was.
 
 The ops that work on data are compared one by one, in the order in which Python made them: their types, attributes, and
-what each input comes from (`_differ`). Ops of `FORMS` and arithmetic of sizes are looked through.
+what each input comes from (`_is_input_unlike`). Ops of `FORMS` and arithmetic of sizes are looked through.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Work(NamedTuple):
     inputs: tuple[tuple[Atom, ...], ...] = ()
     values: tuple[Any, ...] = ()
 
-    def differs_from(self, own: Work) -> bool:
+    def is_unlike(self, own: Work) -> bool:
         if self[:2] != own[:2] or len(self.inputs) != len(own.inputs):
             return True
-        return any(map(_differ, self.inputs, own.inputs, self.values, own.values))
+        return any(map(_is_input_unlike, self.inputs, own.inputs, self.values, own.values))
 
 
 class Program(NamedTuple):
@@ -58,14 +58,14 @@ class Program(NamedTuple):
     sizes: tuple[Any, ...] = ()
     """The shapes of the inputs of its graph, None where one is not known as a whole."""
 
-    def differs_from(self, own: Program) -> bool:
+    def is_unlike(self, own: Program) -> bool:
         """Whether it does something else than `own`, where sizes are fixed and their constants are."""
         if self.figures - own.figures or len(self.work) != len(own.work):
             return True
-        return any(mine.differs_from(other) for mine, other in zip(self.work, own.work))
+        return any(mine.is_unlike(other) for mine, other in zip(self.work, own.work))
 
 
-def _differ(mine: tuple[Atom, ...], own: tuple[Atom, ...], value: Any, of_own: Any) -> bool:
+def _is_input_unlike(mine: tuple[Atom, ...], own: tuple[Atom, ...], value: Any, of_own: Any) -> bool:
     """Whether two inputs come from something else.
 
     What is made of sizes and constants is what it gives. Where that is not known, no constant may have come in that is
@@ -75,10 +75,10 @@ def _differ(mine: tuple[Atom, ...], own: tuple[Atom, ...], value: Any, of_own: A
         return not _are_equal(value, of_own)
     if _SIZE not in mine:
         return mine != own
-    return _of_data(mine) != _of_data(own) or not set(mine) <= {*own, _SIZE}
+    return _select_data(mine) != _select_data(own) or not set(mine) <= {*own, _SIZE}
 
 
-def _of_data(atoms: tuple[Atom, ...]) -> list[Atom]:
+def _select_data(atoms: tuple[Atom, ...]) -> list[Atom]:
     return [one for one in atoms if one[0] in _DATA]
 
 
@@ -91,8 +91,9 @@ def _are_equal(value: Any, own: Any) -> bool:
 
 
 @contextlib.contextmanager
-def ours(are: bool = True) -> Iterator[None]:
-    """Around what is added to the graph being built that the script's Python does not make: `program` leaves it out.
+def mark_ours(are: bool = True) -> Iterator[None]:
+    """Around what is added to the graph being built that the script's Python does not make: `read_program` leaves it
+    out.
 
     are: False around what, within that, the script's Python makes after all.
     """
@@ -109,7 +110,7 @@ def ours(are: bool = True) -> Iterator[None]:
         _ours.setdefault(graph, []).append((range(start, graph.version), are))
 
 
-def _left_out(graph: Any) -> set[int]:
+def _find_left_out(graph: Any) -> set[int]:
     found: set[int] = set()
     for numbers, are in reversed(_ours.get(graph, [])):
         (found.update if are else found.difference_update)(numbers)
@@ -121,22 +122,22 @@ def stand_for(tensor: Any, plain: Any) -> None:
     _stands_for.setdefault(tensor.graph, {})[tensor.name] = plain
 
 
-def program(graph: Any, like: Program | None = None) -> Program:
+def read_program(graph: Any, like: Program | None = None) -> Program:
     """What Python made of `graph` and of the functions that it calls.
 
     like: that of a graph in which sizes are known that are open in this one.
     """
-    reader = _Reader(_known_sizes(graph, like))
-    reader.read(graph, {}, {})
-    sizes = tuple(map(_sizes_of, getattr(graph, "inputs", ())))
+    reader = _Reader(_find_row_count(graph, like))
+    reader.read_graph(graph, {}, {})
+    sizes = tuple(map(_list_sizes, getattr(graph, "inputs", ())))
     return Program(frozenset(reader.figures), tuple(reader.work), sizes)
 
 
-def _sizes_of(tensor: Any) -> tuple[int | None, ...]:
+def _list_sizes(tensor: Any) -> tuple[int | None, ...]:
     return () if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
-def _known_sizes(graph: Any, like: Program | None) -> int | None:
+def _find_row_count(graph: Any, like: Program | None) -> int | None:
     """The number of rows where it is open in `graph` and known in `like`; None if none is, or several are."""
     inputs = list(getattr(graph, "inputs", ()))
     if like is None or len(inputs) > len(like.sizes):
@@ -144,7 +145,7 @@ def _known_sizes(graph: Any, like: Program | None) -> int | None:
     found = {
         known[axis]
         for tensor, known in zip(inputs, like.sizes)
-        for axis, size in enumerate(_sizes_of(tensor))
+        for axis, size in enumerate(_list_sizes(tensor))
         if size is None and len(known) == tensor.shape.rank
     }
     return found.pop() if len(found) == 1 else None
@@ -159,7 +160,7 @@ class _Reader:
         self._rows = rows
         self._seen: set[str] = set()
 
-    def read(self, graph: Any, given: dict[str, tuple[Atom, ...]], values: dict[str, Any]) -> None:
+    def read_graph(self, graph: Any, given: dict[str, tuple[Atom, ...]], values: dict[str, Any]) -> None:
         """Read a graph of which the inputs in `given`, by name, come from these, and have these `values`."""
         atoms, values = dict(given), dict(values)
         for number, tensor in enumerate(getattr(graph, "inputs", ())):
@@ -168,7 +169,7 @@ class _Reader:
             if tensor.name not in given:
                 is_handle = tensor.dtype.name == "resource"
                 atoms[tensor.name] = (("external", id(external) if is_handle else (tensor.dtype, str(tensor.shape))),)
-        left_out = _left_out(graph)
+        left_out = _find_left_out(graph)
         aliases = _stands_for.get(graph, {})
         for number, op in enumerate(graph.get_operations()):
             if number in left_out or op.type.startswith("Matex"):
@@ -182,56 +183,58 @@ class _Reader:
 
     def _read_op(self, graph: Any, op: Any, atoms: dict[str, tuple[Atom, ...]], values: dict[str, Any]) -> None:
         inputs = [atoms.get(part.name, ()) for part in op.inputs]
-        functions = graph_ops.functions_of(op.node_def)
+        functions = graph_ops.list_functions(op.node_def)
         for name in functions:
             # What a loop begins with is no constant in its turns.
             given = [] if op.type.endswith("While") else [values.get(part.name) for part in op.inputs]
             self._read_function(graph, name, inputs, given)
         if op.type == "Const":
-            found = [self._of_constant(op)]
+            found = [self._read_constant(op)]
         elif op.type in _SIZES:
             found = [(_SIZE,)] * len(op.outputs)
-        elif op.type in FORMS and (op.type not in _ORDER or _keeps_order(op, values) or not any(map(_of_data, inputs))):
-            found = [self._of_form(op, inputs)] * len(op.outputs)
+        elif op.type in FORMS and (
+            op.type not in _ORDER or _is_identity_transpose(op, values) or not any(map(_select_data, inputs))
+        ):
+            found = [self._read_form(op, inputs)] * len(op.outputs)
         elif any(part.dtype.name == "variant" for part in (*op.inputs, *op.outputs)):
             # A list, as of a loop's turns: it is made for sizes, and holds more where a gradient is taken.
-            found = [tuple(_of_data(_joined(inputs)))] * len(op.outputs)
+            found = [tuple(_select_data(_join_atoms(inputs)))] * len(op.outputs)
         elif functions or not self._is_work(op, inputs):
-            found = [_joined(inputs)] * len(op.outputs)
+            found = [_join_atoms(inputs)] * len(op.outputs)
         else:
             known = tuple(values.get(part.name) for part in op.inputs)
-            self.work.append(Work(op.type, graph_ops.attributes_of(op), tuple(inputs), known))
+            self.work.append(Work(op.type, graph_ops.list_attributes(op), tuple(inputs), known))
             found = [(("work", len(self.work), index),) for index in range(len(op.outputs))]
         atoms.update((made.name, one) for made, one in zip(op.outputs, found))
-        if not functions and not any(map(_of_data, found)):
-            values.update(self._values(op, [values.get(part.name) for part in op.inputs]))
+        if not functions and not any(map(_select_data, found)):
+            values.update(self._compute_values(op, [values.get(part.name) for part in op.inputs]))
 
-    def _values(self, op: Any, inputs: list[Any]) -> dict[str, Any]:
+    def _compute_values(self, op: Any, inputs: list[Any]) -> dict[str, Any]:
         """What an op gives that works on constants and sizes, by the names of its outputs, as far as it is known."""
         import tensorflow as tf
 
         if op.type == "Const":
             made = [tf.make_ndarray(op.get_attr("value"))] if op.outputs[0].dtype != tf.string else []
         elif op.type in ("Shape", "ShapeN", "Size"):
-            shapes = [self._shape(tensor) for tensor in op.inputs]
+            shapes = [self._find_shape(tensor) for tensor in op.inputs]
             of_kind = op.outputs[0].dtype.as_numpy_dtype
             known = [np.array(one, of_kind) for one in shapes if one is not None]
             if len(known) < len(shapes):
                 return {}
             made = [np.prod(one, dtype=of_kind) for one in known] if op.type == "Size" else known
         elif inputs and not any(one is None for one in inputs) and not interpreter.is_stateful(op):
-            made = graph_ops.evaluate(op, inputs)
+            made = graph_ops.evaluate_op(op, inputs)
         else:
             return {}
         return {tensor.name: one for tensor, one in zip(op.outputs, made) if np.size(one) <= _MOST}
 
-    def _shape(self, tensor: Any) -> list[int] | None:
+    def _find_shape(self, tensor: Any) -> list[int] | None:
         if tensor.shape.rank is None:
             return None
         sizes = tensor.shape.as_list()
         for axis, size in enumerate(sizes):
             if size is None:
-                found = interpreter.placement_of(tensor) if declarations.has_declared(tensor.graph) else None
+                found = interpreter.find_placement(tensor) if declarations.has_declared(tensor.graph) else None
                 if self._rows is None or found is None or found.kind != SHARDED or found.axis != axis:
                     return None
                 if not found.even or found.unit is None:
@@ -254,7 +257,7 @@ class _Reader:
             arguments = list(traced.inputs)
             last = inputs[len(inputs) - len(arguments) :] if len(arguments) <= len(inputs) else []
             known = values[len(values) - len(last) :] if last and values else []
-            self.read(
+            self.read_graph(
                 traced,
                 {tensor.name: one for tensor, one in zip(arguments, last)},
                 {tensor.name: one for tensor, one in zip(arguments, known) if one is not None},
@@ -262,7 +265,7 @@ class _Reader:
         elif function is not None:
             self.work.extend(Work(node.op) for node in function.cached_definition.node_def)
 
-    def _of_constant(self, op: Any) -> tuple[Atom, ...]:
+    def _read_constant(self, op: Any) -> tuple[Atom, ...]:
         import tensorflow as tf
 
         made = op.outputs[0].dtype
@@ -278,20 +281,20 @@ class _Reader:
         self.figures.update(figures)
         return tuple(("figure", one) for one in figures)
 
-    def _of_form(self, op: Any, inputs: list[tuple[Atom, ...]]) -> tuple[Atom, ...]:
+    def _read_form(self, op: Any, inputs: list[tuple[Atom, ...]]) -> tuple[Atom, ...]:
         if op.type in ("ZerosLike", "OnesLike"):
             value = float(op.type == "OnesLike")
             return (("figure", repr(value)),)
         if op.type in _OF_ALL:
-            return _joined(inputs[: _OF_ALL[op.type]])
+            return _join_atoms(inputs[: _OF_ALL[op.type]])
         return inputs[1 if op.type == "Fill" else 0]
 
 
-def _joined(inputs: Iterable[tuple[Atom, ...]]) -> tuple[Atom, ...]:
+def _join_atoms(inputs: Iterable[tuple[Atom, ...]]) -> tuple[Atom, ...]:
     return tuple(dict.fromkeys(itertools.chain(*inputs)))
 
 
-def _keeps_order(op: Any, values: dict[str, Any]) -> bool:
+def _is_identity_transpose(op: Any, values: dict[str, Any]) -> bool:
     """Whether it is a transposition that changes nothing, as TensorFlow makes where sizes are open."""
     order = values.get(op.inputs[1].name) if op.type == "Transpose" else None
     return order is not None and np.array_equal(order, np.arange(order.size))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf.analysis import declarations
-from matex_tf.analysis.interpreter import Interpreter, interpreter_of, is_stateful
+from matex_tf.analysis.interpreter import Interpreter, is_stateful, make_interpreter
 from matex_tf.analysis.placement import EMPTY, PARTIAL, UNKNOWN, Placement
 from matex_tf.analysis.rules import Node, UnprovedError, control
 
@@ -32,57 +32,57 @@ class Reason:
 
     def __init__(self, clause: str, op: Any = None):
         self.clause = clause
-        self._place = _place_of(op)
+        self._place = _find_place(op)
 
     def __str__(self) -> str:
         return f"{self.clause}{self._place}"
 
 
-def fail(graph: Any, reason: Reason) -> None:
+def note_failure(graph: Any, reason: Reason) -> None:
     """Note that what `graph` does cannot be put together of the ranks' parts."""
     while graph is not None:
         _failures.setdefault(graph, reason)
         graph = getattr(graph, "outer_graph", None)
 
 
-def failure(graph: Any) -> Reason | None:
+def find_failure(graph: Any) -> Reason | None:
     return _failures.get(graph)
 
 
-def reason_of(placement: Placement) -> Reason:
+def find_reason(placement: Placement) -> Reason:
     """Why nothing is proved of a tensor with this placement, which is unknown."""
     op, clause = placement.why or (None, "nothing is proved of it")
     return Reason(clause, op)
 
 
-def unproved(graph: Any, outputs: Sequence[Any]) -> Reason | None:
+def find_obstacle(graph: Any, outputs: Sequence[Any]) -> Reason | None:
     """Why the step that `graph` is cannot be sharded; None where it is proved that it can.
 
     Args:
         outputs: tensors that it hands on as they are: they must be the same on all ranks.
     """
-    if failure(graph) is not None:
-        return failure(graph)
-    found = interpreter_of(graph)
+    if find_failure(graph) is not None:
+        return find_failure(graph)
+    found = make_interpreter(graph)
     for tensor in outputs:
-        placement = found.of(tensor)
+        placement = found.find_placement(tensor)
         if placement.kind == UNKNOWN:
-            return reason_of(placement)
+            return find_reason(placement)
         if not placement.is_same:
             return Reason(f"what it returns is {placement.kind}", tensor.op)
-    return left_behind(found, graph.get_operations())
+    return find_side_effect(found, graph.get_operations())
 
 
-def left_behind(found: Interpreter, operations: Iterable[Any]) -> Reason | None:
+def find_side_effect(found: Interpreter, operations: Iterable[Any]) -> Reason | None:
     """Why what `operations` leave behind, in variables or elsewhere, is not that of the whole batch; None if it is."""
     for op in operations:
         if op.type in _CALLS:
             try:
-                reason = _within(found, op)
+                reason = _find_inner_effect(found, op)
             except UnprovedError as error:
                 reason = Reason(str(error), op)
         elif is_stateful(op) and not op.type.startswith(_HARMLESS):
-            reason = _effect(found, op)
+            reason = _find_effect(found, op)
         else:
             continue
         if reason is not None:
@@ -90,31 +90,31 @@ def left_behind(found: Interpreter, operations: Iterable[Any]) -> Reason | None:
     return None
 
 
-def _within(found: Interpreter, op: Any) -> Reason | None:
+def _find_inner_effect(found: Interpreter, op: Any) -> Reason | None:
     """What is left behind by the functions that `op` calls."""
     if not is_stateful(op):
         return None
-    inputs = [found.of(tensor) for tensor in op.inputs]
+    inputs = [found.find_placement(tensor) for tensor in op.inputs]
     if all(one.is_same for one in inputs) and not declarations.has_own_gradients():
         return None
     given = inputs
     if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
         given = inputs[1:]
-        if not inputs[0].is_same and any(map(_has_effects, _functions(found, op, given))):
+        if not inputs[0].is_same and any(map(_has_effects, _list_functions(found, op, given))):
             return Reason("the rows decide which branch is taken", op)
     elif op.type.endswith("While"):
-        given = control.settled(Node(op, list(op.inputs), inputs, found))
-    for inner in _functions(found, op, given):
+        given = control.settle_loop(Node(op, list(op.inputs), inputs, found))
+    for inner in _list_functions(found, op, given):
         reduces = any(one.type.startswith("Matex") for one in inner.graph.get_operations())
         if op.type.endswith("While") and reduces and not _is_as_assumed(inner.graph, given):
             return Reason("a gradient is taken in a loop that hands on what it makes of the rows", op)
-        reason = failure(inner.graph) or left_behind(inner, inner.graph.get_operations())
+        reason = find_failure(inner.graph) or find_side_effect(inner, inner.graph.get_operations())
         if reason is not None:
             return reason
     return None
 
 
-def _functions(found: Interpreter, op: Any, given: Sequence[Placement]) -> list[Any]:
+def _list_functions(found: Interpreter, op: Any, given: Sequence[Placement]) -> list[Any]:
     """The interpreters of the functions that `op` calls with inputs of these placements."""
     values = [op.node_def.attr[attribute] for attribute in _CALLS[op.type]]
     names = [
@@ -122,7 +122,7 @@ def _functions(found: Interpreter, op: Any, given: Sequence[Placement]) -> list[
         for value in values
         for name in ([value.func.name] if value.HasField("func") else [function.name for function in value.list.func])
     ]
-    return [found.of_function(name, given, op) for name in names]
+    return [found.interpret_function(name, given, op) for name in names]
 
 
 def _has_effects(inner: Interpreter) -> bool:
@@ -131,9 +131,11 @@ def _has_effects(inner: Interpreter) -> bool:
         if op.type.startswith("Matex"):
             return True
         if op.type in _CALLS:
-            inputs = [inner.of(tensor) for tensor in op.inputs]
+            inputs = [inner.find_placement(tensor) for tensor in op.inputs]
             branches = op.type in ("If", "StatelessIf", "Case", "StatelessCase")
-            if is_stateful(op) and any(map(_has_effects, _functions(inner, op, inputs[1:] if branches else inputs))):
+            if is_stateful(op) and any(
+                map(_has_effects, _list_functions(inner, op, inputs[1:] if branches else inputs))
+            ):
                 return True
         elif is_stateful(op) and not op.type.startswith(_HARMLESS):
             return True
@@ -147,37 +149,37 @@ def _is_as_assumed(graph: Any, given: Sequence[Placement]) -> bool:
     return all(placement.is_same or placement.kind == EMPTY for placement in handed_on)
 
 
-def _effect(found: Interpreter, op: Any) -> Reason | None:
+def _find_effect(found: Interpreter, op: Any) -> Reason | None:
     inputs = list(op.inputs)
     if op.type.startswith(_ASSIGNS):
-        if inputs and found.variable(inputs[0]).kind == PARTIAL:
+        if inputs and found.find_variable_placement(inputs[0]).kind == PARTIAL:
             return None  # each rank keeps its part of a sum
         inputs = inputs[1:]
         what = "it keeps in a variable what it makes of the rows"
     else:
         what = "it hands on what it makes of the rows, to be printed or written"
     for tensor in inputs:
-        placement = found.of(tensor)
+        placement = found.find_placement(tensor)
         if placement.kind == UNKNOWN:
-            return reason_of(placement)
+            return find_reason(placement)
         if not placement.is_same:
             return Reason(what, op)
     return None
 
 
-def _place_of(op: Any) -> str:
+def _find_place(op: Any) -> str:
     """Which op it is, and the line of the script that made it."""
     if op is None:
         return ""
     frames = getattr(op, "traceback", None) or []
-    roots = _library_roots()
+    roots = _list_library_roots()
     for frame in reversed(list(frames)):
         if not frame.filename.startswith(roots) and not frame.filename.startswith("<"):
             return f" ({op.type}, {os.path.basename(frame.filename)} line {frame.lineno})"
     return f" ({op.type}, '{op.name}')"
 
 
-def _library_roots() -> tuple[str, ...]:
+def _list_library_roots() -> tuple[str, ...]:
     """The folders of the libraries that make ops on behalf of a script: for messages alone."""
     found = [
         os.path.dirname(os.path.abspath(file))

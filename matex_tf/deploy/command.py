@@ -26,7 +26,7 @@ CLUSTERS: dict[str, tuple[type[Options], Any]] = {
 }
 
 
-def own_command() -> str:
+def find_own_command() -> str:
     """The `matex` of this Python, where nodes see the same files."""
     beside = shutil.which("matex", path=str(Path(sys.executable).parent))
     return shlex.join([beside] if beside else [sys.executable, "-m", "matex_tf.launch.cli"])
@@ -34,13 +34,13 @@ def own_command() -> str:
 
 def prepare_job(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
     """The options of a job that runs `target`, the script or `-m` and a module first. Raises ValueError, TypeError."""
-    return name_and_command(merge_options(asked, given), target)
+    return fill_name_and_command(merge_options(asked, given), target)
 
 
-def name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
+def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (own_command() if isinstance(settled, slurm.Slurm) else "")
+    matex = settled.matex or (find_own_command() if isinstance(settled, slurm.Slurm) else "")
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -111,12 +111,12 @@ def submit_script(
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
-    def start() -> int:
+    def submit_and_follow() -> int:
         job = does.submit_job(asked, target)
-        following.print_line(f"{does.describe_job(job, asked)} ({_hint(job)})")
-        return 0 if no_follow else _follow(does, job)
+        following.print_line(f"{does.describe_job(job, asked)} ({_suggest_commands(job)})")
+        return 0 if no_follow else _follow_job(does, job)
 
-    return _tell("submit", start)
+    return _run_action("submit", submit_and_follow)
 
 
 def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def follow_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
     """
-    does, found = _find(job, namespace)
-    return _tell("follow", lambda: _follow(does, found))
+    does, found = _find_job(job, namespace)
+    return _run_action("follow", lambda: _follow_job(does, found))
 
 
 @click.command("cancel", context_settings=_HELP, short_help="End a job, or take it out of the queue.")
@@ -151,17 +151,17 @@ def cancel_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's name of it, or the folder of its run.
     """
-    does, found = _find(job, namespace)
+    does, found = _find_job(job, namespace)
 
-    def end() -> int:
-        jobs.cancel(does, found)
+    def end_job() -> int:
+        jobs.cancel_job(does, found)
         following.print_line(f"{found.id} is cancelled")
         return 0
 
-    return _tell("cancel", end)
+    return _run_action("cancel", end_job)
 
 
-def _find(job: str, namespace: str) -> tuple[Any, Job]:
+def _find_job(job: str, namespace: str) -> tuple[Any, Job]:
     """Which cluster's job it is, by its folder or by its name. Raises click.UsageError."""
     folder = Path(job)
     if folder.is_dir():
@@ -180,20 +180,20 @@ def _find(job: str, namespace: str) -> tuple[Any, Job]:
     raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
 
 
-def _hint(job: Job) -> str:
+def _suggest_commands(job: Job) -> str:
     which = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
     return f"follow: matex follow {which}; end: matex cancel {which}"
 
 
-def _follow(does: Any, job: Job) -> int:
+def _follow_job(does: Any, job: Job) -> int:
     try:
         return does.follow_job(job)
     except KeyboardInterrupt:
-        following.print_line(f"{job.id} goes on ({_hint(job)})")
+        following.print_line(f"{job.id} goes on ({_suggest_commands(job)})")
         return INTERRUPTED
 
 
-def _tell(command: str, action: Callable[[], int]) -> int:
+def _run_action(command: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except (JobError, OSError) as error:

@@ -23,14 +23,14 @@ class Lines:
         """Write the whole lines of what came so far."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
-            self._target.write(_last(line) + b"\n")
+            self._target.write(_strip_overwritten(line) + b"\n")
         # What has been written over is not kept either: a bar without an end would grow.
-        self._rest = _last(self._rest) + (b"\r" if self._rest.endswith(b"\r") else b"")
+        self._rest = _strip_overwritten(self._rest) + (b"\r" if self._rest.endswith(b"\r") else b"")
         self._target.flush()
 
     def close(self) -> None:
         """Write what had no end of line."""
-        self._target.write(_last(self._rest))
+        self._target.write(_strip_overwritten(self._rest))
         self._target.flush()
 
 
@@ -49,11 +49,11 @@ class Plain:
         """Nothing is left."""
 
 
-def _last(line: bytes) -> bytes:
+def _strip_overwritten(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def stdout_bytes() -> Lines | Plain:
+def choose_stdout() -> Lines | Plain:
     """The standard output of this process."""
     return (Plain if sys.stdout.isatty() else Lines)(sys.stdout.buffer)
 
@@ -70,7 +70,7 @@ def follow_job(
 
     A scheduler that does not answer is asked again: the job does not depend on it being asked.
     """
-    out = None if write else stdout_bytes()
+    out = None if write else choose_stdout()
     put = write or (out.write if out else lambda _: None)
     before, silent, next_time = "", False, 0.0
     while True:

@@ -49,12 +49,12 @@ class State:
         return f"{self.words}{again}{code}" + (f": {self.means}" if self.means else "")
 
 
-def many(count: int, of: str) -> str:
+def format_count(count: int, of: str) -> str:
     """So many of them, in words."""
     return f"{count} {of}" if count == 1 else f"{count} {of}s"
 
 
-def cancel(does: Any, job: Job) -> None:
+def cancel_job(does: Any, job: Job) -> None:
     """End the job, or take it out of the queue of the cluster that `does` it.
 
     Raises:

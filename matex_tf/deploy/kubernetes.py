@@ -21,10 +21,10 @@ from matex_tf.deploy.job import (
     JobError,
     State,
     UnreachableError,
-    many,
+    format_count,
     run_scheduler,
 )
-from matex_tf.deploy.kubectl import words as kubectl_words
+from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl import yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
 from matex_tf.deploy.options import Options, parse_time
@@ -67,22 +67,22 @@ class Kubernetes(Options):
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
 
 
-def write_text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
+def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob. `name` is what Kubernetes calls it."""
     script = _SCRIPT.format(
         setup="".join(f"{line}\n" for line in asked.setup),
         ended=f"{asked.folder}/{name}.ended" if asked.claim else "",
-        command=shlex.join(asked.command(target, ["--hostfile", HOSTFILE])),
+        command=shlex.join(asked.make_command(target, ["--hostfile", HOSTFILE])),
         again=os.EX_TEMPFAIL,
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
         variables["MATEX_STATE"] = f"{asked.folder}/{name}.state"
     # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
-    launcher: dict[str, Any] = {"command": ["bash", "-c", _typed(script)]}
+    launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:
         launcher["env"] = [
-            {"name": each, **({"value": _typed(value)} if value else {})} for each, value in variables.items()
+            {"name": each, **({"value": _escape_word(value)} if value else {})} for each, value in variables.items()
         ]
     amounts = {"cpu": asked.cpus, "memory": asked.memory, "nvidia.com/gpu": str(asked.gpus_per_node or "")}
     limits = {each: amount for each, amount in amounts.items() if amount}
@@ -106,8 +106,8 @@ def write_text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
                 "launcherCreationPolicy": "WaitForWorkersReady",
                 "runPolicy": policy,
                 "mpiReplicaSpecs": {
-                    "Launcher": _replicas(asked, 1, "launcher", launcher),
-                    "Worker": _replicas(
+                    "Launcher": _make_replicas(asked, 1, "launcher", launcher),
+                    "Worker": _make_replicas(
                         asked, asked.nodes, "worker", {"resources": {"limits": limits}} if limits else {}
                     ),
                 },
@@ -116,7 +116,7 @@ def write_text(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     )
 
 
-def _replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any]) -> dict[str, Any]:
+def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any]) -> dict[str, Any]:
     """Pods of one role, each of one container."""
     container = {"name": role, "image": asked.image, **more}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE, "containers": [container]}
@@ -128,7 +128,7 @@ def _replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any]) ->
     return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
 
 
-def _typed(word: str) -> str:
+def _escape_word(word: str) -> str:
     """A word of a container's command, which Kubernetes gives the container as it was."""
     return word.replace("$", "$$")
 
@@ -168,33 +168,33 @@ def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     """
     job = Job(make_name(asked.name), namespace=asked.namespace)
     try:
-        answer = _kubectl(job, "create", "-f", "-", given=write_text(asked, target, job.id))
+        answer = _run_kubectl(job, "create", "-f", "-", given=format_job(asked, target, job.id))
         if answer.returncode:
             raise JobError(kubectl_words.explain_refusal(answer.stderr))
     except BaseException:
         # What was interrupted, or had no answer in time, may have been created all the same.
-        _withdraw(job)
+        _withdraw_job(job)
         raise
     return job
 
 
-def _withdraw(job: Job) -> None:
+def _withdraw_job(job: Job) -> None:
     try:
-        _kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--ignore-not-found", "--wait=false")
+        _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--ignore-not-found", "--wait=false")
     except UnreachableError:
         following.print_line(f"Nobody answers whether {job.id} was created: look with `kubectl get mpijobs`")
     except JobError:
         pass  # without kubectl nothing was created either
 
 
-def _kubectl(job: Job, *words: str, given: str | None = None) -> Any:
+def _run_kubectl(job: Job, *words: str, given: str | None = None) -> Any:
     namespace = [f"--namespace={job.namespace}"] if job.namespace else []
     return run_scheduler(["kubectl", *namespace, *words], GET, given)
 
 
-def _get(job: Job, *words: str) -> dict[str, Any] | None:
+def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
     """What Kubernetes has; None if nothing. Raises JobError; of what may be otherwise later, UnreachableError."""
-    answer = _kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
+    answer = _run_kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
         kind = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
         raise kind(kubectl_words.explain_refusal(answer.stderr))
@@ -202,13 +202,13 @@ def _get(job: Job, *words: str) -> dict[str, Any] | None:
     return found
 
 
-def _pods(job: Job) -> list[dict[str, Any]]:
+def _list_pods(job: Job) -> list[dict[str, Any]]:
     """The job's pods, the oldest first."""
-    found = _get(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
+    found = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
     return sorted(found["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
-def _launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     role = "training.kubeflow.org/job-role"
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
@@ -219,16 +219,16 @@ def find_state(job: Job) -> State:
     Raises:
         JobError: Kubernetes does not let this user look; UnreachableError: it does not answer now.
     """
-    return _look(job)[0]
+    return _read_job(job)[0]
 
 
-def _look(job: Job) -> tuple[State, list[dict[str, Any]]]:
+def _read_job(job: Job) -> tuple[State, list[dict[str, Any]]]:
     """Where the job is, and its pods."""
-    found = _get(job, "mpijobs.kubeflow.org", job.id)
+    found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
         where = f" in namespace {job.namespace}" if job.namespace else ""
         return State(FORGOTTEN, f"is not known to Kubernetes{where}, or no longer; how it ended is not known"), []
-    pods = _pods(job)
+    pods = _list_pods(job)
     return read_state(found, pods), pods
 
 
@@ -237,13 +237,13 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     conditions = {
         each["type"]: each for each in found.get("status", {}).get("conditions", []) if each["status"] == "True"
     }
-    launchers = _launchers(pods)
+    launchers = _list_launchers(pods)
     containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
     again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
     if "Succeeded" in conditions:
         return State(ENDED, "Succeeded", again, 0)
     if failed := conditions.get("Failed"):
-        code = next((code for each in reversed(containers) if (code := _exit_code(each))), None)
+        code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
         why = ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
         return State(ENDED, f"Failed ({why})", again, code, kubectl_words.explain_exit(code))
     if stuck := kubectl_words.explain_wait(pods):
@@ -254,7 +254,7 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     return State(WAITING, "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted", again)
 
 
-def _exit_code(container: dict[str, Any]) -> int | None:
+def _read_exit_code(container: dict[str, Any]) -> int | None:
     for when in ("state", "lastState"):
         ended = container.get(when, {}).get("terminated")
         if ended and ended.get("exitCode"):
@@ -266,19 +266,19 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     """Copy what the launcher prints until the job ends; its exit code."""
     with Logs(job.namespace) as logs:
 
-        def look() -> State:
-            now, pods = _look(job)
-            for pod in _launchers(pods)[-1:]:
-                logs.see(pod)
+        def look_at_job() -> State:
+            now, pods = _read_job(job)
+            for pod in _list_launchers(pods)[-1:]:
+                logs.follow_pod(pod)
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 
-        return following.follow_job(job, look, logs.more, write)
+        return following.follow_job(job, look_at_job, logs.read_more, write)
 
 
 def cancel_job(job: Job) -> None:
     """End the job, which has not ended, and remove it. Raises JobError."""
-    answer = _kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
+    answer = _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
     if answer.returncode:
         raise JobError(kubectl_words.explain_refusal(answer.stderr))
 
@@ -287,4 +287,5 @@ def describe_job(job: Job, asked: Kubernetes) -> str:
     """What was submitted, in a line."""
     where = f" in namespace {job.namespace}" if job.namespace else ""
     kept = "" if asked.claim else "; without --claim nothing is kept for another start"
-    return f"MPIJob {job.id}{where}: a launcher and {many(asked.nodes, 'worker')}, {many(asked.ranks, 'rank')}{kept}"
+    size = f"{format_count(asked.nodes, 'worker')}, {format_count(asked.ranks, 'rank')}"
+    return f"MPIJob {job.id}{where}: a launcher and {size}{kept}"

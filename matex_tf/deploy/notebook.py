@@ -37,16 +37,16 @@ class Shown(Protocol):
         """Where it is."""
 
 
-def page(run: Shown, now: State) -> str:
+def format_page(run: Shown, now: State) -> str:
     """The picture as HTML, in the colours of the page that it is in."""
     where = f", {run.folder}" if run.folder else ""
     parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(now))}{html.escape(where)}</div>"]
     if run.folder:
-        parts += [_ranks(run.folder), _lines(run.folder)]
+        parts += [_format_ranks(run.folder), _format_lines(run.folder)]
     return "\n".join(part for part in parts if part)
 
 
-def _ranks(folder: str) -> str:
+def _format_ranks(folder: str) -> str:
     try:
         drawn = picture.draw_run(recording.open_run(folder))
     except recording.RecordingError:
@@ -57,17 +57,17 @@ def _ranks(folder: str) -> str:
     return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
 
 
-def _lines(folder: str) -> str:
+def _format_lines(folder: str) -> str:
     """The last lines that the run printed."""
     shown = io.BytesIO()
     lines = Lines(shown)
-    lines.write(run_folder.tail(folder, _KEPT))
+    lines.write(run_folder.read_tail(folder, _KEPT))
     lines.close()
     last = shown.getvalue().decode(errors="replace").splitlines()[-_LAST:]
     return _PRE.format(code=html.escape("\n".join(last))) if last else ""
 
 
-def show(run: Shown, display: Callable[..., Any]) -> None:
+def show_run(run: Shown, display: Callable[..., Any]) -> None:
     """Show the picture by `display` of IPython, and keep it up to date until the run has ended.
 
     The cell ends at once: a thread replaces what it shows.
@@ -75,9 +75,9 @@ def show(run: Shown, display: Callable[..., Any]) -> None:
     from IPython.display import HTML
 
     now = run.now()
-    handle = display(HTML(page(run, now)), display_id=True)
+    handle = display(HTML(format_page(run, now)), display_id=True)
 
-    def update() -> None:
+    def update_picture() -> None:
         state = now
         while state.phase not in (ENDED, FORGOTTEN):
             time.sleep(EACH)
@@ -88,6 +88,6 @@ def show(run: Shown, display: Callable[..., Any]) -> None:
             except JobError as error:  # it would say the same again
                 handle.update(HTML(_PRE.format(code=html.escape(str(error)))))
                 return
-            handle.update(HTML(page(run, state)))
+            handle.update(HTML(format_page(run, state)))
 
-    threading.Thread(target=update, name=THREAD, daemon=True).start()
+    threading.Thread(target=update_picture, name=THREAD, daemon=True).start()

@@ -40,7 +40,7 @@ class Options:
     matex: str = ""
 
     @classmethod
-    def kind(cls) -> str:
+    def get_kind(cls) -> str:
         """The name of the cluster: of its table in a user's file, and of its option on the command line."""
         return cls.__name__.lower()
 
@@ -51,12 +51,14 @@ class Options:
             if isinstance(one.default, tuple):
                 value = (value,) if isinstance(value, str) else value
                 if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-                    raise TypeError(f"expected {one.name} to be a list of texts; given {arguments.given(value)}")
+                    raise TypeError(
+                        f"expected {one.name} to be a list of texts; given {arguments.describe_value(value)}"
+                    )
                 object.__setattr__(self, one.name, tuple(value))
             elif isinstance(one.default, int):
-                arguments.whole_number(self.kind(), one.name, value, least.get(one.name, 0))
+                arguments.check_whole_number(self.get_kind(), one.name, value, least.get(one.name, 0))
             elif not isinstance(value, str):
-                raise TypeError(f"expected {one.name} to be text; given {arguments.given(value)}")
+                raise TypeError(f"expected {one.name} to be text; given {arguments.describe_value(value)}")
             elif one.name != "matex" and not value.isprintable():
                 raise ValueError(f"expected {one.name} to be one line of printable text; given {value!r}")
         for text in (*self.run, self.matex):
@@ -74,7 +76,7 @@ class Options:
         """How many there are in all."""
         return self.nodes * self.ranks_per_node
 
-    def command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """The command that starts all ranks of `target`: a script with its arguments, or `-m` and a module."""
         again = ["--restarts", str(self.restarts)] if self.restarts else []
         own = [word for text in self.run for word in shlex.split(text)]
@@ -119,10 +121,10 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
     lists = {one.name for one in fields(asked) if isinstance(one.default, tuple)}
     settled: dict[str, Any] = {}
 
-    def add(more: Mapping[str, Any], where: str) -> None:
+    def add_options(more: Mapping[str, Any], where: str) -> None:
         for name in more:
             if name not in known:
-                raise ValueError(where + arguments.unknown("option", name, known))
+                raise ValueError(where + arguments.describe_unknown("option", name, known))
         try:
             checked = asked(**more)
         except (TypeError, ValueError) as error:
@@ -133,12 +135,12 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
 
     for path in list_files():
         if path.is_file():
-            add(_read(path, asked.kind()), f"{path}: ")
-    add(given, "")
+            add_options(_read_table(path, asked.get_kind()), f"{path}: ")
+    add_options(given, "")
     return asked(**settled)
 
 
-def _read(path: Path, kind: str) -> dict[str, Any]:
+def _read_table(path: Path, kind: str) -> dict[str, Any]:
     """The table of `kind` in the file, its names as Python has them."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -148,5 +150,5 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         raise ValueError(f"{path}: there is no table [{meant[0]}]; did you mean [{kind}]?")
     table = tables.get(kind, {})
     if not isinstance(table, dict):
-        raise TypeError(f"{path}: expected [{kind}] to be a table; given {arguments.given(table)}")
+        raise TypeError(f"{path}: expected [{kind}] to be a table; given {arguments.describe_value(table)}")
     return {name.replace("-", "_"): value for name, value in table.items()}

@@ -80,13 +80,13 @@ class LaunchedRun:
 
     def _repr_html_(self) -> str:
         """The picture of now, for what shows HTML."""
-        return notebook.page(self, self.now())
+        return notebook.format_page(self, self.now())
 
     def _ipython_display_(self) -> None:
         """The picture in a notebook's cell, which follows the run."""
         from IPython.display import display
 
-        notebook.show(self, display)
+        notebook.show_run(self, display)
 
     def now(self) -> State:
         """Where the run is, with its exit code. Raises what a scheduler does not answer."""
@@ -109,7 +109,7 @@ class LaunchedRun:
 
     def cancel(self) -> None:
         """End the run, or take it out of the queue. Raises JobError, also where it has ended already."""
-        job.cancel(self._does, self._job)
+        job.cancel_job(self._does, self._job)
 
     def metrics(self) -> list[dict[str, float]]:
         """What `fit` logged of each epoch that has ended, with its number as "epoch"."""
@@ -141,14 +141,14 @@ def launch(
     """
     target = [os.fspath(script), *map(str, args)]
     if ranks is not None:
-        arguments.whole_number("launch", "ranks", ranks)
+        arguments.check_whole_number("launch", "ranks", ranks)
     if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         folder = run_folder.make_folder(Path(target[0]).stem)
-        here = Here([*shlex.split(command.own_command()), "run", "-n", str(ranks), *target], folder)
+        here = Here([*shlex.split(command.find_own_command()), "run", "-n", str(ranks), *target], folder)
         return LaunchedRun(here, here.job)
     if not isinstance(cluster, Options):
         raise TypeError(f"launch: expected cluster to be matex_tf.Slurm(...) or Kubernetes(...); given {cluster!r}")
@@ -159,5 +159,5 @@ def launch(
                 f"launch: {ranks} ranks do not go with {cluster.nodes} nodes of {cluster.ranks_per_node} ranks each"
             )
         cluster = replace(cluster, ranks_per_node=each)
-    does = command.CLUSTERS[cluster.kind()][1]
-    return LaunchedRun(does, does.submit_job(command.name_and_command(cluster, target), target))
+    does = command.CLUSTERS[cluster.get_kind()][1]
+    return LaunchedRun(does, does.submit_job(command.fill_name_and_command(cluster, target), target))

@@ -39,7 +39,7 @@ def make_reader(folder: str) -> Callable[[], bytes]:
     """What gives, at each call, what the run's output has got since the last one."""
     path, position = Path(folder, "output"), 0
 
-    def more() -> bytes:
+    def read_more() -> bytes:
         nonlocal position
         if not folder or not path.is_file():
             return b""
@@ -49,10 +49,10 @@ def make_reader(folder: str) -> Callable[[], bytes]:
         position += len(piece)
         return piece
 
-    return more
+    return read_more
 
 
-def tail(folder: str, size: int) -> bytes:
+def read_tail(folder: str, size: int) -> bytes:
     """The last `size` bytes of the run's output."""
     try:
         with Path(folder, "output").open("rb") as file:

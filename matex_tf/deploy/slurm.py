@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matex_tf.deploy import following, run_folder, slurm_words
+from matex_tf.deploy import following, run_folder, slurm_messages
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
@@ -20,7 +20,7 @@ from matex_tf.deploy.job import (
     JobError,
     State,
     UnreachableError,
-    many,
+    format_count,
     run_scheduler,
 )
 from matex_tf.deploy.options import Options, parse_time
@@ -49,7 +49,7 @@ class Slurm(Options):
                 raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
 
 
-def write_text(asked: Slurm, target: Sequence[str], folder: str) -> str:
+def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The job's script. `folder` is that of the run, seen from where the job is submitted."""
     warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
     options = {
@@ -65,7 +65,7 @@ def write_text(asked: Slurm, target: Sequence[str], folder: str) -> str:
         "--signal": f"B:USR1@{warning}",
     }
     words = [*(f"{name}={value}" for name, value in options.items() if value != ""), "--requeue", *asked.sbatch]
-    heads = "".join(f"#SBATCH {_quote(word)}\n" for word in words)
+    heads = "".join(f"#SBATCH {_quote_word(word)}\n" for word in words)
     look = (
         f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
         f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
@@ -75,12 +75,12 @@ def write_text(asked: Slurm, target: Sequence[str], folder: str) -> str:
         folder=shlex.quote(folder),
         setup="".join(f"{line}\n" for line in asked.setup),
         look=look if asked.nodes > 1 else "",
-        command=shlex.join(asked.command(target)),
+        command=shlex.join(asked.make_command(target)),
         again=os.EX_TEMPFAIL,
     )
 
 
-def _quote(word: str) -> str:
+def _quote_word(word: str) -> str:
     """A word as sbatch reads it after #SBATCH: blanks stand within quotes, backslashes before what ends them."""
     return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
 
@@ -119,15 +119,15 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     folder = run_folder.make_folder(asked.name)
     script = folder / "job.sh"
     try:
-        script.write_text(write_text(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
+        script.write_text(format_job(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
         answer = run_scheduler(["sbatch", "--parsable", str(script)], GET)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_words.explain_refusal(answer.stderr or answer.stdout, asked.partition))
+            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout, asked.partition))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
-        left = _withdraw(script)
+        left = _withdraw_script(script)
         if not left:
             run_folder.remove_folder(folder)
         elif isinstance(error, JobError):
@@ -136,7 +136,7 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     return Job(number, str(folder))
 
 
-def _withdraw(script: Path) -> str:
+def _withdraw_script(script: Path) -> str:
     """Cancel whatever of this user's is queued to run `script`; what is to be said if nobody knows."""
     try:
         queued = run_scheduler(["squeue", "--me", "--noheader", "--format=%i %o"], GET)
@@ -145,7 +145,7 @@ def _withdraw(script: Path) -> str:
     except JobError:
         return ""  # without squeue there is no sbatch either
     if queued.returncode:
-        return f"{slurm_words.own_words(queued.stderr)}: look with `squeue --me` whether {script} was queued"
+        return f"{slurm_messages.strip_prefixes(queued.stderr)}: look with `squeue --me` whether {script} was queued"
     for line in queued.stdout.splitlines():
         number, _, command = line.partition(" ")
         if command == os.path.abspath(script):
@@ -160,26 +160,26 @@ def find_state(job: Job) -> State:
         UnreachableError: Slurm does not answer now.
     """
     answer = run_scheduler(["scontrol", "show", "job", job.id], GET)
-    if answer.returncode == 0 and (found := _field(answer.stdout, "JobState")):
-        reason, nodes = _field(answer.stdout, "Reason"), _field(answer.stdout, "NodeList")
-        again = int(_field(answer.stdout, "Restarts") or 0)
+    if answer.returncode == 0 and (found := _parse_field(answer.stdout, "JobState")):
+        reason, nodes = _parse_field(answer.stdout, "Reason"), _parse_field(answer.stdout, "NodeList")
+        again = int(_parse_field(answer.stdout, "Restarts") or 0)
         if found in _ENDS:
-            return State(ENDED, found, again, exit_code(found, _field(answer.stdout, "ExitCode")))
+            return State(ENDED, found, again, parse_exit_code(found, _parse_field(answer.stdout, "ExitCode")))
         if nodes in ("", "(null)"):
-            return State(WAITING, f"{found} ({reason})", again, means=slurm_words.explain_wait(reason))
+            return State(WAITING, f"{found} ({reason})", again, means=slurm_messages.explain_wait(reason))
         return State(RUNNING, f"{found} on {nodes}", again)
     if "Invalid job id" not in answer.stderr + answer.stdout:
-        raise UnreachableError(f"scontrol: {slurm_words.own_words(answer.stderr or answer.stdout)}")
-    return _remembered(job)
+        raise UnreachableError(f"scontrol: {slurm_messages.strip_prefixes(answer.stderr or answer.stdout)}")
+    return _find_ended_state(job)
 
 
-def _field(text: str, name: str) -> str:
+def _parse_field(text: str, name: str) -> str:
     """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
     found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
     return found.group(1) if found else ""
 
 
-def _remembered(job: Job) -> State:
+def _find_ended_state(job: Job) -> State:
     """The end of a job that Slurm has let go of: what its accounting or the run's folder knows."""
     with contextlib.suppress(JobError):
         words = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
@@ -187,13 +187,13 @@ def _remembered(job: Job) -> State:
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
         if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
-            return State(ENDED, name, code=exit_code(name.split(" ")[0], code))
+            return State(ENDED, name, code=parse_exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, "exit-code")).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))
     return State(FORGOTTEN, "is not known to Slurm, or no longer; how it ended is not known")
 
 
-def exit_code(name: str, codes: str) -> int | None:
+def parse_exit_code(name: str, codes: str) -> int | None:
     """The exit code of a job of this state, of Slurm's `code:signal`; never 0 unless the job is COMPLETED."""
     code, _, number = codes.partition(":")
     if name == "COMPLETED":
@@ -220,7 +220,7 @@ def cancel_job(job: Job) -> None:
     """End the job, which has not ended, or take it out of the queue. Raises JobError."""
     answer = run_scheduler(["scancel", job.id], GET)
     if answer.returncode or answer.stderr.strip():
-        raise JobError(f"scancel: {slurm_words.own_words(answer.stderr)}")
+        raise JobError(f"scancel: {slurm_messages.strip_prefixes(answer.stderr)}")
 
 
 def find_job(number: str) -> Job:
@@ -238,4 +238,5 @@ def describe_job(job: Job, asked: Slurm) -> str:
     """What was submitted, in a line."""
     where = f" on partition {asked.partition}" if asked.partition else ""
     limit = f", {asked.time}" if asked.time else ""
-    return f"job {job.id}{where}: {many(asked.nodes, 'node')}, {many(asked.ranks, 'rank')}{limit}; {job.folder}"
+    size = f"{format_count(asked.nodes, 'node')}, {format_count(asked.ranks, 'rank')}"
+    return f"job {job.id}{where}: {size}{limit}; {job.folder}"

@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.analysis import declarations, verdict
 from matex_tf.analysis.placement import SAME, SHARDED, Placement
-from matex_tf.gradients import custom_gradients, own
+from matex_tf.gradients import custom_gradients, local_gradients
 from matex_tf.runtime import notes
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -25,24 +25,28 @@ OFF = (
 NO_ROWS = "batch normalisation is given something else than rows of the batch"
 
 
-def chosen() -> Moments | None:
-    """What gives the statistics of layers made or run now: `global_moments`, `slice_moments`, or None: as they are."""
-    wanted, scaling = settings.current().sync_batchnorm, settings.current().scaling
+def choose_moments() -> Moments | None:
+    """What gives the statistics of layers made or run now: `compute_global_moments`, `compute_slice_moments`, or None:
+    as they are.
+    """
+    wanted, scaling = settings.get_settings().sync_batchnorm, settings.get_settings().scaling
     if not world.is_active() or step_weight.is_alone() or (wanted == "auto" and scaling == "weak"):
         return None
     if wanted == "off":
-        return slice_moments
-    if step_weight.in_session_graph():
+        return compute_slice_moments
+    if step_weight.is_in_session_graph():
         import tensorflow as tf
 
         # Its collectives would have to be put in order with all others of a run, which is not known yet.
         why = "it normalises by the statistics of its batch (MATEX_SYNC_BATCHNORM=off takes those of each rank's slice)"
-        verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
+        verdict.note_failure(tf.compat.v1.get_default_graph(), verdict.Reason(why))
         return None
-    return global_moments
+    return compute_global_moments
 
 
-def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
+def compute_global_moments(
+    mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]
+) -> tuple[Any, Any, Any]:
     """The mean and variance over all ranks' elements, and the gradients that lead back to each rank's. Collective.
 
     Args:
@@ -62,7 +66,7 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
     import tensorflow as tf
 
     shape, dtype = tf.shape(mean), mean.dtype
-    numbers = step_weight.numbers()
+    numbers = step_weight.read_numbers()
     weight = numbers[0] if tf.executing_eagerly() and not step_weight.is_within_slice() else numbers[1]
     mine = tf.stop_gradient(tf.cast(count, tf.float64))
     count, is_sliced = mine * numbers[2], numbers[3] > 0
@@ -90,24 +94,26 @@ def global_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequ
 
     moments = [tf.reshape(tf.cast(part, tf.float64), [-1]) for part in (mean, variance)]
     # A rank that trains by itself has a batch of its own: parts of the gradients of common statistics lead nowhere.
-    with custom_gradients.trusted():
-        *whole, everything = (*moments, mine) if own.are_kept() else combine(*moments)
-    _declare(whole, inputs, axes)
-    _declare([everything], inputs, axes, or_same=False)
+    with custom_gradients.trust_gradients():
+        *whole, everything = (*moments, mine) if local_gradients.are_kept() else combine(*moments)
+    _declare_moments(whole, inputs, axes)
+    _declare_moments([everything], inputs, axes, or_same=False)
     return *(tf.cast(tf.reshape(part, shape), dtype) for part in whole), everything
 
 
-def slice_moments(mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
-    """As `global_moments`, of this rank's slice alone: not what the script alone has, which is said."""
+def compute_slice_moments(
+    mean: Any, variance: Any, count: Any, inputs: Any, axes: Sequence[int]
+) -> tuple[Any, Any, Any]:
+    """As `compute_global_moments`, of this rank's slice alone: not what the script alone has, which is said."""
     import tensorflow as tf
 
-    notes.note(OFF)
+    notes.print_note(OFF)
     found = tf.identity(mean), tf.identity(variance), tf.cast(count, tf.float64)
-    _declare(found, inputs, axes)
+    _declare_moments(found, inputs, axes)
     return found
 
 
-def _declare(parts: Sequence[Any], inputs: Any, axes: Sequence[int], or_same: bool = True) -> None:
+def _declare_moments(parts: Sequence[Any], inputs: Any, axes: Sequence[int], or_same: bool = True) -> None:
     """In a graph: state that statistics of `inputs` are the same on all ranks, where these are rows along `axes`.
 
     or_same: or where every rank has the same.
@@ -126,7 +132,7 @@ def _declare(parts: Sequence[Any], inputs: Any, axes: Sequence[int], or_same: bo
         declarations.declare_if(part, SAME, source, holds, NO_ROWS)
 
 
-def counted_elements(inputs: Any, mean: Any, mask: Any = None) -> Any:
+def count_elements(inputs: Any, mean: Any, mask: Any = None) -> Any:
     """Over how many elements of `inputs` each entry of `mean` was taken; `mask` leaves some of them out."""
     import tensorflow as tf
 

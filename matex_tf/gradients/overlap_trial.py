@@ -48,7 +48,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
 
     if not tf.executing_eagerly():
         # A function that is called in another one that is traced anew is so, too.
-        return original(function if overlap.is_told() is None else _other(function), *args, **kwargs)
+        return original(function if overlap.is_told() is None else _clone_function(function), *args, **kwargs)
     if not _may_be_tried(function):
         return original(function, *args, **kwargs)
     return _trials.setdefault(function, _Trial()).call(original, function, args, kwargs)
@@ -56,7 +56,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
 
 def trace_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The concrete function of `function` for these arguments, or their specs, which it will be called for."""
-    with overlap.noticed() as seen:
+    with overlap.notice_updates() as seen:
         concrete = function.get_concrete_function(*args, **kwargs)
     if _may_be_tried(function):
         trial = _trials.setdefault(function, _Trial())
@@ -65,16 +65,19 @@ def trace_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _may_be_tried(function: Any) -> bool:
-    if settings.current().overlap != "auto" or not world.is_active():
+    if settings.get_settings().overlap != "auto" or not world.is_active():
         return False
-    here = world.current()
-    if not here.has_several_nodes and settings.name_of_strategy(settings.current().strategy) in ("sharded", "servers"):
+    here = world.get_world()
+    if not here.has_several_nodes and settings.get_strategy_name(settings.get_settings().strategy) in (
+        "sharded",
+        "servers",
+    ):
         return False  # one op sums a gradient in pieces, of which overlapped each rank would sum the whole
     # With fewer cores than ranks there is none for a further thread, unless that mostly waits for a network.
     return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
 
 
-def _other(function: Any) -> Any:
+def _clone_function(function: Any) -> Any:
     """The same function, traced by itself, for the way that updates do not usually go."""
     if function not in _versions:
         _versions[function] = function._clone(None)
@@ -90,7 +93,7 @@ class _Trial:
     """
 
     def __init__(self) -> None:
-        self._way = self._first
+        self._way = self._run_first
         self._is_overlapped = overlap.is_usual()  # as it is first
         self._calls = 0
         self._bytes = 0
@@ -102,12 +105,14 @@ class _Trial:
     def call(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._way(original, function, args, kwargs)
 
-    def _first(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with overlap.noticed() as seen:
+    def _run_first(
+        self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with overlap.notice_updates() as seen:
             if self._bytes < LEAST_BYTES:
                 result, has_update = original(function, *args, **kwargs), False
             else:
-                result, has_update = self._timed(original, function, args, kwargs)
+                result, has_update = self._time_call(original, function, args, kwargs)
         self._bytes = max(self._bytes, seen.bytes)
         if not has_update or not self._is_timed(IGNORED[self._is_overlapped]):
             return result
@@ -115,60 +120,66 @@ class _Trial:
         self._first_step = max(step for step, _ in everyone)
         # The rank that the others wait for has the time of the sums themselves.
         worth_it = min(sums for _, sums in everyone) >= LEAST_SHARE * self._first_step
-        self._go_on_with(self._trace if worth_it else self._as_it_is)
+        self._go_on_with(self._trace_other if worth_it else self._call_usual)
         return result
 
-    def _trace(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _trace_other(
+        self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The first call the other way: only if the function can be traced again on all ranks."""
         problem = ""
         try:
             # What it prints while it is traced it has printed.
             with overlap.trace_as(not self._is_overlapped), contextlib.redirect_stdout(io.StringIO()):
                 given, named = self._specs or (args, kwargs)
-                other = _other(function).get_concrete_function(*given, **named).graph
+                other = _clone_function(function).get_concrete_function(*given, **named).graph
             here = function.get_concrete_function(*given, **named).graph
-            if programs.program(other).figures != programs.program(here).figures:
+            if programs.read_program(other).figures != programs.read_program(here).figures:
                 problem = "its Python gives other numbers now"
         except Exception as error:  # whatever a script may raise; it runs as it did
             problem = f"{type(error).__name__}: {error}"
         can = not any(objects.allgather(problem, "whether a function can be traced the other way"))
-        self._go_on_with(self._in_trial if can else self._as_it_is)
+        self._go_on_with(self._run_trial if can else self._call_usual)
         return self._way(original, function, args, kwargs)
 
-    def _in_trial(
+    def _run_trial(
         self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with overlap.trace_as(not self._is_overlapped):
-            result, has_update = self._timed(original, _other(function), args, kwargs)
+            result, has_update = self._time_call(original, _clone_function(function), args, kwargs)
         if not has_update or not self._is_timed(IGNORED[not self._is_overlapped]):
             return result
         slowest = max(objects.allgather(median(self._steps), "steps the other way"))
-        self._go_on_with(self._other_way if slowest <= GAIN * self._first_step else self._as_it_is)
+        self._go_on_with(self._call_other if slowest <= GAIN * self._first_step else self._call_usual)
         return result
 
     @staticmethod
-    def _as_it_is(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_usual(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return original(function, *args, **kwargs)
 
-    def _other_way(
+    def _call_other(
         self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with overlap.trace_as(not self._is_overlapped):
-            return original(_other(function), *args, **kwargs)
+            return original(_clone_function(function), *args, **kwargs)
 
     def _go_on_with(self, way: Callable[..., Any]) -> None:
         self._way, self._calls, self._steps, self._sums = way, 0, [], []
 
-    def _timed(
+    def _time_call(
         self, original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, bool]:
         """The result of the call, and whether there was an update in it."""
-        updates, sums, start = ops.count(KIND_GRADIENTS), ops.seconds(KIND_GRADIENTS), time.perf_counter()
+        updates, sums, start = (
+            ops.count_completed(KIND_GRADIENTS),
+            ops.get_collective_seconds(KIND_GRADIENTS),
+            time.perf_counter(),
+        )
         result = original(function, *args, **kwargs)
-        took, has_update = time.perf_counter() - start, ops.count(KIND_GRADIENTS) > updates
+        took, has_update = time.perf_counter() - start, ops.count_completed(KIND_GRADIENTS) > updates
         if has_update:
             self._steps.append(took)
-            self._sums.append(ops.seconds(KIND_GRADIENTS) - sums)
+            self._sums.append(ops.get_collective_seconds(KIND_GRADIENTS) - sums)
         return result, has_update
 
     def _is_timed(self, ignored: int) -> bool:

@@ -22,7 +22,7 @@ _CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"
 def remember_whole(tensor: Any, whole: Any) -> None:
     """Note that the tensor of a graph has this value for the whole batch."""
     _wholes.setdefault(tensor.graph, {})[tensor.name] = whole
-    declarations.declare(whole, SAME)
+    declarations.declare_placement(whole, SAME)
 
 
 def forget_graph(graph: Any) -> None:
@@ -35,29 +35,30 @@ def find_whole(tensor: Any) -> Any:
     return _wholes.get(tensor.graph, {}).get(tensor.name)
 
 
-def factor(power: int) -> Any:
+def compute_factor(power: int) -> Any:
     """What this rank's part weighs, float64: the share of its rows to a power, and 0 without rows of its own."""
     import tensorflow as tf
 
-    numbers = step_weight.numbers()
+    numbers = step_weight.read_numbers()
     if power in (0, 1):
         return numbers[1 - power]
     return tf.where(numbers[0] > 0, tf.pow(numbers[0], float(power)), tf.zeros([], tf.float64))
 
 
-def slope_factor(power: int) -> Any:
-    """What a backward pass is multiplied by, float64: as `factor`, but 1 where every rank computes the whole batch.
+def compute_slope_factor(power: int) -> Any:
+    """What a backward pass is multiplied by, float64: as `compute_factor`, but 1 where every rank computes the whole
+    batch.
 
     There each rank has all of a gradient, of which one rank's is taken.
     """
     import tensorflow as tf
 
-    numbers = step_weight.numbers()
+    numbers = step_weight.read_numbers()
     share = tf.where(numbers[3] > 0, numbers[0], tf.ones([], tf.float64))
     return tf.where(share > 0, tf.pow(share, float(power)), tf.zeros([], tf.float64))
 
 
-@programs.ours()
+@programs.mark_ours()
 def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
     """The whole values of tensors of the graph being built, on every rank. One collective for all figures, and one for
     each tensor of rows.
@@ -69,23 +70,23 @@ def make_whole(tensors: Sequence[Any], name: str) -> list[Any]:
 
     if not tensors:
         return []
-    found = interpreter.interpreter_of(tensors[0].graph)
-    placements = [found.of(tensor) for tensor in tensors]
+    found = interpreter.make_interpreter(tensors[0].graph)
+    placements = [found.find_placement(tensor) for tensor in tensors]
     for tensor, placement in zip(tensors, placements):
         if find_whole(tensor) is None and not placement.can_be_whole:
             raise ValueError(f"the parts of {tensor.name} are {placement.kind}: they cannot be put together")
     boundary = Boundary(found, _wholes.setdefault(found.graph, {}))
     for tensor, placement in zip(tensors, placements):
         if placement.kind != SHARDED:
-            boundary.reach(tensor)
+            boundary.reach_parts(tensor)
     last = boundary.add_up(name)
     result = []
     for tensor, placement in zip(tensors, placements):
         if placement.kind != SHARDED or find_whole(tensor) is not None:
-            result.append(boundary.whole(tensor))
+            result.append(boundary.make_whole(tensor))
             continue
         with tf.control_dependencies(last):  # in graphs of `tf.compat.v1` nothing else orders them
-            result.append(_gathered(tensor, name))
+            result.append(_gather_nonempty(tensor, name))
         last = [result[-1].op]
     return result
 
@@ -108,19 +109,21 @@ def seed_targets(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any
 
     if not targets:
         return list(targets), list(given), None
-    found = interpreter.interpreter_of(targets[0].graph)
+    found = interpreter.make_interpreter(targets[0].graph)
     chosen: list[Any] = []
     factors: list[Any] = []
     for target, upstream in zip(targets, given):
-        placement = found.of(target)
-        open_upstream = upstream is not None and not _fits(placement, found.of(tf.convert_to_tensor(upstream)))
+        placement = found.find_placement(target)
+        open_upstream = upstream is not None and not _is_unchanged(
+            placement, found.find_placement(tf.convert_to_tensor(upstream))
+        )
         if placement.kind == UNKNOWN or placement.is_mixed or open_upstream:
             return list(targets), list(given), placement
         if placement.kind == DERIVED:
-            more = _of_figures(target, upstream, found)
+            more = _derive_figures(target, upstream, found)
         else:
             power = placement.power + (placement.kind == REPLICATED)
-            more = [(target, _times(upstream, target, power))]
+            more = [(target, _scale_upstream(upstream, target, power))]
         chosen += [tensor for tensor, _ in more]
         factors += [one for _, one in more]
     if any(one is not None for one in factors):
@@ -128,40 +131,40 @@ def seed_targets(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any
     return chosen, factors, None
 
 
-def _fits(placement: Placement, upstream: Placement) -> bool:
+def _is_unchanged(placement: Placement, upstream: Placement) -> bool:
     """Whether a factor of the script's own leaves the gradient of a tensor what it is."""
     if placement.kind == SHARDED:
         return upstream.is_same or (upstream.is_sharded and upstream.axis == placement.axis and not upstream.power)
     return upstream.is_same
 
 
-def _times(upstream: Any, target: Any, power: int) -> Any:
+def _scale_upstream(upstream: Any, target: Any, power: int) -> Any:
     import tensorflow as tf
 
     if power == 0:
         return upstream
-    weight = tf.cast(slope_factor(power), target.dtype)
+    weight = tf.cast(compute_slope_factor(power), target.dtype)
     return weight * (tf.ones_like(target) if upstream is None else tf.cast(upstream, target.dtype))
 
 
-def _of_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]:
+def _derive_figures(target: Any, upstream: Any, found: Any) -> list[tuple[Any, Any]]:
     """The figures that a derived `target` is made of, each with its factor: the chain rule."""
     import tensorflow as tf
     from tensorflow.python.ops import gradients_impl
 
     boundary = Boundary(found, _wholes.setdefault(found.graph, {}))
-    boundary.reach(target, through_known=True)  # a derived tensor's own gradient is that of its slice alone
+    boundary.reach_parts(target, through_known=True)  # a derived tensor's own gradient is that of its slice alone
     boundary.add_up("the figures of a loss")
-    total = boundary.whole(target)
+    total = boundary.make_whole(target)
     remember_whole(target, total)
     parts = [part for part in boundary.parts if part.dtype.is_floating and part.op.type != "Const"]
-    wholes = [boundary.whole(part) for part in parts]
+    wholes = [boundary.make_whole(part) for part in parts]
     slopes = gradients_impl.gradients([total], wholes, None if upstream is None else [upstream], stop_gradients=wholes)
     pairs = []
     for part, slope in zip(parts, slopes):
         if slope is not None:
-            placement = found.of(part)
-            weight = tf.cast(slope_factor(placement.power + (placement.kind == REPLICATED)), part.dtype)
+            placement = found.find_placement(part)
+            weight = tf.cast(compute_slope_factor(placement.power + (placement.kind == REPLICATED)), part.dtype)
             pairs.append((part, weight * slope))
     return pairs
 
@@ -177,7 +180,7 @@ class Boundary:
         self._made: dict[Any, Any] = {}
         self._seen: set[Any] = set()
 
-    def reach(self, tensor: Any, through_known: bool = False) -> None:
+    def reach_parts(self, tensor: Any, through_known: bool = False) -> None:
         """Go from `tensor` back to the figures that it is made of, or to what is known to be whole."""
         pending = [tensor]
         while pending:
@@ -185,7 +188,7 @@ class Boundary:
             if one.ref() in self._seen:
                 continue
             self._seen.add(one.ref())
-            if (through_known or one.name not in self._wholes) and self._found.of(one).kind == DERIVED:
+            if (through_known or one.name not in self._wholes) and self._found.find_placement(one).kind == DERIVED:
                 pending.extend(one.op.inputs)
             else:
                 self.parts.append(one)
@@ -196,7 +199,7 @@ class Boundary:
 
         mine = []
         for part in self.parts:
-            placement = self._found.of(part)
+            placement = self._found.find_placement(part)
             if part.name in self._wholes:
                 self._made[part.ref()] = self._wholes[part.name]
             elif placement.is_same or part.dtype in (tf.resource, tf.variant):
@@ -205,20 +208,20 @@ class Boundary:
                 mine.append((part, placement))
         if not mine:
             return []
-        flat = [tf.reshape(_weighted(part, placement), [-1]) for part, placement in mine]
+        flat = [tf.reshape(_weigh_part(part, placement), [-1]) for part, placement in mine]
         total = ops.allreduce(tf.concat(flat, 0), op="sum", name=name)
-        # Where every rank has all of a gradient (see `slope_factor`), that of one of them counts.
-        numbers = step_weight.numbers()
+        # Where every rank has all of a gradient (see `compute_slope_factor`), that of one of them counts.
+        numbers = step_weight.read_numbers()
         counted = tf.where((numbers[3] > 0) | (numbers[1] > 0), total, tf.stop_gradient(total))
-        for (part, _), one in zip(mine, tf.split(counted, [_count(one) for one in flat], num=len(flat))):
+        for (part, _), one in zip(mine, tf.split(counted, [_count_entries(one) for one in flat], num=len(flat))):
             value = tf.round(one) if part.dtype.is_integer else one
             made = tf.cast(tf.reshape(value, tf.shape(part)), part.dtype)
             made.set_shape(part.shape)
-            declarations.declare(made, SAME)
+            declarations.declare_placement(made, SAME)
             self._made[part.ref()] = self._wholes[part.name] = made
         return [total.op]
 
-    def whole(self, tensor: Any) -> Any:
+    def make_whole(self, tensor: Any) -> Any:
         """The whole value of a tensor that was reached."""
         pending = [tensor]
         while pending:
@@ -230,11 +233,11 @@ class Boundary:
             if missing:
                 pending.extend(missing)
                 continue
-            self._copy(one.op)
+            self._copy_op(one.op)
             pending.pop()
         return self._made[tensor.ref()]
 
-    def _copy(self, op: Any) -> None:
+    def _copy_op(self, op: Any) -> None:
         from tensorflow.python.eager import execute
 
         copy = op.graph.create_op(
@@ -250,42 +253,42 @@ class Boundary:
             execute.record_gradient(op.type, copy.inputs, tuple(attributes), copy.outputs)
         for plain, made in zip(op.outputs, copy.outputs):
             made.set_shape(plain.shape)
-            declarations.declare(made, SAME)
+            declarations.declare_placement(made, SAME)
             self._made[plain.ref()] = made
 
 
-def _weighted(part: Any, placement: Placement) -> Any:
+def _weigh_part(part: Any, placement: Placement) -> Any:
     """This rank's part of a figure in the sum over the ranks, float64."""
     import tensorflow as tf
 
     more = placement.kind == REPLICATED  # which is the mean over rows of itself
     if placement.elements is not None and placement.is_mixed:
-        weight = tf.stack([factor(_power_of(one) + 1) for one in placement.elements])
+        weight = tf.stack([compute_factor(_find_power(one) + 1) for one in placement.elements])
     else:
-        weight = factor(placement.power + more)
+        weight = compute_factor(placement.power + more)
     value = tf.cast(part, tf.float64)
     # Selected, not multiplied: what a rank without rows computed may be no number.
     return tf.where(weight != 0, value * weight, tf.zeros_like(value))
 
 
-def _power_of(one: Element) -> int:
+def _find_power(one: Element) -> int:
     if one.power is None:
         raise ValueError("the parts of an entry cannot be put together")
     return one.power
 
 
-def _count(flat: Any) -> Any:
+def _count_entries(flat: Any) -> Any:
     import tensorflow as tf
 
     (count,) = flat.shape.as_list()
     return tf.shape(flat)[0] if count is None else count
 
 
-def _gathered(tensor: Any, name: str) -> Any:
+def _gather_nonempty(tensor: Any, name: str) -> Any:
     """The rows of all ranks that have some."""
     import tensorflow as tf
 
-    count = tf.shape(tensor, tf.int64)[0] * tf.cast(step_weight.numbers()[1] > 0, tf.int64)
+    count = tf.shape(tensor, tf.int64)[0] * tf.cast(step_weight.read_numbers()[1] > 0, tf.int64)
     made = gather_rows(tensor[:count], name)
     made.set_shape([None, *tensor.shape.as_list()[1:]])
     remember_whole(tensor, made)

@@ -36,60 +36,64 @@ def make_whole(tensors: Sequence[Any], found: Any, known: dict[str, Any]) -> lis
         known: those that were made so before, by name. Other than of `recombine.find_whole`, gradients go through them.
     """
     boundary = recombine.Boundary(found, known)
-    placements = [found.of(tensor) for tensor in tensors]
+    placements = [found.find_placement(tensor) for tensor in tensors]
     are_rows = [placement.kind in (SHARDED, ROW_NUMBERS) for placement in placements]
     for tensor, is_rows in zip(tensors, are_rows):
         if not is_rows:
-            boundary.reach(tensor)
+            boundary.reach_parts(tensor)
     boundary.add_up(PLACE)
     return [
-        _of_rows(tensor, placement, known) if is_rows else boundary.whole(tensor)
+        _gather_whole(tensor, placement, known) if is_rows else boundary.make_whole(tensor)
         for tensor, placement, is_rows in zip(tensors, placements, are_rows)
     ]
 
 
-def _of_rows(tensor: Any, placement: Placement, known: dict[str, Any]) -> Any:
+def _gather_whole(tensor: Any, placement: Placement, known: dict[str, Any]) -> Any:
     if tensor.name not in known:
-        made = _numbered(tensor, placement) if placement.kind == ROW_NUMBERS else _along_axis(tensor, placement)
+        made = (
+            _shift_numbers(tensor, placement)
+            if placement.kind == ROW_NUMBERS
+            else _gather_along_axis(tensor, placement)
+        )
         made.set_shape(tensor.shape)
-        declarations.declare(made, SAME)
+        declarations.declare_placement(made, SAME)
         known[tensor.name] = made
     return known[tensor.name]
 
 
-def _along_axis(tensor: Any, placement: Placement) -> Any:
+def _gather_along_axis(tensor: Any, placement: Placement) -> Any:
     import tensorflow as tf
 
     first = list(range(tensor.shape.rank))
     first.insert(0, first.pop(placement.axis))
     rows = tf.transpose(tensor, first) if placement.axis else tensor
     if placement.power:
-        weight = tf.cast(recombine.factor(placement.power), tensor.dtype)
+        weight = tf.cast(recombine.compute_factor(placement.power), tensor.dtype)
         rows = tf.where(weight > 0, rows * weight, tf.zeros_like(rows))
     if placement.blocks:
         each = tf.shape(rows)[0] // sum(placement.blocks)
         blocks = tf.split(rows, [block * each for block in placement.blocks], num=len(placement.blocks))
-        made = tf.concat([_gathered(block) for block in blocks], 0)
+        made = tf.concat([_gather_rows(block) for block in blocks], 0)
     else:
-        made = _gathered(rows)
+        made = _gather_rows(rows)
     return tf.transpose(made, [first.index(axis) for axis in range(len(first))]) if placement.axis else made
 
 
-def _numbered(numbers: Any, placement: Placement) -> Any:
+def _shift_numbers(numbers: Any, placement: Placement) -> Any:
     """Numbers of rows within a slice, as numbers within the batch."""
     import tensorflow as tf
 
-    share, *_, of_rows = tf.unstack(step_weight.numbers())
+    share, *_, of_rows = tf.unstack(step_weight.read_numbers())
     mine = tf.cast(tf.round(share * of_rows), numbers.dtype)
     everyone = recombine.gather_rows(mine[tf.newaxis], PLACE)
-    before = tf.reduce_sum(everyone[: world.current().rank])
-    return _gathered(numbers + before * tf.constant(placement.unit, numbers.dtype))
+    before = tf.reduce_sum(everyone[: world.get_world().rank])
+    return _gather_rows(numbers + before * tf.constant(placement.unit, numbers.dtype))
 
 
-def _gathered(rows: Any) -> Any:
+def _gather_rows(rows: Any) -> Any:
     import tensorflow as tf
 
-    numbers = step_weight.numbers()
+    numbers = step_weight.read_numbers()
     count = tf.shape(rows, tf.int64)[0] * tf.cast(numbers[1] > 0, tf.int64)
     made = recombine.gather_rows(rows[:count], PLACE)
     if not made.dtype.is_floating:

@@ -14,8 +14,8 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.analysis import declarations, interpreter, programs, verdict
-from matex_tf.analysis.placement import SAME, SHARDED, as_partial, partial
-from matex_tf.gradients import own, recombine
+from matex_tf.analysis.placement import SAME, SHARDED, as_partial, make_partial
+from matex_tf.gradients import local_gradients, recombine
 from matex_tf.ops import xla
 from matex_tf.sharding import step_weight
 from matex_tf.thread_flag import ThreadFlag
@@ -30,27 +30,27 @@ _count = itertools.count(1)
 _reduced = ThreadFlag()
 
 
-def tf_variable(variable: Any) -> Any:
+def find_tf_variable(variable: Any) -> Any:
     """The TensorFlow variable behind a Keras variable; any other is its own."""
     inner = getattr(variable, "_value", None)
     return inner if inner is not None and hasattr(inner, "assign") else variable
 
 
-def name_of(variable: Any) -> str:
+def find_name(variable: Any) -> str:
     """The name by which a variable is known in messages and in the layout."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed")
 
 
-def _number_of(variable: Any) -> int:
+def _find_number(variable: Any) -> int:
     """A number, from 1, that this variable has for as long as it lives and no other one gets."""
-    inner = tf_variable(variable)
+    inner = find_tf_variable(variable)
     key = id(inner)
     if key not in _numbers:
         number = next(_count)
 
         def gone(_: Any) -> None:
             _numbers.pop(key, None)
-            xla.forget(number)
+            xla.forget_variable(number)
 
         _numbers[key] = number, weakref.ref(inner, gone)
     return _numbers[key][0]
@@ -60,12 +60,12 @@ def mark_reduced(variables: Sequence[Any], born: bool) -> None:
     """Remember whether the gradients of `variables` were reduced where they were born."""
     for variable in variables:
         if born:
-            _note(_born, tf_variable(variable))
+            _note_value(_born, find_tf_variable(variable))
         else:
-            _born.pop(id(tf_variable(variable)), None)
+            _born.pop(id(find_tf_variable(variable)), None)
 
 
-def _note(where: dict[int, Any], value: Any) -> None:
+def _note_value(where: dict[int, Any], value: Any) -> None:
     """Note `value` in `where` for as long as it lives: the next may have its number."""
     key = id(value)
     where[key] = weakref.ref(value, lambda _: where.pop(key, None))
@@ -75,17 +75,17 @@ def note_same(gradients: Sequence[Any]) -> None:
     """Note that these gradients are those of the whole batch, bit for bit the same on all ranks."""
     for gradient in gradients:
         if gradient is not None:
-            _note(_same, _values(gradient))
+            _note_value(_same, _take_values(gradient))
 
 
 def are_same(gradients: Sequence[Any]) -> bool:
     """Whether all of these gradients (None where there is none) were noted so."""
-    return all(gradient is None or id(_values(gradient)) in _same for gradient in gradients)
+    return all(gradient is None or id(_take_values(gradient)) in _same for gradient in gradients)
 
 
 def are_born_reduced(variables: Sequence[Any]) -> bool:
     """Whether the gradients of all `variables` reach the optimizer reduced already."""
-    return bool(variables) and all(id(tf_variable(variable)) in _born for variable in variables)
+    return bool(variables) and all(id(find_tf_variable(variable)) in _born for variable in variables)
 
 
 def are_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
@@ -94,11 +94,11 @@ def are_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
 
     if tf.executing_eagerly():
         return are_born_reduced(variables)
-    present = [_values(gradient) for gradient in gradients if gradient is not None]
-    return bool(present) and all(interpreter.placement_of(one).is_same for one in present)
+    present = [_take_values(gradient) for gradient in gradients if gradient is not None]
+    return bool(present) and all(interpreter.find_placement(one).is_same for one in present)
 
 
-def _values(gradient: Any) -> Any:
+def _take_values(gradient: Any) -> Any:
     import tensorflow as tf
 
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
@@ -120,41 +120,41 @@ def leave_infinities_to(optimizer: Any) -> None:
 
 def are_checked() -> bool:
     """Whether gradients that are no finite numbers are an error."""
-    return settings.current().check_numerics and not _scaling
+    return settings.get_settings().check_numerics and not _scaling
 
 
 def count_updates() -> int:
     """How many reductions of gradients this rank has completed."""
-    return ops.count(KIND_GRADIENTS)
+    return ops.count_completed(KIND_GRADIENTS)
 
 
-def _dense(gradient: Any) -> Any:
+def _make_dense(gradient: Any) -> Any:
     import tensorflow as tf
 
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _of_a_rank() -> int:
+def _choose_weight() -> int:
     """Which number of a step weighs a rank: in graphs gradients are parts of a sum (`recombine.seed_targets`)."""
     import tensorflow as tf
 
     return 0 if tf.executing_eagerly() else 1
 
 
-def weight_gradients(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
+def scale_gradients(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
     """Each gradient times this rank's weight in the step; zeros, not products, where the weight is 0."""
     import tensorflow as tf
 
-    weight = step_weight.numbers()[_of_a_rank()] if weight is None else weight
+    weight = step_weight.read_numbers()[_choose_weight()] if weight is None else weight
     return [
         None
         if gradient is None
         else tf.where(weight > 0, gradient * tf.cast(weight, gradient.dtype), tf.zeros_like(gradient))
-        for gradient in map(_dense, gradients)
+        for gradient in map(_make_dense, gradients)
     ]
 
 
-@programs.ours()
+@programs.mark_ours()
 def reduce_gradients(
     gradients: Sequence[Any],
     variables: Sequence[Any],
@@ -173,9 +173,10 @@ def reduce_gradients(
         place: where in the program this is, for messages.
 
     Returns:
-        The reduced gradients (None where none was given) and the reduced scalars. Within `own.keep` gradients are this
-        rank's guesses at them. Of `tf.IndexedSlices` the ranks' parts stand one below the other, as the whole batch
-        would have given them: optimizers and clipping may treat rows that occur twice otherwise than their sum.
+        The reduced gradients (None where none was given) and the reduced scalars. Within `local_gradients.keep_local`
+        gradients are this rank's guesses at them. Of `tf.IndexedSlices` the ranks' parts stand one below the other, as
+        the whole batch would have given them: optimizers and clipping may treat rows that occur twice otherwise than
+        their sum.
 
     Raises:
         tf.errors.FailedPreconditionError: when run, if ranks differ in variables, shapes, types or places.
@@ -186,10 +187,10 @@ def reduce_gradients(
     if not present:
         return list(gradients), list(scalars)
     if not tf.executing_eagerly():
-        gradients = [None if gradient is None else _as_sum(gradient) for gradient in gradients]
+        gradients = [None if gradient is None else _make_partial(gradient) for gradient in gradients]
     dense = [index for index in present if not isinstance(gradients[index], tf.IndexedSlices)]
-    order = [] if own.are_kept() else dense
-    weight = step_weight.weight_and_rows(of_sum=_of_a_rank() == 1) if weight is None else weight
+    order = [] if local_gradients.are_kept() else dense
+    weight = step_weight.read_weight_and_rows(of_sum=_choose_weight() == 1) if weight is None else weight
     # Where none is in it, this op is still the update's own, on which the ranks agree and which is counted.
     further = list(scalars) if order or scalars else [tf.zeros([])]
     names = [f"loss {index}" for index in range(len(further))]
@@ -197,51 +198,51 @@ def reduce_gradients(
     if checked:
         for index in present:
             if index not in order:
-                further.append(_zero_if_finite(_values(gradients[index])))
-                names.append(name_of(variables[index]))
+                further.append(_zero_if_finite(_take_values(gradients[index])))
+                names.append(find_name(variables[index]))
     outputs = ops.reduce_gradients(
         [gradients[index] for index in order] + further,
-        [name_of(variables[index]) for index in order] + names,
+        [find_name(variables[index]) for index in order] + names,
         weight,
         place,
         checked,
-        [_number_of(variables[index]) for index in order] + [0] * len(further),
+        [_find_number(variables[index]) for index in order] + [0] * len(further),
     )
     result = list(gradients)
     for index, output in zip(order, outputs):
         result[index] = output
     before = outputs[-1]
     for index in present:
-        if own.are_kept():
-            result[index] = own.guess(gradients[index], tf_variable(variables[index]))
+        if local_gradients.are_kept():
+            result[index] = local_gradients.guess_whole(gradients[index], find_tf_variable(variables[index]))
         elif index not in order:
-            result[index], before = _gathered(gradients[index], weight, before, name_of(variables[index]))
+            result[index], before = _gather_sparse(gradients[index], weight, before, find_name(variables[index]))
     return result, list(outputs[len(order) :][: len(scalars)])
 
 
-def _as_sum(gradient: Any) -> Any:
+def _make_partial(gradient: Any) -> Any:
     """A gradient in a graph as this rank's part of a sum over the ranks; it is noted where it is proved to be none."""
     import tensorflow as tf
 
-    values = _values(gradient)
-    placement = interpreter.placement_of(values)
-    if isinstance(gradient, tf.IndexedSlices) and not interpreter.placement_of(gradient.indices).is_same:
-        rows = interpreter.placement_of(gradient.indices)
+    values = _take_values(gradient)
+    placement = interpreter.find_placement(values)
+    if isinstance(gradient, tf.IndexedSlices) and not interpreter.find_placement(gradient.indices).is_same:
+        rows = interpreter.find_placement(gradient.indices)
         if placement.kind == rows.kind == SHARDED and placement.axis == rows.axis == placement.power == 0:
             return gradient
     else:
         part = as_partial(placement)
-        if placement.zero or part == partial(0):
+        if placement.zero or part == make_partial(0):
             return gradient
         if part is not None and values is gradient:
-            weight = tf.cast(recombine.factor(part.power), gradient.dtype)
+            weight = tf.cast(recombine.compute_factor(part.power), gradient.dtype)
             return tf.where(weight > 0, weight * gradient, tf.zeros_like(gradient))
     why = placement.why or (values.op, "a gradient is neither a sum nor a mean over the rows")
-    verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why[1], why[0]))
+    verdict.note_failure(tf.compat.v1.get_default_graph(), verdict.Reason(why[1], why[0]))
     return gradient
 
 
-def accumulators(optimizer: Any) -> list[Any]:
+def list_accumulators(optimizer: Any) -> list[Any]:
     """The variables in which an optimizer of Keras 3 adds up gradients until it updates: each rank its own part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return list(getattr(inner, "_accumulated_gradients", None) or [])
@@ -254,7 +255,7 @@ def _zero_if_finite(values: Any) -> Any:
     return tf.where(tf.reduce_all(tf.math.is_finite(values)), tf.constant(0.0), tf.constant(float("nan")))
 
 
-def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:
+def _gather_sparse(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, Any]:
     """The whole of a sparse gradient, and what the next collective is to come after (v1 graphs ask for it).
 
     Where the indices are the same on all ranks, such as positions, its values are added up; else the ranks' slices
@@ -263,11 +264,11 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
     import tensorflow as tf
 
     weight = tf.reshape(tf.convert_to_tensor(weight, tf.float64), [-1])[0]
-    if not tf.executing_eagerly() and interpreter.placement_of(slices.indices).is_same:
+    if not tf.executing_eagerly() and interpreter.find_placement(slices.indices).is_same:
         with tf.control_dependencies([before]):
             mine = tf.where(weight > 0, slices.values * tf.cast(weight, slices.values.dtype), 0)
             values = ops.allreduce(mine, "sum", name)
-        declarations.declare(values, SAME)
+        declarations.declare_placement(values, SAME)
         return tf.IndexedSlices(values, slices.indices, slices.dense_shape), values
     count = tf.where(weight > 0, tf.shape(slices.indices)[0], 0)
     with tf.control_dependencies([before]):
@@ -277,5 +278,5 @@ def _gathered(slices: Any, weight: Any, before: Any, name: str) -> tuple[Any, An
     if not tf.executing_eagerly():
         values.set_shape([None, *slices.values.shape[1:]])
         for gathered in (indices, values):
-            declarations.declare(gathered, SAME)
+            declarations.declare_placement(gathered, SAME)
     return tf.IndexedSlices(values, indices, slices.dense_shape), values

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.gradients import own, reduction
+from matex_tf.gradients import local_gradients, reduction
 from matex_tf.runtime import notes, objects
 from matex_tf.world import world
 
@@ -21,12 +21,12 @@ _left_out: dict[int, Any] = {}
 
 def leave_out(variables: Iterable[Any], is_apart: Callable[[], bool]) -> None:
     """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then."""
-    for variable in map(reduction.tf_variable, variables):
+    for variable in map(reduction.find_tf_variable, variables):
         key = id(variable)
-        _left_out[key] = is_apart, weakref.ref(variable, functools.partial(_no_longer_left_out, key))
+        _left_out[key] = is_apart, weakref.ref(variable, functools.partial(_forget_left_out, key))
 
 
-def _no_longer_left_out(key: int, _: object) -> None:
+def _forget_left_out(key: int, _: object) -> None:
     _left_out.pop(key, None)
 
 
@@ -35,11 +35,11 @@ def _is_apart(variable: Any) -> bool:
     return is_apart is not None and is_apart()
 
 
-def _readable(variables: Iterable[Any]) -> list[Any]:
+def _select_readable(variables: Iterable[Any]) -> list[Any]:
     seen: set[int] = set()
     found = []
     for variable in variables:
-        inner = reduction.tf_variable(variable)
+        inner = reduction.find_tf_variable(variable)
         is_one = hasattr(inner, "assign") and hasattr(inner, "dtype")
         if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
@@ -47,12 +47,12 @@ def _readable(variables: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _value(variable: Any) -> np.ndarray:
-    return np.asarray(reduction.tf_variable(variable).numpy())
+def _read_value(variable: Any) -> np.ndarray:
+    return np.asarray(reduction.find_tf_variable(variable).numpy())
 
 
-def _digests(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
-    return [(value.dtype.str, value.shape, ops.content_hash(value)) for value in values]
+def _digest_values(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
+    return [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
 
 
 def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
@@ -61,26 +61,27 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     Raises:
         RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
     """
-    mine = [(name, *digest) for name, digest in zip(names, _digests(values))]
+    mine = [(name, *digest) for name, digest in zip(names, _digest_values(values))]
     everyone = objects.allgather(mine, what)
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         if [row[1:3] for row in theirs] == [row[1:3] for row in first]:
             continue
-        hosts = world.current().hosts
+        hosts = world.get_world().hosts
         for index in range(max(len(first), len(theirs))):
             here = first[index][:3] if index < len(first) else "no such variable"
             there = theirs[index][:3] if index < len(theirs) else "no such variable"
             if here != there and here[1:] != there[1:]:
                 raise world.RankError(
                     f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
-                    f"({hosts[0]}) has {_describe(here)}, rank {rank} ({hosts[rank]}) has {_describe(there)}. Every "
+                    f"({hosts[0]}) has {_describe_row(here)}, rank {rank} ({hosts[rank]}) has {_describe_row(there)}. "
+                    f"Every "
                     "rank must run the same script and build the same model."
                 )
     return [index for index in range(len(first)) if len({theirs[index][3] for theirs in everyone}) > 1]
 
 
-def _describe(row: Any) -> str:
+def _describe_row(row: Any) -> str:
     if isinstance(row, str):
         return row
     name, dtype, shape = row
@@ -94,34 +95,36 @@ def synchronize_variables(
 
     Returns the names of those that differed.
     """
-    chosen = _readable(variables)
-    names = [reduction.name_of(variable) for variable in chosen]
-    changed = find_differing(names, [_value(variable) for variable in chosen], what)
+    chosen = _select_readable(variables)
+    names = [reduction.find_name(variable) for variable in chosen]
+    changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
     for index in changed:
-        value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.tf_variable(chosen[index]).assign(value)
-    _remember(chosen)
+        value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
+        reduction.find_tf_variable(chosen[index]).assign(value)
+    _remember_agreed(chosen)
     return [names[index] for index in changed]
 
 
-def _remember(variables: Iterable[Any]) -> None:
+def _remember_agreed(variables: Iterable[Any]) -> None:
     for variable in variables:
-        inner = reduction.tf_variable(variable)
+        inner = reduction.find_tf_variable(variable)
         key = id(inner)
-        _agreed[key] = weakref.ref(inner, functools.partial(_forget, key))
+        _agreed[key] = weakref.ref(inner, functools.partial(_forget_agreed, key))
 
 
-def _forget(key: int, _: object) -> None:
+def _forget_agreed(key: int, _: object) -> None:
     _agreed.pop(key, None)
 
 
 def expect_agreement(variables: Sequence[Any]) -> None:
     """Note a reduction over `variables`; ranks agree on new ones once it has run (see `settle_agreements`)."""
-    if own.are_kept():
+    if local_gradients.are_kept():
         return
-    new = [variable for variable in _readable(variables) if id(reduction.tf_variable(variable)) not in _agreed]
+    new = [
+        variable for variable in _select_readable(variables) if id(reduction.find_tf_variable(variable)) not in _agreed
+    ]
     if new:
-        _waiting.append([weakref.ref(reduction.tf_variable(variable)) for variable in new])
+        _waiting.append([weakref.ref(reduction.find_tf_variable(variable)) for variable in new])
 
 
 def settle_agreements() -> None:
@@ -141,7 +144,7 @@ def has_agreements_due() -> bool:
     return bool(_waiting)
 
 
-def agreed_variables() -> list[Any]:
+def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still live."""
     return [variable for variable in (reference() for reference in list(_agreed.values())) if variable is not None]
 
@@ -151,17 +154,17 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
 
     A trainable one that differs is an error on every rank that names it. Another is named once and rank 0's value kept.
     """
-    chosen = _readable(variables)
-    names = [reduction.name_of(variable) for variable in chosen]
-    changed = find_differing(names, [_value(variable) for variable in chosen], what)
-    trained = {id(reduction.tf_variable(variable)) for variable in trainable}
+    chosen = _select_readable(variables)
+    names = [reduction.find_name(variable) for variable in chosen]
+    changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
+    trained = {id(reduction.find_tf_variable(variable)) for variable in trainable}
     for index in changed:
-        if id(reduction.tf_variable(chosen[index])) in trained:
+        if id(reduction.find_tf_variable(chosen[index])) in trained:
             raise world.RankError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as an update outside of the optimizer "
                 "from values that ranks compute on their own slices."
             )
-        notes.note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
-        value = objects.broadcast(_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.tf_variable(chosen[index]).assign(value)
+        notes.print_note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
+        value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
+        reduction.find_tf_variable(chosen[index]).assign(value)

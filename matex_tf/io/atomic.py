@@ -39,7 +39,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     """
     target = os.path.realpath(path)
     try:
-        made = _folder_beside(target, make_folder)
+        made = _make_folder_beside(target, make_folder)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (making a folder to write it in)", path) from None
     if made is None:
@@ -50,18 +50,18 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
     place = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
     try:
-        with _spoken_of_as(place, path):
+        with _rename_in_logs(place, path):
             yield place
         _move_all(folder, name, target)
     except Exception as error:
-        _speak_of(error, place, path)
+        _rename_in_error(error, place, path)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
 
-def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
+def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
     above, name = os.path.split(target)
     if not name or not _may_be_replaced(target):
         return None
@@ -70,15 +70,15 @@ def _folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
             os.makedirs(above, exist_ok=True)
         # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
         above = target if os.path.ismount(target) else above
-        temp_folders.sweep_folders(_prefix(), above, least=0)
-        return temp_folders.make_folder(_prefix(), above)
+        temp_folders.sweep_folders(_make_prefix(), above, least=0)
+        return temp_folders.make_folder(_make_prefix(), above)
     except OSError as error:
         if error.errno in _NO_FOLDER:
             return None  # written in place it is the writer's own error, or none
         raise
 
 
-def _prefix() -> str:
+def _make_prefix() -> str:
     """What names begin with that processes of this host and container make: locks of others may not be seen here."""
     return f"{_PREFIX}{socket.gethostname()}@{os.stat('/proc/self/ns/pid').st_ino}-"
 
@@ -95,11 +95,11 @@ def _move_all(folder: str, name: str, target: str) -> None:
     moves = []
     for entry in os.listdir(folder):
         place = os.path.join(above, final + entry[len(name) :] if entry.startswith(name) else entry)
-        moves += list(_moves(os.path.join(folder, entry), place))
-    moves.sort(key=lambda move: _turn(move[0]))
+        moves += list(_list_moves(os.path.join(folder, entry), place))
+    moves.sort(key=lambda move: _get_move_order(move[0]))
     if len(moves) > 1:
         for source, place in moves:
-            if _turn(source) == 1 and os.path.isfile(place):
+            if _get_move_order(source) == 1 and os.path.isfile(place):
                 os.unlink(place)
     for source, place in moves:
         if os.path.isfile(source):
@@ -111,14 +111,14 @@ def _move_all(folder: str, name: str, target: str) -> None:
         except OSError as error:
             if error.errno not in _NO_MOVE:
                 raise
-            _copy(source, place)
+            _copy_to_place(source, place)
 
 
-def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
+def _list_moves(source: str, place: str) -> Iterator[tuple[str, str]]:
     """The moves that bring `source` to `place`: one, unless both are folders; what is in the old one as well stays."""
     if os.path.isdir(source) and os.path.isdir(place):
         for name in os.listdir(source):
-            yield from _moves(os.path.join(source, name), os.path.join(place, name))
+            yield from _list_moves(os.path.join(source, name), os.path.join(place, name))
         return
     if os.path.isdir(source):
         for inside, _, names in os.walk(source):
@@ -127,7 +127,7 @@ def _moves(source: str, place: str) -> Iterator[tuple[str, str]]:
     yield source, place
 
 
-def _copy(source: str, place: str) -> None:
+def _copy_to_place(source: str, place: str) -> None:
     """For a place that nothing can be moved to: a mounted file, a link to another disk, a store without renaming."""
     if os.path.isdir(source):
         shutil.copytree(source, place, dirs_exist_ok=True)
@@ -135,7 +135,7 @@ def _copy(source: str, place: str) -> None:
         shutil.copyfile(source, place)
 
 
-def _turn(source: str) -> int:
+def _get_move_order(source: str) -> int:
     name = os.path.basename(source)
     return 2 if name == _STATE_FILE else int(name in _HEADS or name.endswith(_HEAD_ENDINGS))
 
@@ -150,31 +150,31 @@ def sync_to_disk(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _spoken_of_as(place: str, path: str) -> Iterator[None]:
+def _rename_in_logs(place: str, path: str) -> Iterator[None]:
     """Within it TensorFlow's notes speak of `path` where they would of `place`."""
 
-    def correct(record: logging.LogRecord) -> bool:
+    def correct_record(record: logging.LogRecord) -> bool:
         record.msg, record.args = record.getMessage().replace(place, path), ()
         return True
 
     logger = logging.getLogger("tensorflow")
-    logger.addFilter(correct)
+    logger.addFilter(correct_record)
     try:
         yield
     finally:
-        logger.removeFilter(correct)
+        logger.removeFilter(correct_record)
 
 
-def _speak_of(error: Any, place: str, path: str) -> None:
+def _rename_in_error(error: Any, place: str, path: str) -> None:
     """Make `error` speak of `path` where it speaks of `place`."""
 
-    def corrected(value: Any) -> Any:
+    def correct_value(value: Any) -> Any:
         if isinstance(value, bytes):
             return value.replace(os.fsencode(place), os.fsencode(path))
         return value.replace(place, path) if isinstance(value, str) else value
 
-    error.args = tuple(map(corrected, error.args))
+    error.args = tuple(map(correct_value, error.args))
     for name in ("strerror", "filename", "filename2", "_message", "message"):
         if isinstance(getattr(error, name, None), (str, bytes)):
             with contextlib.suppress(AttributeError):  # a property that gives one of the others
-                setattr(error, name, corrected(getattr(error, name)))
+                setattr(error, name, correct_value(getattr(error, name)))

@@ -34,7 +34,7 @@ def are_shared() -> bool:
         world.script_knows_ranks
         or getattr(_state, "inside", False)
         or not world.is_active()
-        or settings.current().output == "all"
+        or settings.get_settings().output == "all"
     ):
         return False
     return threading.current_thread() is threading.main_thread() and not real_files.uses_real_files()
@@ -49,19 +49,19 @@ def run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], o
         name: of the function that runs the command.
         arguments: what that is called with; so `options`.
     """
-    mine = _digest(name, arguments, options)
-    ops.records.between_steps()
+    mine = _hash_command(name, arguments, options)
+    ops.records.mark_between_steps()
     everyone = objects.allgather(mine, "a command that the script runs")
     _state.inside = True
     try:
         if any(digest != mine for digest in everyone):
             return run()
-        with _view_of_changes(options):
+        with _adopt_changes(options):
             objects.barrier("a command begins")
             outcome = None
-            if world.current().rank == 0:
+            if world.get_world().rank == 0:
                 with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
-                    outcome = _outcome(run)
+                    outcome = _catch_outcome(run)
             result, error = objects.broadcast(outcome, "what came of a command")
         objects.barrier("a command has ended")
     finally:
@@ -72,26 +72,26 @@ def run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], o
 
 
 @contextlib.contextmanager
-def _view_of_changes(options: Mapping[str, Any]) -> Iterator[None]:
+def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
     """What is changed on the disk within it is changed for this rank; on other hosts the disk may be another one.
 
     All ranks have come to it, and none goes on before all have left it: else what the script does is mixed up with it.
     """
-    me = world.current()
-    view = overlay.view() if me.host == me.hosts[0] else None
+    me = world.get_world()
+    view = overlay.get_view() if me.host == me.hosts[0] else None
     with real_files.use_real_files():
-        own = view.own_on_disk() if view is not None else set()
+        own = view.list_own_on_disk() if view is not None else set()
     yield
     with real_files.use_real_files():
-        if (news := overlay.news()) is not None:
-            news.caught_up()
+        if (news := overlay.get_journal()) is not None:
+            news.mark_caught_up()
         elif view is not None:
             names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
-            keys = (view.key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
-            view.catch_up(own, {key for key in keys if key is not None})
+            keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
+            view.adopt_disk(own, {key for key in keys if key is not None})
 
 
-def _outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """What `run` returns, or the exception that it raises, as the other ranks can have it."""
     try:
         outcome: tuple[Any, BaseException | None] = run(), None
@@ -105,19 +105,19 @@ def _outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     return outcome
 
 
-def _digest(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
+def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Of what a command does; without the open files, which are each rank's."""
     kept = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
-    text = repr((name, _plain(list(arguments)), _plain(kept), os.getcwd()))
+    text = repr((name, _normalize_value(list(arguments)), _normalize_value(kept), os.getcwd()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     """`value` in words that say the same on all ranks."""
     if isinstance(value, Mapping):
-        return [(str(key), _plain(value[key])) for key in sorted(value, key=str)]
+        return [(str(key), _normalize_value(value[key])) for key in sorted(value, key=str)]
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [_normalize_value(part) for part in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__

@@ -35,14 +35,14 @@ def list_parts(path: str) -> list[tuple[str, int, int]]:
 
 def deliver_file(path: str) -> None:
     """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
-    me = world.current()
+    me = world.get_world()
     origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
-    place = _place(path, origin)
-    missing = [part for part in made if not _has(place + part[0], *part[1:])]
-    if overlay.news() is not None:
-        _note(path, made)
-    elif path == origin and overlay.view() is not None:
-        _show(path, made)
+    place = _choose_place(path, origin)
+    missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
+    if overlay.get_journal() is not None:
+        _note_parts(path, made)
+    elif path == origin and overlay.get_view() is not None:
+        _show_parts(path, made)
     wanting = objects.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
     seen: set[tuple[str, str]] = set()
     writers = []
@@ -53,21 +53,21 @@ def deliver_file(path: str) -> None:
     if writers:
         for part in made:
             if any(part in wanting[rank][2] for rank in writers):
-                _send(path, place, part, me.rank in writers)
+                _send_part(path, place, part, me.rank in writers)
         objects.barrier("the copies of what was saved are there")
 
 
-def _place(path: str, origin: str) -> str:
+def _choose_place(path: str, origin: str) -> str:
     """Where this rank's copy belongs: a path of its own in its own layer, unless it is one of the temporary folder."""
-    view = overlay.view()
+    view = overlay.get_view()
     if view is None or path == origin:
         return path
     with real_files.use_real_files():
-        key = view.key(path)
-        return path if key is None else view.writable(key, keep=False)
+        key = view.find_key(path)
+        return path if key is None else view.prepare_write(key, keep=False)
 
 
-def _has(path: str, size: int, modified: int) -> bool:
+def _has_part(path: str, size: int, modified: int) -> bool:
     with real_files.use_real_files():
         try:
             handle = os.open(path, os.O_RDONLY)  # asks a file server anew
@@ -78,31 +78,31 @@ def _has(path: str, size: int, modified: int) -> bool:
         return (state.st_size, state.st_mtime_ns) == (size, modified)
 
 
-def _note(path: str, made: list[Any]) -> None:
-    news = overlay.news()
+def _note_parts(path: str, made: list[Any]) -> None:
+    news = overlay.get_journal()
     assert news is not None
     with real_files.use_real_files():
         for part in made:
-            news.delivered(os.path.realpath(path + part[0]))
+            news.mark_delivered(os.path.realpath(path + part[0]))
 
 
-def _show(path: str, made: list[Any]) -> None:
-    view = overlay.view()
+def _show_parts(path: str, made: list[Any]) -> None:
+    view = overlay.get_view()
     assert view is not None
     with real_files.use_real_files():
-        view.come_home()
+        view.return_to_disk()
         for part in made:
-            key = view.key(path + part[0])
+            key = view.find_key(path + part[0])
             if key is not None:
-                view.show(key)
+                view.show_file(key)
 
 
-def _send(path: str, place: str, part: tuple[str, int, int], writes: bool) -> None:
+def _send_part(path: str, place: str, part: tuple[str, int, int], writes: bool) -> None:
     name, size, modified = part
     target = place + name
     temporary = f"{target}.{os.getpid()}.part"
     with real_files.use_real_files(), contextlib.ExitStack() as stack:
-        source = stack.enter_context(open(path + name, "rb")) if world.current().rank == 0 else None
+        source = stack.enter_context(open(path + name, "rb")) if world.get_world().rank == 0 else None
         sink = None
         if writes:
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)

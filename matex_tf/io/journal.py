@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from matex_tf.io import notes, private_folder
+from matex_tf.io import journal_reader, private_folder
 from matex_tf.ops import cache
 from matex_tf.runtime import shutdown, temp_folders
 from matex_tf.world import world
@@ -23,7 +23,7 @@ _PREFIX = "matex_tf-journal-"
 _MOST_BYTES = 64 << 20
 
 
-class Journal(notes.Notes):
+class Journal(journal_reader.Notes):
     """The notes of this run: `note` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`.
 
     A rank that asks `if not os.path.exists(folder)` must be answered as the script alone would be, though rank 0 has
@@ -40,45 +40,47 @@ class Journal(notes.Notes):
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
         temp_folders.hold_folder(self.folder)
-        shutdown.at_end.append(functools.partial(_drop, self.folder))
+        shutdown.at_end.append(functools.partial(_remove_path, self.folder))
 
-    @notes.with_lock
-    def note(self, key: str, removed: bool = False, to: str = "") -> None:
+    @journal_reader.lock_method
+    def note_change(self, key: str, removed: bool = False, to: str = "") -> None:
         """Rank 0 is about to make or change `key`, or to remove it with all that is in it, or to move it `to` there.
 
         Once is enough: when the others have come to that, they have made or removed `key` for themselves.
         """
-        number = notes.count_collectives() or self.met_before_fork  # a forked process is where it was forked
-        state = notes.file_state(key)
+        number = journal_reader.count_collectives() or self.met_before_fork  # a forked process is where it was forked
+        state = journal_reader.read_file_state(key)
         if key in self._moved and state is not None:  # where others find what is to them still in its old place
             before, source = self._moved.pop(key)
-            self._write(before, source, to or self._copy(number, key), state[0] if to else notes.NOT_MOVED)
+            self._write_line(
+                before, source, to or self._keep_copy(number, key), state[0] if to else journal_reader.NOT_MOVED
+            )
         if state is None:
             if removed:
                 return  # an error
             if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
                 self._noted[key] = number
-                self._write(number, key, "")  # unless the note of its new folder says so
+                self._write_line(number, key, "")  # unless the note of its new folder says so
         elif self._is_touched(key) or not (removed or os.path.isfile(key)):
             return  # it is rank 0's own, or a folder, in which the ones to be made are noted, or a pipe
         else:
-            self._write(number, key, to or self._copy(number, key), state[0] if to else 0)
+            self._write_line(number, key, to or self._keep_copy(number, key), state[0] if to else 0)
             if to:
                 self._moved[to] = (number, key)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
-        return key in self._touched and self._touched[key] != notes.file_state(key)
+        return key in self._touched and self._touched[key] != journal_reader.read_file_state(key)
 
-    def delivered(self, key: str) -> None:
+    def mark_delivered(self, key: str) -> None:
         """All ranks have the file `key` as it is now."""
         self._touched.pop(key, None)
 
-    def caught_up(self) -> None:
+    def mark_caught_up(self) -> None:
         """All ranks have all files as they are now."""
         self._touched.clear()
 
-    def _write(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
+    def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
@@ -87,60 +89,60 @@ class Journal(notes.Notes):
         finally:
             os.close(handle)
 
-    def _copy(self, number: int, key: str) -> str | None:
+    def _keep_copy(self, number: int, key: str) -> str | None:
         """A copy of what is at `key`, without what rank 0 has made there itself."""
         # A collective is completed when all have entered it, and so have completed the one before.
         for old in [one for one in self._copies if one[0] < number - 1]:
             self._copies.remove(old)
-            _drop(old[1])
+            _remove_path(old[1])
         place = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
-            size = sum(os.lstat(path).st_size for path in self._untouched(key))
+            size = sum(os.lstat(path).st_size for path in self._list_untouched(key))
             if size + sum(each for _, _, each in self._copies) > _MOST_BYTES:
                 return None
             self._copies.append((number, place, size))
             if os.path.isdir(key) and not os.path.islink(key):
-                shutil.copytree(key, place, symlinks=True, ignore=self._touched_in)
+                shutil.copytree(key, place, symlinks=True, ignore=self._list_touched)
             else:
                 shutil.copy2(key, place)
         except (OSError, shutil.Error):  # not to be read, or a pipe
             return None
         return place
 
-    def _untouched(self, key: str) -> Iterator[str]:
+    def _list_untouched(self, key: str) -> Iterator[str]:
         if not os.path.isdir(key) or os.path.islink(key):
             yield key
             return
         for folder, folders, names in os.walk(key):
-            touched = self._touched_in(folder, folders + names)
+            touched = self._list_touched(folder, folders + names)
             folders[:] = [name for name in folders if name not in touched]
             yield from (os.path.join(folder, name) for name in names if name not in touched)
 
-    def _touched_in(self, folder: str, names: list[str]) -> set[str]:
+    def _list_touched(self, folder: str, names: list[str]) -> set[str]:
         return {name for name in names if self._is_touched(os.path.join(folder, name))}
 
 
 def make_file(folder: str) -> None:
     """Make the file of a journal in `folder`."""
-    with open(os.path.join(folder, notes.NAME), "wb") as file:
-        file.write(notes.HEAD.to_bytes(notes.HEAD, "little"))
+    with open(os.path.join(folder, journal_reader.NAME), "wb") as file:
+        file.write(journal_reader.HEAD.to_bytes(journal_reader.HEAD, "little"))
 
 
 def share_journal() -> Journal:
     """The one journal of this run. Collective, before the sequence of collectives begins to be checked."""
-    me = world.current()
+    me = world.get_world()
     path = None
     if me.rank == 0:
         # On one host any disk will do; several have a folder in common only where users share one.
-        folder = os.fspath(cache.folder()) if me.has_several_hosts else private_folder.choose_parent()
+        folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         path = private_folder.make_folder(_PREFIX, folder)
         make_file(path)
         # Others may not have come to the end of the script when rank 0 has, and still ask what is news to them.
-        shutdown.at_end.append(functools.partial(_drop, path))
-    return Journal(world.communicator("control").bcast(path), not me.has_several_hosts)
+        shutdown.at_end.append(functools.partial(_remove_path, path))
+    return Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
 
 
-def _drop(path: str) -> None:
+def _remove_path(path: str) -> None:
     """Remove `path` where it is still there: folders for temporary files may be swept."""
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)

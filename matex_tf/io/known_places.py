@@ -41,13 +41,13 @@ class KnownPlaces:
         self._changed = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._since = 0
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._is_forked = True
 
-    def forget(self) -> None:
+    def forget_places(self) -> None:
         """Forget it all: files were made or removed, or are about to be."""
         with self._lock:
             self._changes += 1
@@ -55,7 +55,7 @@ class KnownPlaces:
         if self._is_forked:
             self._changed[0] = time.monotonic_ns()
 
-    def put(self, key: str, place: str | None = None) -> None:
+    def put_place(self, key: str, place: str | None = None) -> None:
         """`key` alone was made or removed: it is a file at `place`, or is to be asked for."""
         with self._lock:
             self._changes += 1
@@ -68,26 +68,26 @@ class KnownPlaces:
         if self._is_forked:
             self._changed[0] = time.monotonic_ns()
 
-    def place(self, path: str) -> str | None:
+    def find_place(self, path: str) -> str | None:
         """Where to find `path`, which may be `path` itself; None where both layers must be asked."""
         head, sep, name = path.rpartition(os.sep)
-        places = self._places(head or sep)
+        places = self._get_places(head or sep)
         return None if places is None else places.get(name, path)
 
     def is_untouched(self, folder: str) -> bool:
         """Whether all that is in `folder` is known to be as it is on the disk."""
-        places = self._places(folder)
+        places = self._get_places(folder)
         return type(places) is dict and len(places) == len(_NO_NAMES)
 
-    def _places(self, head: str) -> Places | None:
+    def _get_places(self, head: str) -> Places | None:
         if self._is_forked:
             return None
         if self._changed[0] != self._since:
             self._since = self._changed[0]
-            self.forget()
-        return self._folders.get(head) or self._look(head)
+            self.forget_places()
+        return self._folders.get(head) or self._read_places(head)
 
-    def _look(self, head: str) -> Places | None:
+    def _read_places(self, head: str) -> Places | None:
         changes = self._changes
         with real_files.use_real_files():
             key = self._key_of(head or os.curdir)

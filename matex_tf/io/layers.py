@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.io import journal, known_places, notes
+from matex_tf.io import journal, journal_reader, known_places
 from matex_tf.ops import cache
 
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
@@ -17,7 +17,7 @@ _MOST_TRIES = 10
 
 def is_system(key: str) -> bool:
     """Whether `key` is no file but a door to the kernel, the same for every process."""
-    return any(path in _SYSTEM for path in notes.list_parents(key))
+    return any(path in _SYSTEM for path in journal_reader.list_parents(key))
 
 
 class Layers:
@@ -30,14 +30,14 @@ class Layers:
         self._shown: set[str] = set()
         self.used = False
         self.is_left = False  # every file is the real one: the first rank was lost, and this is the first now
-        self._kept = {*_SYSTEM, os.path.realpath(news.folder), os.path.realpath(cache.folder())}
-        if settings.current().log_dir:
-            self._kept.add(os.path.realpath(settings.current().log_dir))
-        self.known = known_places.KnownPlaces(self.key, self._places_in)
-        news.heard = self.known.forget
+        self._kept = {*_SYSTEM, os.path.realpath(news.folder), os.path.realpath(cache.find_cache_folder())}
+        if settings.get_settings().log_dir:
+            self._kept.add(os.path.realpath(settings.get_settings().log_dir))
+        self.known = known_places.KnownPlaces(self.find_key, self._list_places)
+        news.heard = self.known.forget_places
         self._loose: set[str] = set()
 
-    def key(self, path: Any, follow: bool = True) -> str | None:
+    def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None for one that is left alone. `follow`: a link at its end stands for its target."""
         if isinstance(path, int) or path is None:
             return None
@@ -50,97 +50,97 @@ class Layers:
             text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
         return None if self.is_left or self._is_kept(text) else text
 
-    def keep(self, path: str) -> None:
+    def exclude_path(self, path: str) -> None:
         """Leave `path` and what is in it alone: it is this rank's own already."""
         self._kept.add(os.path.realpath(path))
 
     def _is_kept(self, key: str) -> bool:
-        return any(path in self._kept for path in notes.list_parents(key))
+        return any(path in self._kept for path in journal_reader.list_parents(key))
 
-    def upper(self, key: str) -> str:
+    def locate_upper(self, key: str) -> str:
         return self.root + key
 
     def is_own(self, key: str) -> bool:
         """Whether this rank made `key`."""
-        return os.path.lexists(self.upper(key))
+        return os.path.lexists(self.locate_upper(key))
 
     def _is_hidden(self, key: str) -> bool:
-        known = (path for path in notes.list_parents(key) if path in self.hidden or path in self._shown)
+        known = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(known, None) in self.hidden
 
-    def below(self, key: str) -> str | None:
+    def locate_lower(self, key: str) -> str | None:
         """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
         if self._is_hidden(key):
             return None
         is_there = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
-        before = self.news.before(key)
+        before = self.news.find_before(key)
         return (key if is_there else None) if before is None else before or None
 
-    def loosen(self, key: str) -> None:
+    def stop_caching(self, key: str) -> None:
         """`key`, or what is in that folder, is about to be made by what is not Python, or by another process."""
         self._loose.add(key)
-        self.known.forget()
+        self.known.forget_places()
 
-    def _places_in(self, key: str) -> known_places.Places | None:
-        if not self._loose.isdisjoint(notes.list_parents(key)):
+    def _list_places(self, key: str) -> known_places.Places | None:
+        if not self._loose.isdisjoint(journal_reader.list_parents(key)):
             return None
         places = known_places.OwnPlaces() if self._is_hidden(key) else {}
         odd = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in odd})
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.upper(key)) as entries:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.locate_upper(key)) as entries:
             places[known_places.IS_OWN] = None
             for entry in entries:
                 places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
         places.update({os.path.basename(path): None for path in self._loose if os.path.dirname(path) == key})
         return places
 
-    def steadily(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
+    def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
         """What `ask` returns, or its OSError, asked again where rank 0's news came in between, unless it has too many.
 
         Args:
             drop: frees an answer that is not the one; one for which it returns False is the one nevertheless.
         """
         for _ in range(_MOST_TRIES - 1):
-            known = self.news.known()
+            known = self.news.get_version()
             try:
                 answer = ask()
             except OSError:
-                if self.news.known() == known:
+                if self.news.get_version() == known:
                     raise
                 continue
-            if self.news.known() == known or (drop is not None and not drop(answer)):
+            if self.news.get_version() == known or (drop is not None and not drop(answer)):
                 return answer
         return ask()
 
     def exists(self, key: str) -> bool:
-        return self.is_own(key) or self.below(key) is not None
+        return self.is_own(key) or self.locate_lower(key) is not None
 
     def is_folder(self, key: str) -> bool:
-        return os.path.isdir(self.upper(key)) or os.path.isdir(self.below(key) or self.upper(key))
+        return os.path.isdir(self.locate_upper(key)) or os.path.isdir(self.locate_lower(key) or self.locate_upper(key))
 
-    def real(self, key: str) -> str:
+    def locate_real(self, key: str) -> str:
         """Where `key` really is, for a question about it: the answer "not there" comes of itself."""
-        return self.upper(key) if self.is_own(key) else self.below(key) or self.upper(key)
+        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)
 
-    def names(self, key: str) -> list[str]:
+    def list_names(self, key: str) -> list[str]:
         """What is in the folder `key`, in the order of the disk, what that does not have last."""
         if not self.is_folder(key):
-            return os.listdir(self.real(key))  # raises what is to be raised
+            return os.listdir(self.locate_real(key))  # raises what is to be raised
         found = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may be this rank's own, or no more
             found = os.listdir(key)
-        found += self.news.names_before(key)  # after the disk: what is no more on it is in the news by now
+        found += self.news.list_before(key)  # after the disk: what is no more on it is in the news by now
         found = [name for name in dict.fromkeys(found) if self.exists(os.path.join(key, name))]
-        if os.path.isdir(self.upper(key)):
+        if os.path.isdir(self.locate_upper(key)):
             known = set(found)
-            found += [name for name in os.listdir(self.upper(key)) if name not in known]
+            found += [name for name in os.listdir(self.locate_upper(key)) if name not in known]
         return found
 
     def has_only_own(self, key: str) -> bool:
         """Whether all that this rank sees in the folder `key`, and in those in it, it has made itself."""
-        if not os.path.isdir(self.upper(key)):
+        if not os.path.isdir(self.locate_upper(key)):
             return False
-        for name in self.names(key):
+        for name in self.list_names(key):
             inside = os.path.join(key, name)
             if not (self.has_only_own(inside) if self.is_folder(inside) else self.is_own(inside)):
                 return False
@@ -151,7 +151,7 @@ class Layers:
         return not self.used and not self.hidden and not self.news.has_news()
 
 
-def open_descriptors() -> Iterator[tuple[int, str]]:
+def list_open_descriptors() -> Iterator[tuple[int, str]]:
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that lists them is closed by now
             yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")

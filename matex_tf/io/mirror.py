@@ -46,7 +46,7 @@ def list_files(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
+def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
     """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
 
     The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there.

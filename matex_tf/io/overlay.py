@@ -25,18 +25,18 @@ _view: View | None = None
 _news: journal.Journal | None = None
 
 
-def view() -> View | None:
+def get_view() -> View | None:
     """This rank's view of the files; None where they are the real ones."""
     return _view
 
 
-def own_view() -> View:
+def get_own_view() -> View:
     """This rank's view, for what is only called where there is one."""
     assert _view is not None
     return _view
 
 
-def news() -> journal.Journal | None:
+def get_journal() -> journal.Journal | None:
     """The journal in which rank 0 writes; None on the others."""
     return _news if _view is None or _view.is_left else None
 
@@ -44,18 +44,18 @@ def news() -> journal.Journal | None:
 def start_overlay() -> None:
     """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
     global _view, _news
-    me = world.current()
-    if settings.current().output == "all":
+    me = world.get_world()
+    if settings.get_settings().output == "all":
         return
     _news = journal.share_journal()
     # What is measured is not to be kept, be it rank 0's.
-    if me.rank > 0 or settings.current().plan is not None:
+    if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
         _view = View(root, _news)
-        atexit.register(_drop, root, me.process)
+        atexit.register(_remove_root, root, me.process)
 
 
-def after_loss(became_first: bool) -> None:
+def take_over_files(became_first: bool) -> None:
     """Where rank 0 was lost: what this rank has written is what stays from here on.
 
     It wrote what rank 0 did, up to where that one was. Files that are open here go on in the real ones.
@@ -64,7 +64,7 @@ def after_loss(became_first: bool) -> None:
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.come_home()
+        view.return_to_disk()
         view.is_left = True
         view.news.take_over()
         for folder, _, names in os.walk(view.root):
@@ -72,13 +72,13 @@ def after_loss(became_first: bool) -> None:
             if os.path.isdir(os.path.dirname(key)):
                 os.makedirs(key, exist_ok=True)
             for name in names:
-                _install(os.path.join(folder, name), os.path.join(key, name))
-        for descriptor, path in list(layers.open_descriptors()):
+                _install_file(os.path.join(folder, name), os.path.join(key, name))
+        for descriptor, path in list(layers.list_open_descriptors()):
             if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not one that was removed while open
-                _reopen(descriptor, path[len(view.root) :])
+                _reopen_file(descriptor, path[len(view.root) :])
 
 
-def _install(place: str, key: str) -> None:
+def _install_file(place: str, key: str) -> None:
     """Have the file `key` hold what `place` does."""
     if os.path.islink(place):
         if not os.path.lexists(key):
@@ -91,7 +91,7 @@ def _install(place: str, key: str) -> None:
     os.replace(temporary, key)
 
 
-def _reopen(descriptor: int, key: str) -> None:
+def _reopen_file(descriptor: int, key: str) -> None:
     """Let `descriptor`, of a file in the upper layer, be one of the real file `key`, at the same place in it."""
     keep = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
     other = os.open(key, keep)
@@ -100,7 +100,7 @@ def _reopen(descriptor: int, key: str) -> None:
     os.close(other)
 
 
-def _drop(root: str, owner: int) -> None:
+def _remove_root(root: str, owner: int) -> None:
     if os.getpid() == owner:
         with real_files.use_real_files():
             shutil.rmtree(root, ignore_errors=True)

@@ -22,10 +22,10 @@ _EASE = 20
 
 def choose_parent() -> str:
     """`MATEX_FILES_DIR`; else the first of the usual folders that lies on a disk, or the first if all are in memory."""
-    if settings.current().files_dir:
-        os.makedirs(settings.current().files_dir, exist_ok=True)
-        return settings.current().files_dir
-    usual = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.folder()))
+    if settings.get_settings().files_dir:
+        os.makedirs(settings.get_settings().files_dir, exist_ok=True)
+        return settings.get_settings().files_dir
+    usual = (tempfile.gettempdir(), "/var/tmp", os.fspath(cache.find_cache_folder()))
     return next((folder for folder in usual if _can_write(folder) and not is_in_memory(folder)), usual[0])
 
 
@@ -54,28 +54,28 @@ class Limit:
     def __init__(self, folder: str):
         self._folder = folder
         # The disk stays half free, however many ranks of this host write to it.
-        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.current().local_size - 1, 1)
-        self.most = settings.current().files_bytes or share
+        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
+        self.most = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None
 
-    def watch(self) -> None:
+    def start_watching(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="matex_tf files", daemon=True)
+            self._thread = threading.Thread(target=self._watch_size, name="matex_tf files", daemon=True)
             self._thread.start()
 
-    def _watch(self) -> None:
+    def _watch_size(self) -> None:
         wait = _SECONDS
         while True:
             time.sleep(wait)
             begun = time.monotonic()
             with real_files.use_real_files():
-                sizes = dict(self._sizes())
+                sizes = dict(self._list_sizes())
             if sum(sizes.values()) > self.most:
-                terminal.write_text(self._text(sizes))
+                terminal.write_text(self._describe_excess(sizes))
                 shutdown.abort_all_ranks(_EXIT_FULL)
             wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
 
-    def _sizes(self) -> Iterator[tuple[str, int]]:
+    def _list_sizes(self) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._folder):
             for path in (os.path.join(folder, name) for name in names):
                 try:
@@ -83,8 +83,8 @@ class Limit:
                 except FileNotFoundError:  # removed in the meantime
                     continue
 
-    def _text(self, sizes: dict[str, int]) -> str:
-        me = world.current()
+    def _describe_excess(self, sizes: dict[str, int]) -> str:
+        me = world.get_world()
         largest = max(sizes, key=lambda path: sizes[path])
         return (
             f"matex_tf: rank {me.rank} ({me.host}): the files that this rank has written take {sum(sizes.values())} "

@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.analysis import dry_trace
-from matex_tf.keras import step_check, turn_taking
+from matex_tf.keras import async_training, step_check
 from matex_tf.loops import explain, traces
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import notes, objects
@@ -27,7 +27,7 @@ from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
 
-def _leaves(inputs: Any) -> list[Any]:
+def _list_leaves(inputs: Any) -> list[Any]:
     import tensorflow as tf
 
     return [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
@@ -39,7 +39,7 @@ class Stage:
     def __init__(self, model: Any, trains: bool):
         self.model = model
         self.trains = trains
-        self.weak = trains and settings.current().scaling == "weak"
+        self.weak = trains and settings.get_settings().scaling == "weak"
         self.counts: list[int] | None = None
         self.inputs: Any = None
         self.batch_size = 0
@@ -60,7 +60,7 @@ class Stage:
         self.may_take_turns = False
         self.is_by_steps = False  # who iterates asks for each batch by its number (Keras 3)
         self.steps: int | None = None  # of an epoch, where that is known
-        self.proof: turn_taking.Proof | None = None  # that ranks can take turns at batches, where they are to
+        self.proof: async_training.Proof | None = None  # that ranks can take turns at batches, where they are to
         self.turns: asynchronous.Turns | None = None  # which ranks take at batches
         self.are_arrays = False
         self.whole_pipeline: str | None = None  # why every rank runs the whole pipeline, where that may be much work
@@ -83,7 +83,7 @@ class Stage:
 
     def look_at(self, inputs: Any, batch_size: int | None, steps_per_epoch: int | None, shuffle: Any) -> None:
         """Learn whether `inputs` (a structure of arrays) are the same on all ranks or each rank's share."""
-        arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _leaves(inputs)]
+        arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in _list_leaves(inputs)]
         if not arrays or not fingerprint.are_shares(arrays, self.name):
             return
         elastic.refuse_after_loss(f"{self.name}, each rank's own share,")
@@ -94,14 +94,14 @@ class Stage:
         total = sum(self.counts)
         if not batch_size:
             batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
-        self.batch_size = batch_size * world.current().size if self.weak else batch_size
+        self.batch_size = batch_size * world.get_world().size if self.weak else batch_size
         self.inputs, self.shuffle = inputs, bool(shuffle)
         if self.trains:
             self._learn_dealt(arrays)
 
     def _learn_dealt(self, arrays: list[np.ndarray]) -> None:
         """Learn how a reader dealt the rows, and that this call of fit takes them so."""
-        for dealt in map(share_arrays.dealt, arrays):
+        for dealt in map(share_arrays.find_deal, arrays):
             self.dealt = share_arrays.Dealt(
                 *(mine if mine is not None else its for mine, its in zip(self.dealt, dealt))
             )
@@ -114,7 +114,7 @@ class Stage:
                 f"size of this call is {self.batch_size}; give both the same, on all ranks"
             )
         if dealt.batch_size is not None and self.shuffle:
-            notes.note(
+            notes.print_note(
                 'the rows were dealt in batches (distribution="batch") for the loss curve of the sequential run, but '
                 "fit shuffles them (its default); with shuffle=False each step has the sequential run's rows"
             )
@@ -123,10 +123,10 @@ class Stage:
         """Learn how many batches each rank has, where `source` is a dataset over this rank's own share."""
         if not hasattr(source, "element_spec") or not share_arrays.is_share(source):
             return
-        if share_arrays.whole_of(source) is not None:
+        if share_arrays.find_whole(source) is not None:
             return
         elastic.refuse_after_loss(f"{self.name}, each rank's own share,")
-        self.numbered = share_arrays.numbered_of(source)
+        self.numbered = share_arrays.find_numbered(source)
         if self.numbered is not None:
             return
         number = int(source.cardinality())
@@ -138,25 +138,25 @@ class Stage:
                 "`dataset.apply(tf.data.experimental.assert_cardinality(n))`, or pass the share's arrays to fit."
             )
 
-    def batch_of_arrays(self, batch_size: int | None) -> int | None:
+    def choose_batch_size(self, batch_size: int | None) -> int | None:
         """The batch size with which Keras is to batch arrays."""
         self.rows_of_batch = batch_size or 32
-        return (batch_size or 32) * world.current().size if self.weak else batch_size
+        return (batch_size or 32) * world.get_world().size if self.weak else batch_size
 
-    def distribute(self, dataset: Any, are_arrays: bool) -> Any:
+    def distribute_dataset(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `sliced_dataset.Batch`."""
-        mine = self._own(dataset, are_arrays)
+        mine = self._make_own_dataset(dataset, are_arrays)
         if mine is not None:
             if self.trains:
                 self._say_no_turns("each rank has its own share of the data")
             self.pending = None, mine
             return mine
-        whole = share_arrays.whole_of(dataset)
+        whole = share_arrays.find_whole(dataset)
         dataset = dataset if whole is None else whole
         self.are_arrays = are_arrays
         if self._is_to_take_turns():
             self.may_take_turns = True
-            mine = taken_batches.taken(dataset, are_arrays, self._keep_first)
+            mine = taken_batches.take_batches(dataset, are_arrays, self._keep_first)
             self.pending = dataset, mine
             return mine
         if self.trains and elastic.is_on():
@@ -169,11 +169,11 @@ class Stage:
         self.pending = dataset, mine
         return mine
 
-    def _own(self, dataset: Any, are_arrays: bool) -> Any:
+    def _make_own_dataset(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset of this rank's own rows, where each rank has its share of the data; else None."""
         if self.counts is not None:
             if self.dealt.reshuffle is not None and self.epochs > 1:
-                notes.note(
+                notes.print_note(
                     'reshuffle="epoch" exchanges no rows between the epochs of fit on arrays under Keras 2, which '
                     "iterates them once for all epochs; as_dataset deals the rows anew in each"
                 )
@@ -185,13 +185,13 @@ class Stage:
         if self.weak and not are_arrays and self.own_batches is None:
             return weak_batches.group_batches(dataset)
         if self.own_batches is not None:
-            return share_batches.own_batches(dataset, self._most_batches())
+            return share_batches.make_own_batches(dataset, self._count_most_batches())
         return None
 
     def _is_to_take_turns(self) -> bool:
         if not self.trains or not asynchronous.is_chosen():
             return False
-        why = turn_taking.why_not_here(self.is_by_steps, self.keeps_state)
+        why = async_training.find_call_obstacle(self.is_by_steps, self.keeps_state)
         if why is not None:
             self._say_no_turns(why)
         return why is None
@@ -199,7 +199,7 @@ class Stage:
     def _say_no_turns(self, why: str) -> None:
         asynchronous.say_not(f"fit on '{self.model.name}'", why)
 
-    def decide(self, function: Any, make_anew: Callable[[], Any], callbacks: Sequence[Any] = ()) -> bool:
+    def decide_sharing(self, function: Any, make_anew: Callable[[], Any], callbacks: Sequence[Any] = ()) -> bool:
         """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
 
         Collective. It is traced for the batches that it will be given, if it is not yet; nobody has iterated them.
@@ -223,8 +223,8 @@ class Stage:
             )
         kind = "train" if self.trains else "test"
         is_fixed = whole is not None and step_check.has_fixed_rows(whole.element_spec)
-        states = dry_trace.random_states()
-        why = step_check.why_whole(self.model, kind, function, spec, is_fixed)
+        states = dry_trace.read_random_states()
+        why = step_check.find_obstacle(self.model, kind, function, spec, is_fixed)
         reasons = [one for one in objects.allgather(why, f"whether ranks can share {self.name}") if one]
         if not reasons:
             if self.trains:
@@ -233,20 +233,20 @@ class Stage:
         if whole is None:
             explain.say_inexact(reasons[0])
             return why != traces.NAMED
-        met = step_check.with_meetings(self.model, kind, spec, is_fixed, reasons, states, make_anew, self.name)
+        met = step_check.find_obstacle_if_whole(self.model, kind, spec, is_fixed, reasons, states, make_anew, self.name)
         if met == "":
             if self.trains:
                 explain.say_shared(f"the step of fit on '{self.model.name}'", reasons[0])
             return True
         reasons = [met] if met == step_check.OTHER else reasons
         self.whole = True
-        if self.calls_shared_model() and not self.gives_whole_batches:
+        if self.is_model_shared() and not self.gives_whole_batches:
             # Said once the step was traced, and so what of it is shared; in eager code that shows later.
             self.why_whole = "" if reasons[0] == step_check.EAGER else reasons[0]
         else:
             explain.say_whole(reasons[0], "a training step" if self.trains else "a step of evaluate")
         if not self.gives_whole_batches:
-            iteration.iterate_instead(mine, sliced_dataset.whole_dataset(whole))
+            iteration.iterate_instead(mine, sliced_dataset.make_whole_dataset(whole))
         if met is not None:
             return False
         return step_check.is_made_for_whole(function) or (why != traces.NAMED and not self.trains)
@@ -255,12 +255,12 @@ class Stage:
         """Have ranks take turns at batches, or go on with slices of them. Collective."""
         assert self.pending is not None
         whole, mine = self.pending
-        self.proof = turn_taking.Proof(self.model)
-        why = turn_taking.why_not(self.model, self.steps, callbacks)
-        why = why or self.proof.failure(function, mine.element_spec)
-        self.turns, why = turn_taking.taken_up(self.proof, why)
+        self.proof = async_training.Proof(self.model)
+        why = async_training.find_obstacle(self.model, self.steps, callbacks)
+        why = why or self.proof.prove_step(function, mine.element_spec)
+        self.turns, why = async_training.begin_turns(self.proof, why)
         if self.turns is not None:
-            turn_taking.say(self.rows_of_batch or step_check.rows_of(whole.element_spec))
+            async_training.say_turns(self.rows_of_batch or step_check.find_row_count(whole.element_spec))
             return
         self.proof = None
         self._say_no_turns(why)
@@ -268,11 +268,11 @@ class Stage:
         self.element_spec = sliced.element_spec
         iteration.iterate_instead(mine, sliced)
 
-    def calls_shared_model(self) -> bool:
+    def is_model_shared(self) -> bool:
         """Whether every rank computes the step whole, but for the calls of the model in it."""
         return self.trains and self.whole
 
-    def _most_batches(self) -> int | None:
+    def _count_most_batches(self) -> int | None:
         """The number of batches of the rank that has most; None where they do not end."""
         assert self.own_batches is not None
         return None if min(self.own_batches) < 0 else max(self.own_batches)
@@ -280,14 +280,14 @@ class Stage:
     def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
 
-    def batches(self, number: int | None, are_arrays: bool) -> int | None:
+    def count_batches(self, number: int | None, are_arrays: bool) -> int | None:
         """How many steps an epoch has where Keras counted `number` batches on this rank."""
         if self.counts is not None:
             return -(-sum(self.counts) // self.batch_size)
         if self.numbered is not None:
             return int(self.numbered.cardinality())
         if self.own_batches is not None:
-            return self._most_batches()
+            return self._count_most_batches()
         if self.weak and not are_arrays and number is not None:
-            return -(-number // world.current().size)
+            return -(-number // world.get_world().size)
         return number

@@ -10,13 +10,13 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.adapt import executor
 from matex_tf.gradients import reduction, variables
-from matex_tf.keras import averaging, data_stage, predict_call, step_check
+from matex_tf.keras import data_stage, local_training, predict_call, step_check
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
 from matex_tf.observe import bottlenecks
 from matex_tf.resilience import elastic_step, fit_state
 from matex_tf.runtime import notes, objects
-from matex_tf.servers import asynchronous, local
+from matex_tf.servers import asynchronous, local_sgd
 from matex_tf.sharding import (
     fingerprint,
     iteration,
@@ -28,15 +28,15 @@ from matex_tf.world import world
 _state = threading.local()
 
 
-def current() -> Run | None:
+def get_current() -> Run | None:
     """The innermost call that is under way in this thread."""
     stack = getattr(_state, "stack", None)
     return stack[-1] if stack else None
 
 
-def current_fit() -> Run | None:
+def get_current_fit() -> Run | None:
     """The innermost call that is under way in this thread, if it is one of `fit`."""
-    run = current()
+    run = get_current()
     return run if run is not None and run.kind == "fit" else None
 
 
@@ -49,29 +49,29 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
             f"{kind} was called within an epoch of asynchronous training, where each rank is at a batch of its own. "
             "Call it between epochs (on_epoch_end), or set MATEX_STRATEGY=allreduce"
         )
-    local.meet()  # what is validated or predicted is the same on all ranks
+    local_sgd.average_current()  # what is validated or predicted is the same on all ranks
     this = Run(kind, model)
     # The call may stand within a step of a loop of the script's own, which goes on with its slice.
-    before = step_weight.current_values() if not stack else None
+    before = step_weight.read_values() if not stack else None
     stack.append(this)
     if kind != "predict":
-        metrics.count_apart(metrics.variables_of(model))
+        metrics.count_apart(metrics.list_variables(model))
     try:
         if kind == "fit" and len(stack) == 1:
-            this.kept = fit_state.next_fit(model)
+            this.kept = fit_state.begin_fit(model)
         yield this
         if len(stack) == 1:
-            this.finish()
+            this.finish_call()
     finally:
         stack.pop()
         if this.kept is not None:
-            this.kept.close()
+            this.kept.close_fit()
         if this.elastic is not None:
-            this.elastic.close()
+            this.elastic.close_training()
         if this.turns is not None:
-            this.turns.close()
+            this.turns.close_turns()
         if this.averaging is not None:
-            this.averaging.close()
+            this.averaging.close_averaging()
         if before is not None:
             step_weight.go_back_to(before)
 
@@ -101,14 +101,14 @@ class Run:
         self.kept: fit_state.Fit | None = None
         self.elastic: elastic_step.Training | None = None
         self.adapting: executor.Adapting | None = None
-        self.averaging: local.Averaging | None = None
+        self.averaging: local_sgd.Averaging | None = None
         self.slices = kind != "predict"
         self.callbacks: list[Any] = []
-        ops.records.between_steps()
+        ops.records.mark_between_steps()
         fixed = _has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)
         if fixed:
-            notes.note(
+            notes.print_note(
                 "the model has a fixed batch size, so every rank computes whole batches. The result is right, training "
                 "is no faster"
             )
@@ -116,9 +116,9 @@ class Run:
             if kind == "fit":
                 why = "its batches are of a fixed size, or each begins in the state in which the last one ends"
                 asynchronous.say_not(f"fit on '{model.name}'", why)
-                local.say_not(f"fit on '{model.name}'", "every rank computes whole batches")
+                local_sgd.say_not(f"fit on '{model.name}'", "every rank computes whole batches")
         elif kind == "fit":
-            self.averaging = averaging.begun(model, self._variables)
+            self.averaging = local_training.begin_averaging(model, self._list_variables)
 
     def decide_later(self, which: str, function: Any, make_anew: Callable[[], Any]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
@@ -132,59 +132,59 @@ class Run:
         stage = stages[-1]  # of what `fit` validates with it may be that of `fit`
 
         def decide() -> None:
-            if not stage.decide(function, make_anew, self.callbacks):
+            if not stage.decide_sharing(function, make_anew, self.callbacks):
                 make_anew()
             if which == "train" and self.averaging is not None:
                 self._begin_averaging(self.averaging, stage)
             if self.turns is not None:
-                self.before_step()
+                self.begin_step()
 
         if which == "train" and stage.pending is not None:
-            iteration.before_iteration(stage.pending[1], decide)
+            iteration.prepare_iteration(stage.pending[1], decide)
         else:
             decide()
 
-    def _begin_averaging(self, averaging: local.Averaging, stage: data_stage.Stage) -> None:
-        met = step_check.makes_whole(self.model, "train")
+    def _begin_averaging(self, averaging: local_sgd.Averaging, stage: data_stage.Stage) -> None:
+        met = step_check.is_made_whole(self.model, "train")
         if met or stage.whole:
             why = "rows of other ranks have a part in its step" if met else "every rank computes whole batches"
-            local.say_not(f"fit on '{self.model.name}'", why)
-            averaging.close()
+            local_sgd.say_not(f"fit on '{self.model.name}'", why)
+            averaging.close_averaging()
             self.averaging = None
         else:
-            averaging.say()
+            averaging.say_averaging()
 
-    def next_stage(self) -> data_stage.Stage:
+    def add_stage(self) -> data_stage.Stage:
         """The stage of the next data of this call: the first of `fit` trains, others validate."""
         self.stages += 1
         stage = self.stage = data_stage.Stage(self.model, trains=self.kind == "fit" and self.stages == 1)
-        if executor.is_on() and not executor.why_not():
+        if executor.is_on() and not executor.find_obstacle():
             stage.shares = leases.Leases(are_for_good=not stage.trains)
         if stage.trains:
             self.training = stage
             stage.keeps_state = self.kept is not None
             if stage.weak:
-                notes.note(
+                notes.print_note(
                     "weak scaling: the batch given to fit is each rank's own; a step computes "
-                    f"{world.current().size} of them, an epoch takes that many times fewer steps, and learning rates "
+                    f"{world.get_world().size} of them, an epoch takes that many times fewer steps, and learning rates "
                     "are left as they are"
                 )
         return stage
 
-    def before_step(self) -> None:
+    def begin_step(self) -> None:
         """Before a training step. Before the first the variables are the same on all ranks."""
         if not self.agreed:
-            self.agree()
+            self.agree_on_variables()
         if self.step == 0:
-            self.adapting = self.adapting or self._adapting()
+            self.adapting = self.adapting or self._begin_adapting()
         if self.adapting is not None:
-            self.adapting.begins()
+            self.adapting.begin_step()
 
-    def _adapting(self) -> executor.Adapting | None:
+    def _begin_adapting(self) -> executor.Adapting | None:
         """What shares out the steps of `fit` by the speed of ranks; said where that is asked for and cannot be."""
         if not executor.is_on():
             return None
-        stage, why = self.training, executor.why_not()
+        stage, why = self.training, executor.find_obstacle()
         if stage is None:
             why = "the model has a fixed batch size"
         elif stage.whole:
@@ -196,32 +196,32 @@ class Run:
             return None
         return executor.Adapting("fit", bool(getattr(self.model, "jit_compile", False)), stage.shares)
 
-    def agree(self) -> bool:
+    def agree_on_variables(self) -> bool:
         """Give all ranks the same variables, if the model has them already; whether it has. Collective where it has."""
-        if self._built():
+        if self._is_built():
             self.agreed = True
-            variables.synchronize_variables(self._variables())
+            variables.synchronize_variables(self._list_variables())
         return self.agreed
 
-    def after_step(self) -> None:
+    def end_step(self) -> None:
         """After a training step. After the first of an epoch: the ranks saw the same rows."""
         if self.adapting is not None:
-            self.adapting.ends(step_weight.current_values)
+            self.adapting.end_step(step_weight.read_values)
         self.step += 1
         if self.averaging is not None:
-            self.averaging.ends_step()
+            self.averaging.end_step()
         if self.training is not None and self.training.why_whole:
             explain.say_whole(self.training.why_whole)
             self.training.why_whole = ""
         if self.pace is None:
             self.pace = bottlenecks.Pace()
-        self.pace.tick()
+        self.pace.count_step()
         if not self.agreed:
             # Variables that the first step made; the ranks' generators agree, so they should already be the same.
             self.agreed = True
             if self.averaging is not None:
-                self.averaging.meet()
-            variables.synchronize_variables(self._variables())
+                self.averaging.average_weights()
+            variables.synchronize_variables(self._list_variables())
         if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
             self.rows = first[0] if first else 0
@@ -231,26 +231,26 @@ class Run:
         """At the end of an epoch: no weights have drifted apart."""
         self.end_turns()
         if self.averaging is not None:
-            self.averaging.meet()
+            self.averaging.average_weights()
         self.step = 0
         if self.elastic is not None:
-            self.elastic.ends_epoch()
-        ops.records.between_steps()
+            self.elastic.end_epoch()
+        ops.records.mark_between_steps()
         if self.pace is not None:
             self.pace.rows = self.rows
             self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None
-            self.pace.judge()
+            self.pace.judge_steps()
             self.pace = None
         variables.check_drift(
             self._split_weights()[0], self.model.trainable_weights, f"at the end of epoch {epoch + 1}"
         )
 
-    def finish(self) -> None:
+    def finish_call(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
         if self.turns is not None:
-            self.turns.report()
+            self.turns.report_turns()
         if self.kind != "predict":
-            metrics.store_whole_state(list(map(reduction.tf_variable, self._split_weights()[1])))
+            metrics.store_whole_state(list(map(reduction.find_tf_variable, self._split_weights()[1])))
 
     @property
     def turns(self) -> asynchronous.Turns | None:
@@ -261,8 +261,8 @@ class Run:
         """Where an epoch of taking turns ends, the ranks meet. Collective there, else nothing."""
         if self.turns is not None:
             if self.model.stop_training:
-                self.turns.stop()
-            self.turns.meet()
+                self.turns.stop_epoch()
+            self.turns.end_epoch()
 
     def agree_to_stop(self) -> None:
         """If a callback on any rank has stopped training, stop it on all. Collective."""
@@ -270,23 +270,25 @@ class Run:
         if any(stops):
             if not all(stops) and self.turns is None:
                 ranks = [rank for rank, stop in enumerate(stops) if stop]
-                notes.note(f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop")
+                notes.print_note(
+                    f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop"
+                )
             self.model.stop_training = True
 
-    def _built(self) -> bool:
+    def _is_built(self) -> bool:
         return bool(getattr(self.model, "built", False)) and all(
             getattr(layer, "built", True) for layer in self.model.layers
         )
 
     def _split_weights(self) -> tuple[list[Any], list[Any]]:
         """The model's weights, and the variables of metrics that Keras 2 counts among them."""
-        counted = {id(reduction.tf_variable(variable)) for variable in metrics.variables_of(self.model)}
+        counted = {id(reduction.find_tf_variable(variable)) for variable in metrics.list_variables(self.model)}
         parts: tuple[list[Any], list[Any]] = ([], [])
         for weight in self.model.weights:
-            parts[id(reduction.tf_variable(weight)) in counted].append(weight)
+            parts[id(reduction.find_tf_variable(weight)) in counted].append(weight)
         return parts
 
-    def _variables(self) -> list[Any]:
+    def _list_variables(self) -> list[Any]:
         optimizer = getattr(self.model, "optimizer", None)
         owned = getattr(optimizer, "variables", [])
         return [*self._split_weights()[0], *(owned() if callable(owned) else owned)]

@@ -52,10 +52,10 @@ class Answer:
             self.whole = hasattr(source, "element_spec") and share_arrays.is_share(source)
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
-        few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.current().size for leaf in leaves)
+        few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.get_world().size for leaf in leaves)
         self.whole = few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
 
-    def distribute(self, dataset: Any) -> Any:
+    def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`."""
         import tensorflow as tf
 
@@ -70,7 +70,7 @@ class Answer:
     def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
 
-    def after_step(self) -> None:
+    def end_step(self) -> None:
         """After the first batch: the ranks saw the same one, or `OtherRows` on all of them."""
         if self.compares:
             self.compares = False
@@ -83,19 +83,19 @@ def gather_outputs(outputs: Any, batch: Any) -> Any:
     import tensorflow as tf
 
     flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(outputs)]
-    rows = tf.cast(row_shares.batch_rows(batch.data), tf.int64)
+    rows = tf.cast(row_shares.count_batch_rows(batch.data), tf.int64)
     counts = tf.stack([rows, *(tf.shape(part, tf.int64)[0] for part in flat)])
-    everyone = tf.reshape(ops.allgather(counts, name="the rows of predict"), [world.current().size, -1])
+    everyone = tf.reshape(ops.allgather(counts, name="the rows of predict"), [world.get_world().size, -1])
     of_input, of_outputs = everyone[:, :1], everyone[:, 1:]
     each = of_outputs // of_input
     fits = tf.reduce_all((of_outputs == each * of_input) & (each == each[:1]))
     with tf.control_dependencies([tf.debugging.Assert(fits, [NOT_ROWS, everyone])]):
         mine = tf.cast(batch.numbers[2], tf.int64)
-        flat = [_gather(part[: tf.shape(part, tf.int64)[0] * mine]) for part in flat]
+        flat = [_gather_part(part[: tf.shape(part, tf.int64)[0] * mine]) for part in flat]
     return tf.nest.pack_sequence_as(outputs, flat)
 
 
-def _gather(part: Any) -> Any:
+def _gather_part(part: Any) -> Any:
     import tensorflow as tf
 
     between = _CAST.get(part.dtype.name)
@@ -107,7 +107,7 @@ def _gather(part: Any) -> Any:
 def fall_back_to_whole(model: Any, error: Exception) -> bool:
     """Whether `error` says, on all ranks alike, that this `predict` cannot be sharded; it is said and remembered."""
     if isinstance(error, OtherRows):
-        notes.note(
+        notes.print_note(
             "the ranks see different rows in the same step of predict: the order of the data differs between ranks, "
             "for instance by deterministic=False or a generator without a seed. Each rank predicts all its own rows"
         )
@@ -121,18 +121,18 @@ def fall_back_to_whole(model: Any, error: Exception) -> bool:
 def _are_rows(model: Any, spec: Any) -> bool:
     known = _gives_rows.get(model)
     if known is None:
-        known = _from_shapes(model)
-        known = _from_trace(model, spec) if known is None else known
+        known = _judge_shapes(model)
+        known = _judge_trace(model, spec) if known is None else known
         _gives_rows[model] = known
     if not known:
-        notes.note(
+        notes.print_note(
             "the outputs of predict are not known to be rows that belong to the rows of its input, so every rank "
             "computes all of them. The result is right, predict is no faster"
         )
     return known
 
 
-def _from_shapes(model: Any) -> bool | None:
+def _judge_shapes(model: Any) -> bool | None:
     """What the output shapes of a functional model say; None where they do not tell."""
     step = getattr(type(model), "predict_step", None)
     own = not getattr(step, "__module__", "").startswith(("keras.", "tf_keras."))
@@ -153,7 +153,7 @@ def _is_rows(part: Any) -> bool:
     return name in ops.DTYPES or name in _CAST
 
 
-def _from_trace(model: Any, spec: Any) -> bool:
+def _judge_trace(model: Any, spec: Any) -> bool:
     """What a trace of the model's own predict step says, on a batch of an unknown number of rows."""
     import tensorflow as tf
 

@@ -25,26 +25,26 @@ _tried: weakref.WeakKeyDictionary[Any, set[tuple[str, Any]]] = weakref.WeakKeyDi
 """Of each model for which kinds and shapes of data that was tried."""
 
 
-def makes_whole(model: Any, kind: str) -> bool:
+def is_made_whole(model: Any, kind: str) -> bool:
     return kind in _meeting.get(model, {})
 
 
 def may_make_whole(model: Any, kind: str, spec: Any) -> bool:
     """Whether it is worth a try to `make_whole` in a step that was traced for `spec`, and cannot be shared as it is."""
     is_compiled = getattr(model, "jit_compile", False) or getattr(model, "_jit_compile", False)
-    of_kind = kind, shapes_of(spec.data)
-    graph = _graph_of(model, of_kind)
-    return not (is_compiled or makes_whole(model, kind) or graph is None or of_kind in _tried.get(model, ()))
+    of_kind = kind, describe_shapes(spec.data)
+    graph = _find_graph(model, of_kind)
+    return not (is_compiled or is_made_whole(model, kind) or graph is None or of_kind in _tried.get(model, ()))
 
 
 def make_whole(model: Any, kind: str, spec: Any) -> None:
     """Have values made whole, where rows meet, in the traces to come of such a step."""
-    of_kind = kind, shapes_of(spec.data)
+    of_kind = kind, describe_shapes(spec.data)
     _tried.setdefault(model, set()).add(of_kind)
-    _meeting.setdefault(model, {})[kind] = programs.program(_graph_of(model, of_kind))
+    _meeting.setdefault(model, {})[kind] = programs.read_program(_find_graph(model, of_kind))
 
 
-def _graph_of(model: Any, of_kind: Any) -> Any:
+def _find_graph(model: Any, of_kind: Any) -> Any:
     known = _known.get(model, {}).get(of_kind)
     return known[1]() if known else None
 
@@ -74,12 +74,12 @@ def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     why = "" if reason is None else str(reason)
     own = _meeting.get(model, {}).get(kind)
-    if own is not None and programs.program(graph, own).differs_from(own):
+    if own is not None and programs.read_program(graph, own).is_unlike(own):
         why = why or OTHER
-    _known.setdefault(model, {})[kind, shapes_of(data)] = why, weakref.ref(graph)
+    _known.setdefault(model, {})[kind, describe_shapes(data)] = why, weakref.ref(graph)
 
 
-def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
+def find_obstacle(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
     """Why the step of `model` cannot compute a part of a batch; empty where it is proved that it can.
 
     Args:
@@ -90,19 +90,19 @@ def why_whole(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = 
     """
     from tensorflow.python.data.ops import iterator_ops
 
-    functions = elastic_step.functions_in(function)
+    functions = elastic_step.list_functions(function)
     if not functions:
         return EAGER
     known = _known.setdefault(model, {})
     try:
-        with open_shapes.watched(is_fixed):
+        with open_shapes.watch_rows(is_fixed):
             overlap_trial.trace_function(functions[0], (iterator_ops.IteratorSpec(spec),), {})
     except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
         return traces.NAMED
-    return known.get((kind, shapes_of(spec.data)), ("it is none of Keras' training steps", None))[0]
+    return known.get((kind, describe_shapes(spec.data)), ("it is none of Keras' training steps", None))[0]
 
 
-def with_meetings(
+def find_obstacle_if_whole(
     model: Any,
     kind: str,
     spec: Any,
@@ -127,8 +127,8 @@ def with_meetings(
     if not all(objects.allgather(may_make_whole(model, kind, spec), f"whether {name} is traced once more")):
         return None
     make_whole(model, kind, spec)
-    with dry_trace.unnoticed(states):  # alone it is traced once
-        why = why_whole(model, kind, make_anew(), spec, is_fixed)
+    with dry_trace.suppress_effects(states):  # alone it is traced once
+        why = find_obstacle(model, kind, make_anew(), spec, is_fixed)
     everyone = objects.allgather(why, f"whether ranks can share {name} where its rows meet")
     if any(everyone):
         forget_to_make_whole(model, kind)
@@ -136,10 +136,10 @@ def with_meetings(
 
 
 def has_fixed_rows(spec: Any) -> bool:
-    return rows_of(spec) is not None
+    return find_row_count(spec) is not None
 
 
-def rows_of(spec: Any) -> int | None:
+def find_row_count(spec: Any) -> int | None:
     """How many rows each batch has, where that is known."""
     import tensorflow as tf
 
@@ -148,7 +148,7 @@ def rows_of(spec: Any) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
-def shapes_of(data: Any) -> Any:
+def describe_shapes(data: Any) -> Any:
     import tensorflow as tf
 
     parts = tf.nest.flatten(data, expand_composites=True)

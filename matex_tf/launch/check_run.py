@@ -50,12 +50,12 @@ class Row:
     note: str = ""
 
 
-def final_lines(text: str) -> list[str]:
+def list_final_lines(text: str) -> list[str]:
     """What a person reads in the end: without blank lines, and of a line that was overwritten its last state."""
     return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
 
 
-def relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     """The largest difference, relative to the larger of the first's maximum and 1e-3."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:
@@ -66,7 +66,7 @@ def relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float
     return np.inf if np.isnan(distance) else float(distance)
 
 
-def same_line(one: str, other: str) -> bool:
+def is_same_line(one: str, other: str) -> bool:
     """Whether two printed lines say the same: words alike, numbers close, times left out."""
     one, other = (_TIME.sub("", line) for line in (one, other))
     if _NUMBER.sub("0", one) != _NUMBER.sub("0", other):
@@ -98,7 +98,7 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
     agree = all(
         rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
     )
-    return Outcome(ended.returncode, seconds, final_lines(ended.stdout), files, figures, weights, agree)
+    return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree)
 
 
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
@@ -109,15 +109,17 @@ def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     rows.append(Row("training steps", str(steps[0]), str(steps[1]), "equal" if steps[0] == steps[1] else "differs"))
     shown = [", ".join(f"{value:.6g}" for value in (o.figures or [[]])[-1][:2]) or "none" for o in (alone, together)]
     pairs = [(a, b) for a, b in zip(alone.figures, together.figures)]
-    worst = max((relative_difference(a, b) for a, b in pairs), default=0.0)
+    worst = max((compute_relative_difference(a, b) for a, b in pairs), default=0.0)
     rows.append(Row("loss and figures", shown[0], shown[1], judge_difference(worst), f"largest difference {worst:.1e}"))
     count = [f"{len(outcome.weights)} arrays" for outcome in (alone, together)]
-    worst = max((relative_difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
+    worst = max((compute_relative_difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
     worst = worst if len(alone.weights) == len(together.weights) else np.inf
     rows.append(Row("weights", count[0], count[1], judge_difference(worst), f"largest difference {worst:.1e}"))
     rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
     count = [str(len(outcome.printed)) for outcome in (alone, together)]
-    unlike = next(((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not same_line(a, b)), None)
+    unlike = next(
+        ((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not is_same_line(a, b)), None
+    )
     note = f"first: {unlike[0][:60]!r} and {unlike[1][:60]!r}" if unlike else ""
     rows.append(
         Row("lines printed", count[0], count[1], "differs" if unlike or count[0] != count[1] else "equal", note)

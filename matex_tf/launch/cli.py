@@ -26,9 +26,9 @@ from matex_tf.launch import (
     run_options,
     simulate,
 )
-from matex_tf.launch.monitoring import journal, live
+from matex_tf.launch.monitoring import event_log, live
 from matex_tf.launch.monitoring.command import show_top, write_report
-from matex_tf.launch.planning.command import plan_command
+from matex_tf.launch.planning.command import make_plan_command
 from matex_tf.launch.run_options import Count, Run, RunCommand, Strategy
 from matex_tf.ops import cache
 from matex_tf.tune import command as tuning
@@ -117,20 +117,20 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
         # Both runs have a folder of their own; the script stays where it is.
         asked = replace(asked, target=[os.path.abspath(asked.target[0]), *asked.target[1:]])
     if asked.live and not (asked.record or "MATEX_RECORD" in os.environ):
-        asked = replace(asked, record=journal.new_folder(asked.target))
+        asked = replace(asked, record=event_log.name_record_folder(asked.target))
     if asked.dry_run:
-        print(shlex.join(command_line(asked)))
+        print(shlex.join(make_command_line(asked)))
         return 0
     if asked.check:
         return check_run.check_script(
-            asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], command_line(asked), asked.steps
+            asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], make_command_line(asked), asked.steps
         )
     record = asked.record or os.environ.get("MATEX_RECORD", "")
-    picture = live.show_while(record if asked.live else "")
-    with output_file.Outlet() as out, journal.open_journal(record, asked.target) as said, picture:
-        code = _start_ranks(asked, said.tell)
-        said.end(code)
-    return out.exit_code(code)
+    picture = live.show_picture(record if asked.live else "")
+    with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:
+        code = _start_ranks(asked, said.note_event)
+        said.note_end(code)
+    return out.correct_exit_code(code)
 
 
 @matex.command(name="info", context_settings=HELP, short_help="Say what was found here, and what is wrong.")
@@ -140,7 +140,7 @@ def show_info() -> int:
     The exit code is 1 if something is wrong.
     """
     facts = info.gather_facts()
-    print(info.write_report(facts), end="")
+    print(info.format_report(facts), end="")
     return 1 if info.find_complaints(facts) else 0
 
 
@@ -151,7 +151,7 @@ def build_ops(xla: bool) -> int:
     from matex_tf.ops import build as builder
 
     try:
-        print(builder.build_xla(verbose=True) if xla else builder.build(verbose=True))
+        print(builder.build_xla(verbose=True) if xla else builder.build_ops(verbose=True))
     except (ImportError, OSError, RuntimeError) as error:
         print(f"matex build: {error}", file=sys.stderr)
         return 1
@@ -190,7 +190,7 @@ def show_settings(name: str | None) -> int:
 matex.add_command(simulate.simulate_command)
 for _command in (deploying.submit_script, deploying.follow_job, deploying.cancel_job):
     matex.add_command(_command)
-matex.add_command(plan_command(lambda run: check_target(run), lambda run: command_line(run)))
+matex.add_command(make_plan_command(lambda run: check_target(run), lambda run: make_command_line(run)))
 matex.add_command(tuning.tune_command)
 matex.add_command(show_top)
 matex.add_command(write_report)
@@ -203,7 +203,7 @@ def parse_run(words: Sequence[str]) -> Run:
 
 def check_target(run: Run) -> None:
     """Raises click.UsageError if the script is not there (unless mpirun is to change the folder first)."""
-    moves = any(mpirun_options.option_name(word) in ("wdir", "wd") for word in run.options)
+    moves = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
     if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
         raise click.UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
 
@@ -219,9 +219,9 @@ def find_mpirun() -> mpirun_command.Mpirun:
     return mpirun
 
 
-def command_line(run: Run) -> list[str]:
+def make_command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun, cores = find_mpirun(), len(placement.cores())
+    mpirun, cores = find_mpirun(), len(placement.list_cores())
     chosen = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain}
     variables = {name: "1" for name, is_on in chosen.items() if is_on}
     if run.record:
@@ -231,7 +231,7 @@ def command_line(run: Run) -> list[str]:
     if run.adapt:
         variables["MATEX_ADAPT"] = "on"
     if run.restarts:
-        variables["MATEX_STATE"] = restarts.state_folder(run.target)
+        variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
     if run.elastic:
         if mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5:
             raise click.UsageError(
@@ -249,19 +249,19 @@ def command_line(run: Run) -> list[str]:
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
-    shared = cache.folder() if elsewhere else None
+    shared = cache.find_cache_folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
         return restarts.run_with_restarts(
             restarts.Attempt(asked.ranks, asked.options),
             asked.restarts,
-            lambda attempt: command_line(replace(asked, ranks=attempt.ranks, options=attempt.options)),
+            lambda attempt: make_command_line(replace(asked, ranks=attempt.ranks, options=attempt.options)),
             find_mpirun(),
             shared,
-            os.environ.get("MATEX_STATE") or restarts.state_folder(asked.target),
+            os.environ.get("MATEX_STATE") or restarts.name_state_folder(asked.target),
             tell,
         )
     with process.make_proof_folder(shared) as folder:
-        return process.run_to_end(command_line(asked), folder)
+        return process.run_to_end(make_command_line(asked), folder)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -284,7 +284,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     except KeyboardInterrupt:
-        return process.signal_exit_code({signal.SIGINT})
+        return process.compute_signal_exit_code({signal.SIGINT})
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def group_options(options: Sequence[str]) -> list[list[str]]:
     at = 0
     while at < len(options):
         word = options[at]
-        count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.option_name(word))
+        count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.parse_option_name(word))
         if count is None:
             count = 0
             while at + count + 1 < len(options) and not options[at + count + 1].startswith("-"):
@@ -44,7 +44,7 @@ def group_options(options: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def _value(group: Sequence[str]) -> str:
+def _read_value(group: Sequence[str]) -> str:
     return group[0].partition("=")[2] if "=" in group[0] else (group[1] if len(group) > 1 else "")
 
 
@@ -52,22 +52,22 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str]) -> list[H
     """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them."""
     found: dict[str, int] = {}
     for group in group_options(options):
-        name = mpirun_options.option_name(group[0])
+        name = mpirun_options.parse_option_name(group[0])
         if name in _HOST_OPTIONS:
-            for part in _value(group).split(","):
+            for part in _read_value(group).split(","):
                 host, colon, number = part.partition(":")
                 found[host] = found.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
         elif name in _FILE_OPTIONS:
-            for host, slots in _in_file(_value(group)):
+            for host, slots in _read_host_file(_read_value(group)):
                 found[host] = found.get(host, 0) + slots
     if not found and environment.get("SLURM_JOB_NODELIST"):
-        names = _names_of_slurm(environment["SLURM_JOB_NODELIST"])
-        tasks = _slots_of_slurm(environment.get("SLURM_TASKS_PER_NODE", ""))
+        names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
+        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
         found = dict(zip(names, [*tasks, *[1] * len(names)]))
     return [Host(name, slots) for name, slots in found.items() if name]
 
 
-def _in_file(path: str) -> list[tuple[str, int]]:
+def _read_host_file(path: str) -> list[tuple[str, int]]:
     """The lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
     try:
         with open(path) as file:
@@ -82,7 +82,7 @@ def _in_file(path: str) -> list[tuple[str, int]]:
     return found
 
 
-def _names_of_slurm(text: str) -> list[str]:
+def _list_slurm_names(text: str) -> list[str]:
     try:
         result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -90,7 +90,7 @@ def _names_of_slurm(text: str) -> list[str]:
     return result.stdout.split() if result.returncode == 0 else []
 
 
-def _slots_of_slurm(text: str) -> list[int]:
+def _parse_slurm_slots(text: str) -> list[int]:
     """The tasks that each host takes, from Slurm's `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
@@ -100,11 +100,11 @@ def is_here(host: Host) -> bool:
     return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
 
 
-def reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
+def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
     """The command that ends well if `host` can be reached in the way that `options` of mpirun say."""
     kept: list[str] = []
     for group in group_options(options):
-        name = mpirun_options.option_name(group[0])
+        name = mpirun_options.parse_option_name(group[0])
         if name.endswith("mca") or name in ("launcher", "launcher-exec", "bootstrap", "prefix", "allow-run-as-root"):
             kept += group
     return [mpirun, *kept, "--host", host.name, "-n", "1", "true"]
@@ -116,7 +116,7 @@ def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     asked = {
         host.name: subprocess.Popen(
-            reach_command(mpirun, options, host),
+            make_reach_command(mpirun, options, host),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -156,7 +156,10 @@ def _end_children(children: Sequence[subprocess.Popen]) -> None:
 def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
     """`options` of mpirun less those of these names."""
     return [
-        word for group in group_options(options) if mpirun_options.option_name(group[0]) not in names for word in group
+        word
+        for group in group_options(options)
+        if mpirun_options.parse_option_name(group[0]) not in names
+        for word in group
     ]
 
 

@@ -58,22 +58,22 @@ def gather_facts() -> Facts:
         threads=probe.find_thread_level() if "error" not in library else {},
         tensorflow=probe.find_tensorflow(),
         mpirun=probe.find_mpirun(library),
-        cores=placement.cores(),
-        gpus=placement.gpu_count(),
+        cores=placement.list_cores(),
+        gpus=placement.count_gpus(),
         chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
         compression=compression,
         rank_files=rank_files,
-        links=_links(),
+        links=_list_links(),
     )
 
 
-def _links() -> list[str]:
+def _list_links() -> list[str]:
     """What transfers cost between ranks, as runs on these hosts have measured it."""
     from matex_tf.observe import link_costs
 
     try:
-        return [str(link) for link in link_costs.known_links()]
+        return [str(link) for link in link_costs.list_links()]
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         return [f"unknown: {error}"]
 
@@ -163,7 +163,7 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     return lines
 
 
-def write_report(facts: Facts) -> str:
+def format_report(facts: Facts) -> str:
     """The text of `matex info`."""
     lines = list_rows(facts)
     width = max(len(label) for label, _ in lines)

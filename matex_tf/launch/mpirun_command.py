@@ -79,7 +79,7 @@ def list_candidates(library_path: str | None, path: str, prefix: str) -> list[st
 
 def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
     """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
-    if any(word.startswith("-") and mpirun_options.option_name(word) in _TRANSPORT_FILES for word in options):
+    if any(word.startswith("-") and mpirun_options.parse_option_name(word) in _TRANSPORT_FILES for word in options):
         return True
     settings = [line.partition("=")[0].strip() for line in lines]
     return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
@@ -95,7 +95,7 @@ def list_parameter_files(mpirun: str, home: str) -> list[str]:
     ]
 
 
-def oversubscribe_options(mpirun: Mpirun) -> list[str]:
+def list_oversubscribe_options(mpirun: Mpirun) -> list[str]:
     """The options by which Open MPI's mpirun starts more ranks than there are places for."""
     return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
 
@@ -119,7 +119,7 @@ def choose_options(
     environment = environment or {}
     here_only = not mpirun_options.chooses_hosts(given, environment)
     full = here_only and ranks >= cores
-    own_binding = mpirun_options.binds(given)
+    own_binding = mpirun_options.has_binding_option(given)
     variables = {"PYTHONHASHSEED": "0", **(settings or {})}
     if not own_binding:
         variables["MATEX_PLACEMENT"] = "spread"
@@ -134,9 +134,9 @@ def choose_options(
             words.append("--allow-run-as-root")
         if not own_binding:
             words += ["--bind-to", "none"]
-        if here_only and "map-by" not in map(mpirun_options.option_name, given):
-            words += oversubscribe_options(mpirun)
-        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.option_name, given):
+        if here_only and "map-by" not in map(mpirun_options.parse_option_name, given):
+            words += list_oversubscribe_options(mpirun)
+        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.parse_option_name, given):
             words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
             words += ["--mca", "mpi_yield_when_idle", "1"]

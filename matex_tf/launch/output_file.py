@@ -24,7 +24,7 @@ class Outlet:
     def __enter__(self) -> Outlet:
         if _is_file():
             sys.stdout.flush()
-            self._begin()
+            self._start_copying()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,7 +35,7 @@ class Outlet:
         os.close(self._before)
         self._error = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
-    def exit_code(self, code: int) -> int:
+    def correct_exit_code(self, code: int) -> int:
         """`code`, or that of lost output in place of 0."""
         if self._error <= 0:
             return code
@@ -46,7 +46,7 @@ class Outlet:
         )
         return code
 
-    def _begin(self) -> None:
+    def _start_copying(self) -> None:
         source, target = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._child = os.fork()
@@ -54,7 +54,7 @@ class Outlet:
             error = 1
             try:
                 os.close(target)
-                error = _copy(source)
+                error = _copy_output(source)
             finally:
                 os._exit(error)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,7 +74,7 @@ def _is_file() -> bool:
     return stat.S_ISREG(state.st_mode) or is_device
 
 
-def _copy(source: int) -> int:
+def _copy_output(source: int) -> int:
     """Copy all of `source` to standard output; the number of the first error, after which the rest is thrown away."""
     error = 0
     while piece := os.read(source, _PIECE):

@@ -43,7 +43,7 @@ except ImportError:
     keras_version = None
 from matex_tf.ops import build
 try:
-    ops = build.status()
+    ops = build.describe_build()
 except (OSError, RuntimeError, ValueError) as error:
     ops = {"error": str(error)}
 print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": ops,
@@ -51,9 +51,9 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 """
 
 
-def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+def remove_launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
-    mine = task_environment.without_task(environment)
+    mine = task_environment.remove_task_variables(environment)
     return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
 
@@ -65,7 +65,7 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
     try:
         child = subprocess.run(
             [sys.executable, "-c", program],
-            env={**without_launcher(os.environ), **(extra or {})},
+            env={**remove_launcher_variables(os.environ), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -103,7 +103,9 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
     for path in mpirun_command.list_candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, env=without_launcher(os.environ))
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, env=remove_launcher_variables(os.environ)
+        )
         mpirun = mpirun_command.Mpirun(
             path, mpirun_command.find_family(answer.stdout), mpirun_command.find_version(answer.stdout)
         )

@@ -52,10 +52,10 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
     """
     heard: set[int] = set()
     code = wait_for_ranks(command, folder, heard)
-    if code == 0 and exit_marks.is_given(folder):
+    if code == 0 and exit_marks.is_proof_given(folder):
         return 0
     if ended := heard & _ENDING:
-        return signal_exit_code(ended)
+        return compute_signal_exit_code(ended)
     if code != 0:
         return code
     print(
@@ -71,17 +71,17 @@ def wait_for_ranks(
 ) -> int:
     """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one."""
     with rank_ends.RankEnds(folder) as ends:
-        code = exit_marks.exit_code(wait_for_command(command, instead, heard, ends.look), folder)
-        first = ends.first()
+        code = exit_marks.translate_exit_code(wait_for_command(command, instead, heard, ends.look_for_ranks), folder)
+        first = ends.find_first()
     # The blank line parts it from what mpirun has to say, which may end within a line.
     if cause := error_records.find_cause(folder):
         print(f"\n{cause.text}", end="", file=sys.stderr, flush=True)
-    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.is_given(folder):
+    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.is_proof_given(folder):
         print(f"\nmatex: {rank_ends.describe_end(first, code)}", file=sys.stderr, flush=True)
     return code
 
 
-def signal_exit_code(signals: set[int]) -> int:
+def compute_signal_exit_code(signals: set[int]) -> int:
     """The exit code of what one of `signals` has ended, as a shell has it."""
     return 128 + min(signals)
 
@@ -115,7 +115,7 @@ def wait_for_command(
                     continue
                 if heard is not None:
                     heard.add(found.si_signo)
-                has_it = instead is None and (found.si_code == _SI_KERNEL or witness.saw(found.si_signo))
+                has_it = instead is None and (found.si_code == _SI_KERNEL or witness.has_reached_group(found.si_signo))
                 if not has_it and child.poll() is None:
                     child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
                 if found.si_signo == signal.SIGTSTP:

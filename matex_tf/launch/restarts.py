@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf.launch import hosts, process
-from matex_tf.launch.mpirun_command import Mpirun, oversubscribe_options
+from matex_tf.launch.mpirun_command import Mpirun, list_oversubscribe_options
 from matex_tf.resilience import state_files
 from matex_tf.runtime import exit_marks
 from matex_tf.world.mpirun_options import ALLOCATIONS, OPENMPI
@@ -34,7 +34,7 @@ _PLACES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDE
 _PERSONS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
 
-def state_folder(target: Sequence[str]) -> str:
+def name_state_folder(target: Sequence[str]) -> str:
     """Where the state of a run of `target` is kept: in the current folder, of the same name when it comes back."""
     job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_PLACES) if name in os.environ]
     return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
@@ -52,13 +52,13 @@ def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
     # Ranks that were asked to end have ended together, too, and mpirun may call that 0: where Slurm preempts a job it
     # asks ranks and mpirun's daemons alike.
-    if code == 0 and exit_marks.is_given(folder) and not exit_marks.asks_again(folder):
+    if code == 0 and exit_marks.is_proof_given(folder) and not exit_marks.needs_requeue(folder):
         return WELL
     if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED
-    if exit_marks.asks_again(folder) or code == exit_marks.EXIT_REQUEUE:
+    if exit_marks.needs_requeue(folder) or code == exit_marks.EXIT_REQUEUE:
         return ASKED
-    if exit_marks.is_given(folder):
+    if exit_marks.is_proof_given(folder):
         return OWN
     if heard & _ASKS:
         return ASKED
@@ -82,7 +82,7 @@ def explain_end(code: int) -> str:
     return known.get(code, f"a rank or a host was lost (exit code {code})")
 
 
-def pause_seconds(restart: int) -> float:
+def compute_pause(restart: int) -> float:
     """Seconds before restart number `restart`, from 1: a fault that lasts a while has time to pass."""
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
@@ -114,9 +114,9 @@ def run_with_restarts(
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD)
             end = judge_end(code, folder, heard)
         if end == INTERRUPTED:
-            return _interrupted(heard & _PERSONS, state, say)
+            return _report_interrupt(heard & _PERSONS, state, say)
         if end == WELL:
-            _remove(state)
+            _remove_state(state)
         if end != LOST:
             if lost:
                 say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
@@ -130,15 +130,15 @@ def run_with_restarts(
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
             say(f"{after}{up}. The same command goes on from {state}")
             return code or process.EXIT_UNPROVED
-        wait = pause_seconds(len(lost))
+        wait = compute_pause(len(lost))
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
         try:
-            with _listening():
+            with _raise_on_signals():
                 time.sleep(wait)
-                attempt = _on_what_is_left(attempt, first, known, mpirun, say)
+                attempt = _make_next_attempt(attempt, first, known, mpirun, say)
         except _AskedError as asked:
             if asked.number in _PERSONS:
-                return _interrupted({asked.number}, state, say)
+                return _report_interrupt({asked.number}, state, say)
             name = signal.Signals(asked.number).name
             say(
                 f"{name} before the restart; the same command goes on from {state} "
@@ -147,9 +147,9 @@ def run_with_restarts(
             return exit_marks.EXIT_REQUEUE
 
 
-def _interrupted(signals: set[int], state: str, say: Callable[[str], None]) -> int:
+def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
     """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
-    code = process.signal_exit_code(signals)
+    code = process.compute_signal_exit_code(signals)
     kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
     how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
     say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
@@ -165,24 +165,24 @@ class _AskedError(Exception):
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[None]:
+def _raise_on_signals() -> Iterator[None]:
     """Within it, where there is no run that would be told, a signal by which to end raises `_AskedError`."""
 
-    def heard(number: int, _frame: Any) -> None:
+    def raise_asked(number: int, _frame: Any) -> None:
         raise _AskedError(number)
 
     before = {number: signal.getsignal(number) for number in _ASKS | _PERSONS}
     before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in before:
-            signal.signal(number, heard)
+            signal.signal(number, raise_asked)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _on_what_is_left(
+def _make_next_attempt(
     attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun, say: Callable[[str], None]
 ) -> Attempt:
     """The next attempt: on those of the `known` hosts of the `first` one that answer."""
@@ -197,7 +197,7 @@ def _on_what_is_left(
     say(f"no answer from {gone}; going on with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
     options = hosts.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options = [*hosts.drop_options(options, ["map-by"]), *oversubscribe_options(mpirun)]
+        options = [*hosts.drop_options(options, ["map-by"]), *list_oversubscribe_options(mpirun)]
     return Attempt(ranks, options)
 
 
@@ -215,6 +215,6 @@ def _list_losses(lost: Sequence[str]) -> str:
     return "; ".join(f"{count} times {why}" if count > 1 else why for why, count in Counter(lost).items())
 
 
-def _remove(state: str) -> None:
+def _remove_state(state: str) -> None:
     if Path(state).is_dir():
-        state_files.Folder(state).close(remove=True)
+        state_files.Folder(state).close_folder(remove=True)

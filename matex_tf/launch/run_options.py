@@ -63,7 +63,7 @@ class Strategy(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return settings.strategy(str(value))
+            return settings.parse_strategy(str(value))
         except ValueError as error:
             raise click.UsageError(f"--strategy expects {error}; {str(value)!r} was given") from None
 
@@ -103,7 +103,7 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
         click.UsageError: with the option that was meant.
     """
     for word, *_ in hosts.group_options(options):
-        name = mpirun_options.option_name(word)
+        name = mpirun_options.parse_option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue
         meant = difflib.get_close_matches(f"--{name.lower()}", own_names, n=1, cutoff=0.8)
@@ -145,8 +145,8 @@ def read_run(ctx: click.Context) -> Run:
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
     strategy = given["strategy"] or ""
-    owners = settings.number_of_strategy(strategy, ranks)
-    if settings.name_of_strategy(strategy) == "servers" and owners > ranks:
+    owners = settings.get_strategy_number(strategy, ranks)
+    if settings.get_strategy_name(strategy) == "servers" and owners > ranks:
         raise click.UsageError(
             f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
             "trains, too"
@@ -158,7 +158,7 @@ def read_run(ctx: click.Context) -> Run:
         )
     if settings.is_statistical(strategy) and check:
         raise click.UsageError(
-            f"--strategy {settings.name_of_strategy(strategy)} and --check do not go together: its results are "
+            f"--strategy {settings.get_strategy_name(strategy)} and --check do not go together: its results are "
             "statistical, not those of the script alone"
         )
     return Run(

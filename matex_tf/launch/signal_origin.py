@@ -45,11 +45,11 @@ class Witness:
         os.kill(self._child, signal.SIGKILL)
         os.waitpid(self._child, 0)
 
-    def saw(self, number: int) -> bool:
+    def has_reached_group(self, number: int) -> bool:
         """Whether the signal `number` that has just come here has come to the group."""
         until = time.monotonic() + _PATIENCE
         while True:
-            found = self._look()
+            found = self._read_pending()
             if found:
                 # Another child: what is pending can be taken from a process by itself only.
                 self._pending |= dict.fromkeys(found, time.monotonic())
@@ -61,7 +61,7 @@ class Witness:
                 return False
             time.sleep(_PATIENCE / 10)
 
-    def _look(self) -> set[int]:
+    def _read_pending(self) -> set[int]:
         """The watched signals that are pending for the child."""
         with open(f"/proc/{self._child}/status") as file:
             mask = next(int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:"))

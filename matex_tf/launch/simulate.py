@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from matex_tf.launch.planning.words import Numbers
+from matex_tf.launch.planning.option_types import Numbers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,10 +147,10 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
             if drawn and what.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
             outcome = run.simulate_plan(plan, count, what, asked["steps"], asked["seed"], note)
-            table.add_row(str(count), name, *_figures(outcome))
+            table.add_row(str(count), name, *_format_figures(outcome))
             assumptions += [one for one in outcome.assumptions if one not in assumptions]
             if drawn and path:
-                drawn.write(path)
+                drawn.write_file(path)
     console = Console()
     console.print(table)
     console.print(
@@ -163,7 +163,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
     return 0
 
 
-def _figures(outcome: Outcome) -> list[str]:
+def _format_figures(outcome: Outcome) -> list[str]:
     times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
     return [*(f"{1e3 * time:.2f}" for time in times), f"{outcome.rows / outcome.step:.0f}"]
 
@@ -178,7 +178,7 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, aske
     if plan is None and None in given:
         raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
     console = Console()
-    console.print(_servers_table(plan, ranks, *given, asked["bandwidth_ratio"], asked["target"]))
+    console.print(_make_servers_table(plan, ranks, *given, asked["bandwidth_ratio"], asked["target"]))
     console.print(
         "in brackets: the efficiency that so many servers give by the exact model, a closed queueing network in which "
         "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
@@ -187,7 +187,7 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, aske
     return 0
 
 
-def _servers_table(
+def _make_servers_table(
     plan: plan_file.Plan | None, ranks: Sequence[int], compute: float | None, transfer: float | None, ratio: float,
     target: float,
 ) -> Table:  # fmt: skip
@@ -202,19 +202,20 @@ def _servers_table(
     for workers in ranks:
         mean, moved = compute, transfer
         if plan is not None:
-            one = program.program_of_plan(plan, workers)
+            one = program.make_program(plan, workers)
             network = predict.Links(plan).network
             mean = one.compute if mean is None else mean
-            moved = 2 * network.message(one.bytes) if moved is None else moved
+            moved = 2 * network.estimate_message(one.bytes) if moved is None else moved
         assert mean is not None and moved is not None
         if mean <= 0 or moved <= 0:
             raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
         share = xai.transfer_share(moved, mean + moved)
         # Lemma 3.2 with 2 S_p / B_ps as this transfer.
         lemma = htc.servers(workers, moved / 2, ratio, mean)
-        exact = Estimate(queueing.least_servers(workers, mean, moved, ratio, target))
+        exact = Estimate(queueing.find_least_servers(workers, mean, moved, ratio, target))
         cells = [
-            f"{estimate.value:.0f} ({queueing.efficiency(workers, int(estimate.value), mean, moved, ratio):.0%})"
+            f"{estimate.value:.0f} "
+            f"({queueing.compute_efficiency(workers, int(estimate.value), mean, moved, ratio):.0%})"
             + (f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else "")
             for estimate in (lemma, xai.servers(workers, share, ratio), exact)
         ]

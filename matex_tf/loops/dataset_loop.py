@@ -29,7 +29,7 @@ def note_loop(iterator: Any, loop: Loop) -> None:
     _loops[iterator] = loop
 
 
-def loop_of(iterator: Any) -> Loop | None:
+def find_loop(iterator: Any) -> Loop | None:
     return _loops.get(iterator)
 
 
@@ -40,26 +40,28 @@ class Loop:
         self.shares = shares
         self.pull = pull
         self.fixed = fixed
-        self.weak = settings.current().scaling == "weak"
+        self.weak = settings.get_settings().scaling == "weak"
         self.updates: int | None = None
         self.first_row: Any = None
         self.done = False
         self.pace = bottlenecks.Pace()
         self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
-        ops.records.between_steps()
+        ops.records.mark_between_steps()
 
-    def give(self, element: Any) -> Any:
+    def give_batch(self, element: Any) -> Any:
         """What the script gets for `element`, the next batch of the pipeline."""
         if self.shares:
             return self._give_share(element)
-        self.pace.tick()
-        if self.weak and self._trains():
+        self.pace.count_step()
+        if self.weak and self._is_training():
             return self._give_one_of_group(element)
         if _own - {self}:
-            step_weight.set_metrics_weight(step_weight.whole_values()[2])  # the script looks at whole batches meanwhile
+            step_weight.set_metrics_weight(
+                step_weight.list_whole_values()[2]
+            )  # the script looks at whole batches meanwhile
         return element
 
-    def _trains(self) -> bool:
+    def _is_training(self) -> bool:
         """Whether there was an update since the loop gave its last batch, in this turn or one before."""
         if self in _own:
             return True
@@ -67,7 +69,7 @@ class Loop:
         if updates is None or updates == self.updates:
             return False
         script_loops.say_loop()
-        notes.note("weak scaling: each rank takes whole batches of its own from the loops that train")
+        notes.print_note("weak scaling: each rank takes whole batches of its own from the loops that train")
         _own.add(self)
         return True
 
@@ -76,43 +78,43 @@ class Loop:
         import tensorflow as tf
 
         watch_drift()
-        me = world.current()
+        me = world.get_world()
         group = [element]
         while len(group) < me.size:
             try:
                 group.append(self.pull())
             except (StopIteration, tf.errors.OutOfRangeError):
                 break
-        counts = [int(row_shares.batch_rows(batch)) for batch in group]
+        counts = [int(row_shares.count_batch_rows(batch)) for batch in group]
         if me.rank < len(group):
-            step_weight.set_values(step_weight.slice_values(counts[me.rank], sum(counts)))
+            step_weight.set_values(step_weight.list_slice_values(counts[me.rank], sum(counts)))
             return group[me.rank]
-        step_weight.set_values(step_weight.slice_values(0, sum(counts)))
+        step_weight.set_values(step_weight.list_slice_values(0, sum(counts)))
         return sliced_dataset.take_rows(element, 0, 1, counts[0])
 
     def _give_share(self, element: Any) -> Any:
         """A batch of this rank's own rows. Ranks may have other numbers of batches: they go on until all are done."""
-        rows = int(row_shares.batch_rows(element))
+        rows = int(row_shares.count_batch_rows(element))
         if self.first_row is None:
             self.first_row = sliced_dataset.take_rows(element, 0, 1, rows)
             _own.add(self)
         counts = objects.allgather(rows, "the rows of each rank's next batch")
-        step_weight.set_values(step_weight.slice_values(rows, sum(counts)))
+        step_weight.set_values(step_weight.list_slice_values(rows, sum(counts)))
         return element
 
-    def end(self) -> Any:
+    def end_epoch(self) -> Any:
         """The iterator is exhausted. A batch to go on with, or None where all ranks are done."""
         if self.shares and not self.done:
             counts = objects.allgather(0, "the rows of each rank's next batch")
             if sum(counts) > 0 and self.first_row is not None:
-                step_weight.set_values(step_weight.slice_values(0, sum(counts)))
+                step_weight.set_values(step_weight.list_slice_values(0, sum(counts)))
                 return self.first_row
-        self.pace.judge()
-        ops.records.between_steps()
-        self.close()
+        self.pace.judge_steps()
+        ops.records.mark_between_steps()
+        self.close_loop()
         return None
 
-    def close(self) -> None:
+    def close_loop(self) -> None:
         """Nothing more comes from this iterator."""
         if self.done:
             return
@@ -127,7 +129,7 @@ class Loop:
 
 
 def say_fixed() -> None:
-    notes.note(
+    notes.print_note(
         "the batches of a loop in a tf.function have a fixed size (drop_remainder=True), which the script may rely on, "
         "so every rank computes them whole. The result is right, training is no faster. Without drop_remainder they "
         "are sharded"
@@ -140,11 +142,11 @@ _checked = 0
 def watch_drift() -> None:
     """Every so many updates, compare the weights of all ranks."""
     global _checked
-    every = settings.current().drift_steps
+    every = settings.get_settings().drift_steps
     done = reduction.count_updates()
     if every and done - _checked >= every:
         _checked = done
-        agreed = variables.agreed_variables()
+        agreed = variables.list_agreed()
         # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
         trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
         variables.check_drift(trained, trained, f"after {done} updates")

@@ -28,12 +28,14 @@ def say_whole(why: str, step: str = "a training step") -> None:
     _models.clear()
     shared = f"the calls of {names} in it are sharded, the rest every rank computes for the whole batch"
     whole = "every rank computes the whole batch: the result is right, training is no faster"
-    notes.note(f"{step} cannot be sharded{' as a whole' if names else ''}: {why}. So {shared if names else whole}")
+    notes.print_note(
+        f"{step} cannot be sharded{' as a whole' if names else ''}: {why}. So {shared if names else whole}"
+    )
 
 
 def say_inexact(why: str) -> None:
     """Say, once for each reason, that what the ranks compute of their own rows does not make up the whole."""
-    notes.note(
+    notes.print_note(
         f"the ranks' parts of a training step do not make up that of all ranks: {why}. The result is not exactly that "
         "of one rank with all rows"
     )
@@ -44,15 +46,15 @@ def say_shared(step: str, meeting: str = "") -> None:
 
     meeting: why its rows, or figures of them, are put together in the middle of it.
     """
-    if not settings.current().explain:
+    if not settings.get_settings().explain:
         return
     whole = f". From here on every rank has the whole batch's: {meeting}" if meeting else ""
-    notes.note(f"{step} is sharded: each rank computes its slice of every batch{whole}")
+    notes.print_note(f"{step} is sharded: each rank computes its slice of every batch{whole}")
 
 
-def name_of(function: Any) -> str:
+def name_step(function: Any) -> str:
     """What a step that is a `tf.function` is called in messages."""
-    code = getattr(traces.code_of(function.python_function), "__code__", None)
-    if not settings.current().explain or code is None:
+    code = getattr(traces.unwrap_function(function.python_function), "__code__", None)
+    if not settings.get_settings().explain or code is None:
         return "a training step"
     return f"the step '{code.co_name}' ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"

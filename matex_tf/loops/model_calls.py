@@ -1,7 +1,7 @@
 """Shares the calls of a Keras model under a tape: each rank computes its rows, and all get the outputs of all rows.
 
-`call_model` is the way in, `_decide` the proof, `sharded_call` the call. "Calls of models" in docs/how-it-works.md says
-why the border is there.
+`call_model` is the way in, `_decide_sharing` the proof, `sharded_call` the call. "Calls of models" in
+docs/how-it-works.md says why the border is there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.loops import explain, model_proof, model_watch, sharded_call, step_arguments
+from matex_tf.loops import explain, row_independence, sharded_call, side_effects, step_arguments
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import objects
 from matex_tf.sharding import step_weight
@@ -110,16 +110,16 @@ def call_model(
     is_built = getattr(model, "built", False)
     if not is_built or 0 <= arguments.rows < 2 or not all(map(_is_plain, arguments.leaves)):
         return plain()
-    key = is_eager, arguments.key()
+    key = is_eager, arguments.make_key()
     plan = known.plans.get(key)
     if plan is None and len(known.plans) >= _MOST_KINDS:
         _note_reason(tapes, known, NUMBERS)
         return plain()
     if plan is None:
         # The first call is the script's own; what it does shows what a sharded one could not.
-        with model_watch.Watch(model, arguments, is_first=True) as watch:
+        with side_effects.Watch(model, arguments, is_first=True) as watch:
             result = plain()
-        known.plans[key] = _Plan(watch.why or (model_watch.USES if watch.depends(tapes) else ""), tapes)
+        known.plans[key] = _Plan(watch.why or (side_effects.USES if watch.is_input_followed(tapes) else ""), tapes)
         _state.noticed = not is_eager
         _gaining.update(tapes)
         return result
@@ -130,25 +130,27 @@ def call_model(
     if not is_eager and not _shared_in_graphs:
         return plain()
     if not plan.is_decided:
-        _decide(known, plan, arguments, is_eager)
+        _decide_sharing(known, plan, arguments, is_eager)
     if plan.why:
         _note_reason(tapes, known, plan.why)
         return plain()
     plan.calls += 1
     if is_eager and plan.calls & (plan.calls - 1) == 0:
         step_arguments.compare_arguments(arguments, plan.calls == 1, f"the arguments of the model '{known.name}'")
-    watch = model_watch.Watch(model, arguments, is_first=False)
+    watch = side_effects.Watch(model, arguments, is_first=False)
 
     def watched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with watch:
             return original(model, *args, **kwargs)
 
     def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _together(known, plan, arguments, watch, functools.partial(watched, args, kwargs))
+        return _run_together(known, plan, arguments, watch, functools.partial(watched, args, kwargs))
 
-    result = sharded_call.Call(known.name, plan.replicated, arguments).run(checked if is_eager else watched, tapes)
-    if watch.depends(tapes):
-        raise _changed(known, model_watch.USES)
+    result = sharded_call.Call(known.name, plan.replicated, arguments).run_function(
+        checked if is_eager else watched, tapes
+    )
+    if watch.is_input_followed(tapes):
+        raise _make_changed_error(known, side_effects.USES)
     _gaining.update(tapes)
     return result
 
@@ -158,14 +160,14 @@ def _note_reason(tapes: Sequence[Any], known: _Model, why: str) -> None:
         _reasons[tape] = _reasons.get(tape) or f"the model '{known.name}' cannot be: {why}"
 
 
-def _decide(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, is_eager: bool) -> None:
+def _decide_sharing(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, is_eager: bool) -> None:
     """See whether ranks can share calls of this kind. Collective.
 
     What was seen in the first call is each rank's own: a thread may draw random numbers on one of them only.
     """
     plan.is_decided, mine = True, plan.why
     if not mine:
-        mine, plan.replicated = model_proof.proof(known.function, known.losses, arguments)
+        mine, plan.replicated = row_independence.prove_model(known.function, known.losses, arguments)
     reasons = [one for one in objects.allgather(mine, f"whether ranks can share the model '{known.name}'") if one]
     if reasons:
         plan.why = reasons[0]
@@ -175,7 +177,7 @@ def _decide(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, is_
         explain.note_model(known.name)
 
 
-def _check(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, watch: model_watch.Watch) -> None:
+def _check_watched(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, watch: side_effects.Watch) -> None:
     """Whether what ran in eager code is what was proved.
 
     That is the first sharded call, which follows the proof, or one that ran the same ops; others are proved anew.
@@ -183,13 +185,13 @@ def _check(known: _Model, plan: _Plan, arguments: step_arguments.Arguments, watc
     why = watch.why
     if watch.program not in plan.programs and not why:
         if plan.programs:
-            why = model_proof.proof(known.function, known.losses, arguments)[0]
+            why = row_independence.prove_model(known.function, known.losses, arguments)[0]
         plan.programs.add(watch.program)
     if why:
-        raise _changed(known, why)
+        raise _make_changed_error(known, why)
 
 
-def _changed(known: _Model, why: str) -> world.RankError:
+def _make_changed_error(known: _Model, why: str) -> world.RankError:
     return world.RankError(
         f"the model '{known.name}' was proved to compute each row by itself, but in this call it did something else, "
         f"of which that is not proved: {why}. {sharded_call.INSTEAD}, with which every rank computes whole batches in "
@@ -197,8 +199,8 @@ def _changed(known: _Model, why: str) -> world.RankError:
     )
 
 
-def _together(
-    known: _Model, plan: _Plan, arguments: step_arguments.Arguments, watch: model_watch.Watch, work: Callable[[], Any]
+def _run_together(
+    known: _Model, plan: _Plan, arguments: step_arguments.Arguments, watch: side_effects.Watch, work: Callable[[], Any]
 ) -> Any:
     """What `work` gives, if it fails on no rank, did what was proved, and all have as many rows; else all raise.
 
@@ -207,7 +209,7 @@ def _together(
     failure, result = None, None
     try:
         result = work()
-        _check(known, plan, arguments, watch)
+        _check_watched(known, plan, arguments, watch)
     except Exception as error:  # of the script's code, any
         failure = error
     mine = (arguments.rows, failure and (type(failure), str(failure)), len(plan.programs) >= _MOST_PROGRAMS)
@@ -217,7 +219,7 @@ def _together(
     for rank, (count, theirs, full) in enumerate(everyone):
         if theirs is not None:
             kind, text = theirs
-            raise _like(kind, text, rank)
+            raise _make_like(kind, text, rank)
         if count != everyone[0][0]:
             raise world.RankError(
                 f"the model '{known.name}' is called with different numbers of rows: {everyone[0][0]} on rank 0, "
@@ -227,7 +229,7 @@ def _together(
     return result
 
 
-def _like(kind: type, text: str, rank: int) -> Exception:
+def _make_like(kind: type, text: str, rank: int) -> Exception:
     """An exception such as that of another rank."""
     import tensorflow as tf
 
@@ -239,7 +241,7 @@ def _like(kind: type, text: str, rank: int) -> Exception:
 
 
 def _is_wanted() -> bool:
-    chosen = settings.current()
+    chosen = settings.get_settings()
     return chosen.eager == "auto" and chosen.scaling == "strong" and not chosen.elastic
 
 
@@ -264,7 +266,7 @@ def note_reason(tape: Any, why: str) -> None:
 
 def say_verdict(tape: Any) -> None:
     """At the end of a training step in eager code: if every rank computes all of it, say so once."""
-    why = _reasons.get(tape, EAGER) if settings.current().eager == "auto" else "MATEX_EAGER=whole says so"
+    why = _reasons.get(tape, EAGER) if settings.get_settings().eager == "auto" else "MATEX_EAGER=whole says so"
     if not why or tape in _gaining or step_weight.is_sliced():
         return
     counts = _state.__dict__.setdefault("whole", {})

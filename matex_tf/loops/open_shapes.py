@@ -1,6 +1,6 @@
 """The number of rows as the script's Python reads it off a tensor while a step is traced for any number of them.
 
-Within `watched` it is a tensor, `tf.shape(x)[0]`, in place of None.
+Within `watch_rows` it is a tensor, `tf.shape(x)[0]`, in place of None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _active = 0
 
 
 @contextlib.contextmanager
-def watched(is_known: bool = True) -> Iterator[None]:
+def watch_rows(is_known: bool = True) -> Iterator[None]:
     """Within it, a number of rows that is open in a graph is a tensor to the script, if alone it `is_known`.
 
     Alone `x.shape[0]` is a number where the batch's is known. Here it would be None, and Python that compares it would
@@ -44,30 +44,30 @@ def watched(is_known: bool = True) -> Iterator[None]:
         return
     depth = getattr(_here, "depth", 0)
     _here.depth = depth + 1
-    _install(1)
+    _install_shapes(1)
     try:
         yield
     finally:
         _here.depth = depth
-        _install(-1)
+        _install_shapes(-1)
 
 
-def _install(count: int) -> None:
+def _install_shapes(count: int) -> None:
     global _active
     from tensorflow.python.framework import tensor
 
-    _plain()
+    _find_originals()
     with _lock:
         before, _active = _active, _active + count
         if not before:
-            tensor.Tensor.shape = property(_shape)
-            tensor.Tensor.get_shape, tensor.Tensor.set_shape = _shape, _set_shape
+            tensor.Tensor.shape = property(_get_shape)
+            tensor.Tensor.get_shape, tensor.Tensor.set_shape = _get_shape, _set_shape
         elif not _active:
-            tensor.Tensor.shape, tensor.Tensor.get_shape, tensor.Tensor.set_shape = _plain()
+            tensor.Tensor.shape, tensor.Tensor.get_shape, tensor.Tensor.set_shape = _find_originals()
 
 
 @functools.cache
-def _plain() -> tuple[Any, Any, Any]:
+def _find_originals() -> tuple[Any, Any, Any]:
     from tensorflow.python.framework import tensor
 
     return tensor.Tensor.shape, tensor.Tensor.get_shape, tensor.Tensor.set_shape
@@ -77,66 +77,66 @@ def _is_script(frame: FrameType | None) -> bool:
     """Whether the script asks; AutoGraph makes the script's calls for it."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_CALLS_FOR_THE_SCRIPT):
         frame = frame.f_back
-    return frame is not None and script_frames.package(frame) not in _GENERIC
+    return frame is not None and script_frames.find_package(frame) not in _GENERIC
 
 
 def _is_watched(reader: FrameType) -> bool:
     return bool(getattr(_here, "depth", 0)) and _is_script(reader)
 
 
-def _shape(self: Any) -> Any:
-    shape = _plain()[0].fget(self)
-    return _with_open(self, shape) if _is_watched(sys._getframe(1)) else shape
+def _get_shape(self: Any) -> Any:
+    shape = _find_originals()[0].fget(self)
+    return _open_sizes(self, shape) if _is_watched(sys._getframe(1)) else shape
 
 
 def _set_shape(self: Any, shape: Any) -> None:
     import tensorflow as tf
 
     if _is_watched(sys._getframe(1)):
-        known = _with_open(self, _plain()[0].fget(self))
+        known = _open_sizes(self, _find_originals()[0].fget(self))
         given = tf.TensorShape(shape)
         if given.rank is not None and any(given.as_list()[axis] is not None for axis in getattr(known, "open", ())):
             raise TypeError("a number of rows is set where there may be any number")
-    _plain()[2](self, shape)
+    _find_originals()[2](self, shape)
 
 
-def _with_open(tensor: Any, shape: Any) -> Any:
+def _open_sizes(tensor: Any, shape: Any) -> Any:
     if shape.rank is None:
         return shape
     sizes = shape.as_list()
     known = [axis for axis, size in enumerate(sizes) if size is None and _is_known_alone(tensor, axis)]
-    return _kind()(shape, {axis: (tensor, axis) for axis in known}) if known else shape
+    return _make_shape_class()(shape, {axis: (tensor, axis) for axis in known}) if known else shape
 
 
 def _is_known_alone(tensor: Any, axis: int) -> bool:
     """Whether a size that is open is a number where the batch's number of rows is: not behind a mask, for example."""
     if not declarations.has_declared(tensor.graph):
         return True  # in a branch or loop; if it is not, the script's own `is None` differs, else nothing
-    found = interpreter.placement_of(tensor)
+    found = interpreter.find_placement(tensor)
     return found.kind == UNKNOWN or (found.kind == SHARDED and found.even and found.axis == axis)
 
 
-def _unit(tensor: Any, axis: int) -> Any:
+def _compute_unit(tensor: Any, axis: int) -> Any:
     """How many times the rows a size is; equal for two only if they are."""
-    found = interpreter.placement_of(tensor)
+    found = interpreter.find_placement(tensor)
     return found.unit if found.kind == SHARDED and found.unit is not None else object()
 
 
 @functools.cache
-def _size_kind(kind: Any) -> Any:
+def _make_size_class(kind: Any) -> Any:
     """The class of tensors that are open sizes: they know when the script asks whether they are of another class."""
 
     class OpenSize(kind):
         # isinstance reads it where an object is not of the class that is asked for.
         @property  # type: ignore[misc]
         def __class__(self) -> Any:
-            if _asks(sys._getframe(1), isinstance):
-                _refuse(self, ASKED)
+            if _is_question(sys._getframe(1), isinstance):
+                _refuse_size(self, ASKED)
             return kind
 
         def __int__(self) -> int:
-            if _asks(sys._getframe(1), int):
-                _refuse(self, ASKED)
+            if _is_question(sys._getframe(1), int):
+                _refuse_size(self, ASKED)
             raise TypeError(ASKED)
 
         __index__ = __int__
@@ -144,23 +144,23 @@ def _size_kind(kind: Any) -> Any:
     return OpenSize
 
 
-def _asks(frame: FrameType, question: Any) -> bool:
+def _is_question(frame: FrameType, question: Any) -> bool:
     """Whether the script calls the built-in `question` in `frame`, itself or through AutoGraph."""
-    while script_frames.package(frame) in sys.stdlib_module_names and frame.f_back is not None:
+    while script_frames.find_package(frame) in sys.stdlib_module_names and frame.f_back is not None:
         frame = frame.f_back  # abc and typing answer isinstance for others
     if frame.f_globals.get("__name__", "").startswith(_CALLS_FOR_THE_SCRIPT):
         return frame.f_locals.get("f") is question and _is_script(frame)
     return _is_script(frame)
 
 
-def _refuse(size: Any, why: str) -> Any:
+def _refuse_size(size: Any, why: str) -> Any:
     """Have the step computed whole, also where the script catches the error."""
-    verdict.fail(size.graph, verdict.Reason(why, size.op))
+    verdict.note_failure(size.graph, verdict.Reason(why, size.op))
     raise TypeError(why)
 
 
 @functools.cache
-def _kind() -> type:
+def _make_shape_class() -> type:
     """The class of shapes with open sizes; made once TensorFlow is imported."""
     import tensorflow as tf
     from tensorflow.python.framework import tensor_conversion_registry
@@ -178,7 +178,7 @@ def _kind() -> type:
             values = tf.TensorShape(self._dims).as_list()
             for index, (tensor, axis) in self.open.items():
                 values[index] = tf.shape(tensor)[axis]
-                values[index].__class__ = _size_kind(type(values[index]))  # type: ignore[arg-type]
+                values[index].__class__ = _make_size_class(type(values[index]))  # type: ignore[arg-type]
             return values
 
         def as_list(self) -> list[Any]:
@@ -241,7 +241,9 @@ def _kind() -> type:
         if any(a != b for index, (a, b) in enumerate(zip(mine, theirs.as_list())) if index not in one.open):
             return False
         known = getattr(other, "open", {})
-        if known.keys() != one.open.keys() or any(_unit(*known[at]) != _unit(*one.open[at]) for at in known):
+        if known.keys() != one.open.keys() or any(
+            _compute_unit(*known[at]) != _compute_unit(*one.open[at]) for at in known
+        ):
             raise TypeError(COMPARED)
         return True
 

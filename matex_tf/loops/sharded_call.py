@@ -1,6 +1,6 @@
 """One call of a model with this rank's rows: whole inputs are cut, outputs gathered, gradients added up.
 
-`Call.run` goes forwards, and `Call._back` is what the script's tape calls on the way back.
+`Call.run_function` goes forwards, and `Call._run_backward` is what the script's tape calls on the way back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf.adapt import executor
 from matex_tf.analysis import declarations
-from matex_tf.analysis.placement import ROWS, SAME, partial
+from matex_tf.analysis.placement import ROWS, SAME, make_partial
 from matex_tf.gradients import recombine, reduction, tape_stack, variables
 from matex_tf.loops import open_shapes, step_arguments
 from matex_tf.sharding import row_shares, step_weight
@@ -24,7 +24,7 @@ ACTIVATIONS = ("Sigmoid", "Softmax")
 INSTEAD = "Decorate the training step with @tf.function, or set MATEX_EAGER=whole"
 
 
-def tensors_of(outputs: Any) -> list[Any]:
+def list_tensors(outputs: Any) -> list[Any]:
     """The tensors in what a model gives, what is attached to them, and logits behind them.
 
     Raises:
@@ -36,10 +36,10 @@ def tensors_of(outputs: Any) -> list[Any]:
     if not all(isinstance(part, tf.Tensor) for part in flat):
         raise TypeError("a model gives something that is no tensor")
     attached = [getattr(part, name, None) for part in flat for name in ATTACHED]
-    return [*flat, *(one for one in attached if one is not None), *(logits_behind(part) for part in flat)]
+    return [*flat, *(one for one in attached if one is not None), *(find_logits(part) for part in flat)]
 
 
-def logits_behind(part: Any) -> Any:
+def find_logits(part: Any) -> Any:
     """The logits of which a tensor of a graph is made; any other is its own."""
     is_made = not hasattr(part, "numpy") and part.op.type in ACTIVATIONS
     return part.op.inputs[0] if is_made else part
@@ -49,8 +49,8 @@ def rebuild_output(part: Any, wholes: dict[int, Any]) -> Any:
     """An output of all rows, with what was attached to that of some; `wholes` are by the ids of what those were."""
     import tensorflow as tf
 
-    whole = wholes[id(logits_behind(part))]
-    if logits_behind(part) is not part:
+    whole = wholes[id(find_logits(part))]
+    if find_logits(part) is not part:
         whole = tf.sigmoid(whole) if part.op.type == "Sigmoid" else tf.nn.softmax(whole)
     for name in ATTACHED:
         if getattr(part, name, None) is not None:
@@ -75,22 +75,22 @@ class Call:
     def __init__(self, name: str, replicated: frozenset[int], arguments: step_arguments.Arguments):
         import tensorflow as tf
 
-        me = world.current()
+        me = world.get_world()
         self._name, self._replicated, self._arguments = name, replicated, arguments
         self._is_eager = tf.executing_eagerly()
         executor.say_even(f"the model '{name}', called", executor.MEASURED)
         self._rows = [leaf for leaf, is_rows in zip(arguments.leaves, arguments.are_rows) if is_rows]
-        count = arguments.rows if self._is_eager else self._counted()
-        self._start, self._stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
+        count = arguments.rows if self._is_eager else self._count_rows()
+        self._start, self._stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
         self._of_rows = count
         if self._is_eager:
             self._mine = self._stop - self._start if has_rows else 0
-            self._numbers = step_weight.slice_values(self._mine, count)
+            self._numbers = step_weight.list_slice_values(self._mine, count)
         else:
-            self._numbers = step_weight.slice_tensor(has_rows, self._start, self._stop, count)
+            self._numbers = step_weight.make_slice_tensor(has_rows, self._start, self._stop, count)
             self._mine = tf.where(has_rows, self._stop - self._start, tf.zeros_like(count))
 
-    def _counted(self) -> Any:
+    def _count_rows(self) -> Any:
         """The number of rows in a graph, int64, where it may show only when it is run."""
         import tensorflow as tf
 
@@ -102,7 +102,7 @@ class Call:
         with tf.control_dependencies(checks):
             return tf.identity(counts[0])
 
-    def run(self, function: Callable[[tuple[Any, ...], dict[str, Any]], Any], tapes: Sequence[Any]) -> Any:
+    def run_function(self, function: Callable[[tuple[Any, ...], dict[str, Any]], Any], tapes: Sequence[Any]) -> Any:
         """What `function`, given arguments, makes of all rows; `tapes`, those that record, note the way back.
 
         A tape owns what it notes, which so must not hold it.
@@ -119,7 +119,7 @@ class Call:
             mine = tf.convert_to_tensor(leaf[self._start : self._stop])
             if not self._is_eager:
                 mine.set_shape([None, *leaf.shape.as_list()[1:]])
-                declarations.declare(mine, ROWS)
+                declarations.declare_placement(mine, ROWS)
             if any(leaf is one for one in inputs):
                 self._sources.append(mine)
             return mine
@@ -127,30 +127,32 @@ class Call:
         with contextlib.ExitStack() as stopped:
             for tape in reversed(tapes):
                 stopped.enter_context(tape.stop_recording())
-            args, kwargs = self._arguments.with_rows(cut)
-            with self._of_slice(), tf.GradientTape(persistent=persistent) as self._inner:
+            args, kwargs = self._arguments.replace_rows(cut)
+            with self._enter_slice(), tf.GradientTape(persistent=persistent) as self._inner:
                 self._inner.watch(self._sources)
-                with open_shapes.watched(self._arguments.rows > 0 and not self._is_eager):
+                with open_shapes.watch_rows(self._arguments.rows > 0 and not self._is_eager):
                     outputs = function(args, kwargs)
             flat = tf.nest.flatten(outputs)
-            mine = {id(one): one for one in tensors_of(outputs)}
+            mine = {id(one): one for one in list_tensors(outputs)}
             for part in flat:
-                if logits_behind(part) is not part:
+                if find_logits(part) is not part:
                     del mine[id(part)]  # made anew of its logits
-            wholes = {key: self._gathered(one, like=one) for key, one in mine.items()}
+            wholes = {key: self._gather_rows(one, like=one) for key, one in mine.items()}
         self._variables = list(self._inner.watched_variables())
         for variable in self._variables:
             tape_lib.variable_accessed(variable)
         self._targets = {key: one for key, one in mine.items() if one.dtype.is_floating}
         handles = [variable.handle for variable in self._variables]
-        record.record_operation("MatexModel", [wholes[key] for key in self._targets], [*inputs, *handles], self._back)
+        record.record_operation(
+            "MatexModel", [wholes[key] for key in self._targets], [*inputs, *handles], self._run_backward
+        )
         result = [rebuild_output(part, wholes) for part in flat]
         return tf.nest.pack_sequence_as(outputs, result)
 
-    def _of_slice(self) -> contextlib.AbstractContextManager[None]:
-        return step_weight.within_slice(self._numbers)
+    def _enter_slice(self) -> contextlib.AbstractContextManager[None]:
+        return step_weight.enter_slice(self._numbers)
 
-    def _gathered(self, tensor: Any, like: Any) -> Any:
+    def _gather_rows(self, tensor: Any, like: Any) -> Any:
         """The rows of all ranks, in a tensor of the shape of `like` but for their number."""
         import tensorflow as tf
 
@@ -162,17 +164,17 @@ class Call:
         whole.set_shape([rows, *like.shape.as_list()[1:]])
         # Only a tape knows the way back from here.
         whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model whose rows ranks share")
-        declarations.declare(whole, SAME)
+        declarations.declare_placement(whole, SAME)
         return whole
 
-    def _back(self, *upstream: Any) -> list[Any]:
+    def _run_backward(self, *upstream: Any) -> list[Any]:
         """The gradients with respect to the inputs that the tape knows, and to the variables, of all rows."""
         import tensorflow as tf
 
         refused = ""
         if self._is_eager and not tf.executing_eagerly():
             refused = f"a tape is asked for a jacobian through the model '{self._name}'"
-        elif tape_stack.stack():
+        elif tape_stack.get_tapes():
             refused = f"a tape records while gradients of the model '{self._name}' are computed"
         if refused:
             raise world.RankError(f"{refused}, whose rows the ranks share. {INSTEAD}")
@@ -181,18 +183,18 @@ class Call:
             for target, one in zip(self._targets.values(), upstream)
             if one is not None
         ]
-        with self._of_slice(), tape_stack.keep_plain():
+        with self._enter_slice(), tape_stack.keep_plain():
             found = self._inner.gradient(
                 [target for target, _ in pairs], [*self._sources, *self._variables], [one for _, one in pairs]
             )
         count = len(self._sources)
         wholes = [
-            None if one is None else self._gathered(one, like=source)
+            None if one is None else self._gather_rows(one, like=source)
             for one, source in zip(found[:count], self._sources)
         ]
-        return [*wholes, *self._added_up(found[count:])]
+        return [*wholes, *self._add_up(found[count:])]
 
-    def _added_up(self, found: Sequence[Any]) -> list[Any]:
+    def _add_up(self, found: Sequence[Any]) -> list[Any]:
         import tensorflow as tf
 
         # Sparse gradients at the same indices on all ranks are added up as dense ones are.
@@ -202,7 +204,7 @@ class Call:
         ]
         if not self._is_eager:
             for one in dense:
-                self._declare(one)
+                self._declare_part(one)
         weight = tf.stack([tf.cast(self._numbers[1], tf.float64), tf.cast(self._of_rows, tf.float64)])
         place = "the gradients of a model"
         reduced, _ = reduction.reduce_gradients(dense, self._variables, weight=weight, place=place)
@@ -215,12 +217,12 @@ class Call:
             variables.settle_agreements()
         return reduced
 
-    def _declare(self, gradient: Any) -> None:
+    def _declare_part(self, gradient: Any) -> None:
         """State of a gradient in a graph that it is this rank's part of a sum."""
         import tensorflow as tf
 
         if isinstance(gradient, tf.IndexedSlices):
-            declarations.declare(gradient.values, ROWS)
-            declarations.declare(gradient.indices, ROWS)
+            declarations.declare_placement(gradient.values, ROWS)
+            declarations.declare_placement(gradient.indices, ROWS)
         elif gradient is not None:
-            declarations.declare(gradient, partial(0))
+            declarations.declare_placement(gradient, make_partial(0))

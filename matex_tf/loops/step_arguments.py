@@ -24,20 +24,20 @@ class Arguments:
 
         self.given = bind_arguments(function, args, kwargs)
         self.leaves = tf.nest.flatten(self.given)
-        counts = [_rows_of(leaf) for leaf in self.leaves]
+        counts = [_count_rows(leaf) for leaf in self.leaves]
         known = [count for count in counts if count is not None]
         self.rows = max(known, key=known.count) if known else 0
         """How many; -1 in a graph where that shows only when it is run."""
         self.are_rows = [self.rows != 0 and count == self.rows for count in counts]
 
-    def key(self) -> Any:
+    def make_key(self) -> Any:
         """What another call has in common that the same trace is for."""
         import tensorflow as tf
 
         kinds: list[Any] = []
         for leaf, is_rows in zip(self.leaves, self.are_rows):
             if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-                shape = _sizes(leaf)
+                shape = _list_sizes(leaf)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows and shape else shape))
             elif isinstance(leaf, (bool, int, float, str, bytes, type(None))):
                 kinds.append((type(leaf), leaf))
@@ -48,7 +48,7 @@ class Arguments:
             return tuple(kinds), len(args)  # as most steps have them: the text takes longer than all else
         return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
-    def with_rows(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def replace_rows(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with what `change` makes of those that hold rows."""
         import tensorflow as tf
 
@@ -64,13 +64,13 @@ def bind_arguments(
     Raises:
         TypeError: they do not fit.
     """
-    signature = tags.tag_or_new(function, "signature", lambda: inspect.signature(function.python_function))
+    signature = tags.get_or_make_tag(function, "signature", lambda: inspect.signature(function.python_function))
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
     return given.args, given.kwargs
 
 
-def _sizes(leaf: Any) -> tuple[Any, ...] | None:
+def _list_sizes(leaf: Any) -> tuple[Any, ...] | None:
     """The shape of a tensor or array as whole numbers."""
     if isinstance(leaf, np.ndarray):
         return leaf.shape
@@ -78,7 +78,7 @@ def _sizes(leaf: Any) -> tuple[Any, ...] | None:
     return None if getattr(shape, "rank", 0) is None else tuple(getattr(shape, "as_list", lambda: shape)())
 
 
-def _rows_of(leaf: Any) -> int | None:
+def _count_rows(leaf: Any) -> int | None:
     """The first dimension of an array or tensor, -1 where it is not known yet; None for what holds no rows."""
     import tensorflow as tf
 
@@ -90,15 +90,15 @@ def _rows_of(leaf: Any) -> int | None:
     return -1 if rows is None else rows
 
 
-def placements(arguments: Arguments) -> list[Placement | None]:
+def list_placements(arguments: Arguments) -> list[Placement | None]:
     return [ROWS if is_rows else None for is_rows in arguments.are_rows]
 
 
-def spec_of_any_rows(leaf: Any) -> Any:
+def make_open_spec(leaf: Any) -> Any:
     """What an argument of rows is traced for: any number of them."""
     import tensorflow as tf
 
-    return tf.TensorSpec([None, *(_sizes(leaf) or ())[1:]], tf.as_dtype(leaf.dtype))
+    return tf.TensorSpec([None, *(_list_sizes(leaf) or ())[1:]], tf.as_dtype(leaf.dtype))
 
 
 def compare_arguments(arguments: Arguments, is_first: bool, what: str) -> None:

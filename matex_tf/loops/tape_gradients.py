@@ -10,12 +10,20 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.analysis import declarations, interpreter, programs, verdict
-from matex_tf.analysis.placement import PARTIAL, SHARDED, UNKNOWN, Placement, partial, replicated, unknown
+from matex_tf.analysis.placement import (
+    PARTIAL,
+    SHARDED,
+    UNKNOWN,
+    Placement,
+    make_partial,
+    make_replicated,
+    make_unknown,
+)
 from matex_tf.gradients import recombine, reduction, variables
 from matex_tf.loops import dataset_loop, model_calls
-from matex_tf.loops.parts import unsplit
+from matex_tf.loops.parts import split_check
 from matex_tf.runtime import notes
-from matex_tf.servers import local
+from matex_tf.servers import local_sgd
 from matex_tf.sharding import step_weight
 
 OWN_ROWS = (
@@ -25,10 +33,10 @@ OWN_ROWS = (
 
 
 def _is_trained_variable(source: Any) -> bool:
-    return hasattr(reduction.tf_variable(source), "assign")
+    return hasattr(reduction.find_tf_variable(source), "assign")
 
 
-def not_of_slices(sources: Any, why: str) -> None:
+def refuse_slices(sources: Any, why: str) -> None:
     """What was made of the weights in `sources` cannot be put together of slices, which `why` says.
 
     The optimizer reduces what it gets of it.
@@ -40,10 +48,10 @@ def not_of_slices(sources: Any, why: str) -> None:
         return
     reduction.mark_reduced(trained, born=False)
     if not tf.executing_eagerly():
-        verdict.fail(tf.compat.v1.get_default_graph(), verdict.Reason(why))
+        verdict.note_failure(tf.compat.v1.get_default_graph(), verdict.Reason(why))
 
 
-def in_graph(
+def compute_in_graph(
     compute: Callable[[Any, Any], Any], target: Any, sources: Any, upstream: Any, reduces: bool, owed: bool
 ) -> Any:
     """What a backward pass in the graph being built gives the script, in the structure of `sources`.
@@ -57,12 +65,16 @@ def in_graph(
     """
     import tensorflow as tf
 
-    with programs.ours():  # no decorator: its frame would stand among the script's, in errors
+    with programs.mark_ours():  # no decorator: its frame would stand among the script's, in errors
         flat = tf.nest.flatten(target)
         tensors = [part for part in flat if isinstance(part, tf.Tensor)]
         why: Placement | None
         if len(tensors) != len(flat):
-            chosen, factors, why = target, upstream, unknown(None, "a gradient is taken of what is no dense tensor")
+            chosen, factors, why = (
+                target,
+                upstream,
+                make_unknown(None, "a gradient is taken of what is no dense tensor"),
+            )
         else:
             given = [None] * len(flat) if upstream is None else tf.nest.flatten(upstream)
             chosen, factors, why = recombine.seed_targets(tensors, given)
@@ -84,23 +96,23 @@ def in_graph(
         if not trained or not reduces:
             return result
         of = [flat_sources[index] for index in trained]
-        unsplit.say_unsplit()
+        split_check.say_unsplit()
         if owed:
             reduction.mark_reduced(of, born=False)
             return result
-        local.say_only_fit("a loop of the script's own")
+        local_sgd.say_only_fit("a loop of the script's own")
         reduction.mark_reduced(of, born=True)
         unknown_yet = [part for part in tensors if _is_reducible(part) and recombine.find_whole(part) is None]
-        scalars = [part for part in unknown_yet if why is None and interpreter.placement_of(part).kind == PARTIAL]
+        scalars = [part for part in unknown_yet if why is None and interpreter.find_placement(part).kind == PARTIAL]
         reduced, totals = reduction.reduce_gradients(
             [found[index] for index in trained],
             of,
-            [_weighted(part) for part in scalars],
+            [_weigh_loss(part) for part in scalars],
             place="tape.gradient",
         )
         for part, total in zip(scalars, totals):
             recombine.remember_whole(part, total)
-        if not step_weight.in_session_graph():
+        if not step_weight.is_in_session_graph():
             variables.expect_agreement(of)
         for index, value in zip(trained, reduced):
             found[index] = value
@@ -112,11 +124,11 @@ def _is_reducible(part: Any) -> bool:
     return part.dtype.is_floating and part.shape.rank == 0
 
 
-def _weighted(loss: Any) -> Any:
+def _weigh_loss(loss: Any) -> Any:
     """A rank's part of a loss, which travels with its gradients, as a part of a sum."""
     import tensorflow as tf
 
-    weight = recombine.factor(interpreter.placement_of(loss).power)
+    weight = recombine.compute_factor(interpreter.find_placement(loss).power)
     return tf.where(weight > 0, loss * tf.cast(weight, loss.dtype), tf.zeros_like(loss))
 
 
@@ -127,26 +139,26 @@ def declare_gradient(gradient: Any, source: Any, why: Placement | None) -> None:
     if gradient is None or hasattr(gradient, "numpy"):
         return
     if reduction.are_same([gradient]):
-        placement = replicated()
+        placement = make_replicated()
     elif why is not None:
-        placement = why if why.kind == UNKNOWN else unknown(None, "a gradient is taken of a vector of sizes")
+        placement = why if why.kind == UNKNOWN else make_unknown(None, "a gradient is taken of a vector of sizes")
     elif _is_trained_variable(source):
         if isinstance(gradient, tf.IndexedSlices):
-            rows = interpreter.placement_of(gradient.indices)
-            placement = partial(0) if rows.is_same else rows._replace(power=0, elements=None)
-            declarations.declare(gradient.values, placement)
+            rows = interpreter.find_placement(gradient.indices)
+            placement = make_partial(0) if rows.is_same else rows._replace(power=0, elements=None)
+            declarations.declare_placement(gradient.values, placement)
             return
-        placement = partial(0)
+        placement = make_partial(0)
     else:
-        placement = interpreter.placement_of(source)
+        placement = interpreter.find_placement(source)
         if placement.kind == SHARDED and not placement.power:
             placement = placement._replace(zero=False)
         elif placement.is_same:
-            placement = partial(0)
+            placement = make_partial(0)
         else:
-            placement = unknown(gradient.op, "a gradient is taken with respect to a figure of the rows")
+            placement = make_unknown(gradient.op, "a gradient is taken with respect to a figure of the rows")
     for part in (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else (gradient,):
-        declarations.declare(part, placement)
+        declarations.declare_placement(part, placement)
 
 
 def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: bool) -> Any:
@@ -157,7 +169,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
 
     Args:
         tape: that which took them.
-        reduces, owed: as for `in_graph`.
+        reduces, owed: as for `compute_in_graph`.
     """
     import tensorflow as tf
 
@@ -166,7 +178,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     if not chosen:
         return result
     of = [flat_sources[index] for index in chosen]
-    unsplit.say_unsplit()
+    split_check.say_unsplit()
     flat = _flatten_like(result, len(flat_sources))
     mine = [flat[index] for index in chosen]
     if reduces:
@@ -177,9 +189,9 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
         reduction.mark_reduced(of, born=are_same)
         return result
     reduction.mark_reduced(of, born=True)
-    if step_weight.is_sliced() and settings.current().scaling == "strong":
-        notes.note(OWN_ROWS)
-    local.say_only_fit("a loop of the script's own")
+    if step_weight.is_sliced() and settings.get_settings().scaling == "strong":
+        notes.print_note(OWN_ROWS)
+    local_sgd.say_only_fit("a loop of the script's own")
     reduced, _ = reduction.reduce_gradients(mine, of, place="tape.gradient")
     reduction.note_same(reduced)
     variables.expect_agreement(of)

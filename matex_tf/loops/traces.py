@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from matex_tf import tags
 from matex_tf.analysis import declarations, dry_trace, graph_ops, interpreter, verdict
-from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, unknown
-from matex_tf.gradients import meetings, recombine
+from matex_tf.analysis.placement import ROWS, SHARDED, UNKNOWN, Placement, make_unknown
+from matex_tf.gradients import recombine, row_mixing
 from matex_tf.loops import step_arguments
 from matex_tf.runtime import script_frames
 from matex_tf.world import world
@@ -38,7 +38,9 @@ class _Frame(NamedTuple):
 
 
 @contextlib.contextmanager
-def frame(function: Any, placements: list[Placement | None], is_border: bool, holds: bool = False) -> Iterator[None]:
+def enter_frame(
+    function: Any, placements: list[Placement | None], is_border: bool, holds: bool = False
+) -> Iterator[None]:
     """Within it, what is traced of `function` has arguments whose leaves have these placements."""
     stack = _state.__dict__.setdefault("stack", [])
     stack.append(_Frame(function, placements, is_border, holds))
@@ -55,10 +57,10 @@ def note_shared_loop() -> None:
 
 
 def has_shared_loop(function: Any) -> bool:
-    return tags.tag(function, _LOOP, False)
+    return tags.get_tag(function, _LOOP, False)
 
 
-def states_before(graph: Any) -> tuple[Any, ...] | None:
+def find_states(graph: Any) -> tuple[Any, ...] | None:
     """The random states with which the script traced a function as `graph`."""
     return _states.get(graph)
 
@@ -69,39 +71,39 @@ def is_called(function: Any) -> bool:
     return bool(stack) and stack[-1].function.python_function is function.python_function
 
 
-def nested(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+def enter_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Around a call of `function` in a graph: it is traced for the placements that its arguments have there."""
     import tensorflow as tf
 
     placements: list[Placement | None] = []
     graph = tf.compat.v1.get_default_graph()
     if declarations.has_declared(graph):
-        found = interpreter.interpreter_of(graph)
+        found = interpreter.make_interpreter(graph)
         try:
             leaves = tf.nest.flatten(step_arguments.bind_arguments(function, args, kwargs))
         except TypeError:  # as the call itself says
             leaves = []
         for leaf in leaves:
             of_graph = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy") and leaf.graph is graph
-            placements.append(found.of(leaf) if of_graph else None)
-    return frame(function, placements, is_border=False)
+            placements.append(found.find_placement(leaf) if of_graph else None)
+    return enter_frame(function, placements, is_border=False)
 
 
-def traced(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def trace_whole(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `python_func`, that of the innermost call, gives for placeholders: declared before, made whole after."""
     import tensorflow as tf
 
     stack = getattr(_state, "stack", [])
-    if not stack or code_of(python_func) is not code_of(stack[-1].function.python_function):
-        return script_frames.hand_over(python_func, *args, **kwargs)  # of something else that is traced meanwhile
+    if not stack or unwrap_function(python_func) is not unwrap_function(stack[-1].function.python_function):
+        return script_frames.call_as_script(python_func, *args, **kwargs)  # of something else that is traced meanwhile
     here = stack[-1]
-    _states[tf.compat.v1.get_default_graph()] = dry_trace.random_states()
-    _declare(here, args, kwargs)
-    outputs = script_frames.hand_over(python_func, *args, **kwargs)
-    if not here.is_border or not graph_ops.reduces(tf.compat.v1.get_default_graph()):
+    _states[tf.compat.v1.get_default_graph()] = dry_trace.read_random_states()
+    _declare_arguments(here, args, kwargs)
+    outputs = script_frames.call_as_script(python_func, *args, **kwargs)
+    if not here.is_border or not graph_ops.has_reductions(tf.compat.v1.get_default_graph()):
         return outputs
-    outputs = exits(outputs, bool(getattr(here.function, "_jit_compile", None)))
-    why = verdict.failure(tf.compat.v1.get_default_graph())
+    outputs = make_outputs_whole(outputs, bool(getattr(here.function, "_jit_compile", None)))
+    why = verdict.find_failure(tf.compat.v1.get_default_graph())
     if here.holds and why is not None:
         raise world.RankError(
             "a training step was traced once more, and what was proved of its first trace does not hold of this one: "
@@ -110,14 +112,14 @@ def traced(python_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     return outputs
 
 
-def code_of(function: Callable[..., Any]) -> Any:
+def unwrap_function(function: Callable[..., Any]) -> Any:
     """What a function is without TensorFlow's decorators."""
     from tensorflow.python.util import tf_decorator
 
     return tf_decorator.unwrap(function)[1]
 
 
-def _declare(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _declare_arguments(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     import tensorflow as tf
 
     try:
@@ -127,23 +129,23 @@ def _declare(here: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     if len(leaves) != len(here.placements):
         if any(placement is not None and not placement.is_same for placement in here.placements):
             graph = tf.compat.v1.get_default_graph()
-            verdict.fail(graph, verdict.Reason("its arguments in the trace are not those of the call"))
+            verdict.note_failure(graph, verdict.Reason("its arguments in the trace are not those of the call"))
         return
     for leaf, placement in zip(leaves, here.placements):
         if placement is not None and not placement.is_same and isinstance(leaf, tf.Tensor):
-            declare(leaf, placement)
+            declare_leaf(leaf, placement)
     if here.is_border:  # the trace of a function that it calls may be used elsewhere, too
-        meetings.watch(tf.compat.v1.get_default_graph())
+        row_mixing.watch_graph(tf.compat.v1.get_default_graph())
 
 
-def declare(leaf: Any, placement: Placement) -> None:
+def declare_leaf(leaf: Any, placement: Placement) -> None:
     """State the placement of a tensor of rows in a graph. Of one with a fixed number of rows, nothing is proved.
 
     What Python makes of that number while it traces would be the slice's, and look like any constant.
     """
     if placement.kind == SHARDED and (leaf.shape.rank is None or leaf.shape.as_list()[placement.axis] is not None):
-        placement = unknown(leaf.op, FIXED)
-    declarations.declare(leaf, placement)
+        placement = make_unknown(leaf.op, FIXED)
+    declarations.declare_placement(leaf, placement)
 
 
 def declare_rows(element: Any) -> None:
@@ -153,14 +155,14 @@ def declare_rows(element: Any) -> None:
     for part in tf.nest.flatten(element):
         if isinstance(part, tf.Tensor):
             if part.shape.rank is None or part.shape.rank > 0:
-                declare(part, ROWS)
+                declare_leaf(part, ROWS)
             continue
         for component in tf.nest.flatten(part, expand_composites=True):
             if isinstance(component, tf.Tensor):
-                declarations.declare(component, unknown(component.op, "its rows are ragged or sparse"))
+                declarations.declare_placement(component, make_unknown(component.op, "its rows are ragged or sparse"))
 
 
-def exits(outputs: Any, is_compiled: bool = False) -> Any:
+def make_outputs_whole(outputs: Any, is_compiled: bool = False) -> Any:
     """`outputs` of the step that the graph being built is, whole; as they are where the step cannot be sharded.
 
     Args:
@@ -173,19 +175,19 @@ def exits(outputs: Any, is_compiled: bool = False) -> Any:
         return outputs
     flat = tf.nest.flatten(outputs, expand_composites=True)
     places = [index for index, part in enumerate(flat) if isinstance(part, tf.Tensor) and not hasattr(part, "numpy")]
-    found = interpreter.interpreter_of(graph)
+    found = interpreter.make_interpreter(graph)
     for index in places:
-        placement = found.of(flat[index])
+        placement = found.find_placement(flat[index])
         can = placement.can_be_whole and not (is_compiled and placement.kind == SHARDED)
         if recombine.find_whole(flat[index]) is None and not can:
-            reason = verdict.reason_of(placement) if placement.kind == UNKNOWN else None
+            reason = verdict.find_reason(placement) if placement.kind == UNKNOWN else None
             clause = f"the ranks' parts of what it returns, {placement.kind}, cannot be put together"
-            verdict.fail(graph, reason or verdict.Reason(clause, flat[index].op))
-    if verdict.failure(graph) is None:
+            verdict.note_failure(graph, reason or verdict.Reason(clause, flat[index].op))
+    if verdict.find_failure(graph) is None:
         wholes = recombine.make_whole([flat[index] for index in places], "what a step returns") if places else []
         for index, value in zip(places, wholes):
             flat[index] = value
-        reason = verdict.unproved(graph, wholes) or meetings.why_without_gain(graph)
+        reason = verdict.find_obstacle(graph, wholes) or row_mixing.explain_no_gain(graph)
         if reason is not None:
-            verdict.fail(graph, reason)
+            verdict.note_failure(graph, reason)
     return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)

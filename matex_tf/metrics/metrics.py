@@ -42,14 +42,14 @@ def hold_whole_state(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def layers_of(model: Any) -> list[Any]:
+def list_layers(model: Any) -> list[Any]:
     """The layers of a Keras model, those within others and the model itself too, where Keras tells of them."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
 
 
-def variables_of(model: Any) -> list[Any]:
+def list_variables(model: Any) -> list[Any]:
     """The variables of all metrics of a Keras model, each rank's own. Keras 2 counts some of them among its weights."""
-    layers = layers_of(model)
+    layers = list_layers(model)
     # A layer that adapts has `update_state`, too, but no result.
     own = [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
     found = [*getattr(model, "metrics", []), *own]
@@ -68,7 +68,7 @@ def count_apart(variables: Sequence[Any] | None = None) -> None:
     """Before these metrics' variables, or any, count again: what every rank holds whole, only rank 0 keeps."""
     for key in list(_whole) if variables is None else [id(variable) for variable in variables]:
         variable = _whole.pop(key, None)
-        if variable is not None and world.current().rank > 0:
+        if variable is not None and world.get_world().rank > 0:
             variable.assign(variable * 0)
 
 
@@ -76,14 +76,14 @@ def copy_result(result: Any) -> Any:
     """`result` of a metric with copies in place of variables, whose values change once `hold_whole_state` ends."""
     import tensorflow as tf
 
-    found = tf.nest.map_structure(lambda part: _read(part) if hasattr(part, "assign") else part, result)
+    found = tf.nest.map_structure(lambda part: _read_variable(part) if hasattr(part, "assign") else part, result)
     for part in tf.nest.flatten(found):
         if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
-            declarations.declare(part, SAME)
+            declarations.declare_placement(part, SAME)
     return found
 
 
-def _read(variable: Any) -> Any:
+def _read_variable(variable: Any) -> Any:
     import tensorflow as tf
 
     # A copy: an eager read may share the memory that the assignment below writes.
@@ -92,7 +92,7 @@ def _read(variable: Any) -> Any:
 
 def _add_up(variables: Sequence[Any]) -> list[Any]:
     """Put the sum over ranks in `variables`; returns what this rank had."""
-    own = [_read(variable) for variable in variables]
+    own = [_read_variable(variable) for variable in variables]
     for variable, total in zip(variables, sum_over_ranks(own)):
         variable.assign(total)
     return own
@@ -127,7 +127,7 @@ def count_where_due(metric: Any, counts: Any = None) -> Iterator[None]:
     try:
         keep_variables(metric.variables)
         yield
-        counts = step_weight.numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
+        counts = step_weight.read_numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
         for variable, old in _state.before[1].values():
             variable.assign(tf.where(counts > 0, tf.convert_to_tensor(variable), old))
     finally:
@@ -151,4 +151,4 @@ def keep_variables(variables: Sequence[Any]) -> None:
     new = [variable for variable in variables if id(variable) not in before]
     count_apart(new)
     graph_ops.note_accounts(new)
-    before.update({id(variable): (variable, _read(variable)) for variable in new})
+    before.update({id(variable): (variable, _read_variable(variable)) for variable in new})

@@ -21,19 +21,19 @@ class Gpus:
         except ImportError:
             self.missing = "of GPUs nothing is recorded: pip install nvidia-ml-py"
             return
-        self.use(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.use_driver(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
-    def use(self, driver: Any, visible: str | None) -> None:
+    def use_driver(self, driver: Any, visible: str | None) -> None:
         """Ask `driver` (pynvml) of the GPUs that `visible` names, by number or UUID; None: of all."""
         try:
             driver.nvmlInit()
             names = [name.strip() for name in visible.split(",")] if visible else range(driver.nvmlDeviceGetCount())
-            self._handles = [_handle(driver, name) for name in names]
+            self._handles = [_find_handle(driver, name) for name in names]
             self._driver = driver
         except driver.NVMLError as error:
             self.missing = f"of GPUs nothing is recorded: {error}"
 
-    def sample(self) -> dict[str, float]:
+    def take_sample(self) -> dict[str, float]:
         """`gpu`: in what share of the last moments a GPU worked, in percent, their mean; `vram`: bytes used.
 
         Nothing where there is no GPU, or it does not answer.
@@ -48,7 +48,7 @@ class Gpus:
         return {"gpu": sum(load) / len(load), "vram": sum(used)}
 
 
-def _handle(driver: Any, name: str | int) -> Any:
+def _find_handle(driver: Any, name: str | int) -> Any:
     if str(name).isdigit():
         return driver.nvmlDeviceGetHandleByIndex(int(name))
     return driver.nvmlDeviceGetHandleByUUID(str(name))

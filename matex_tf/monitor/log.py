@@ -26,7 +26,7 @@ class Log:
         self.error: OSError | None = None
         """Why, the first time."""
 
-    def write(self, line: dict[str, Any]) -> bool:
+    def write_line(self, line: dict[str, Any]) -> bool:
         """Append `line`, as JSON; whether that could be done."""
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         with self._lock:

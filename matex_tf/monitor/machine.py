@@ -23,57 +23,57 @@ class Machine:
     """The files. `root` is the folder in which proc/ and sys/ lie."""
 
     def __init__(self, root: str = "/"):
-        self._memory = _open(root, "proc/self/statm")
-        self._cores = _open(root, "proc/stat")
-        self._network = _open(root, "proc/net/dev")
-        self._available = _open(root, "proc/meminfo")
+        self._memory = _open_file(root, "proc/self/statm")
+        self._cores = _open_file(root, "proc/stat")
+        self._network = _open_file(root, "proc/net/dev")
+        self._available = _open_file(root, "proc/meminfo")
         # What goes through a bridge or a bond is counted there.
         self._left_out = {"lo", *(path.parent.name for path in Path(root, "sys/class/net").glob("*/master"))}
         ports = Path(root, "sys/class/infiniband")
-        self._received = [_open(root, str(path)) for path in ports.glob("*/ports/*/counters/port_rcv_data")]
-        self._sent = [_open(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
+        self._received = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_rcv_data")]
+        self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
 
-    def sample(self) -> dict[str, float]:
+    def take_sample(self) -> dict[str, float]:
         """The figures now: of this process `cpu` (seconds so far, of all threads) and `mem` (bytes resident); of its
         host `busy` (seconds so far that cores worked), `free` (bytes available), `rx` and `tx` (bytes so far).
         """
         found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        if words := _read(self._memory).split():
+        if words := _read_file(self._memory).split():
             found["mem"] = int(words[1]) * _PAGE
-        if text := _read(self._cores):
-            found["busy"] = round(busy_seconds(text), 2)
-        for line in _read(self._available).split(b"\n"):
+        if text := _read_file(self._cores):
+            found["busy"] = round(parse_busy_seconds(text), 2)
+        for line in _read_file(self._available).split(b"\n"):
             if line.startswith(b"MemAvailable:"):
                 found["free"] = int(line.split()[1]) << 10
-        if lines := _read(self._network).split(b"\n")[2:]:
+        if lines := _read_file(self._network).split(b"\n")[2:]:
             columns = [
                 rest.split() for name, _, rest in (line.partition(b":") for line in lines)
                 if rest and name.strip().decode() not in self._left_out
             ]  # fmt: skip
-            found["rx"] = sum(int(one[_RECEIVED]) for one in columns) + _WORD * _sum(self._received)
-            found["tx"] = sum(int(one[_SENT]) for one in columns) + _WORD * _sum(self._sent)
+            found["rx"] = sum(int(one[_RECEIVED]) for one in columns) + _WORD * _sum_counters(self._received)
+            found["tx"] = sum(int(one[_SENT]) for one in columns) + _WORD * _sum_counters(self._sent)
         return found
 
 
-def busy_seconds(text: bytes) -> float:
+def parse_busy_seconds(text: bytes) -> float:
     """Seconds so far that the cores of a host worked, of all of them together, by what its /proc/stat holds."""
     words = text.partition(b"\n")[0].split()[1:]
     return sum(int(word) for place, word in enumerate(words[:_BUSY]) if place not in _WAITS) / _TICKS
 
 
-def _open(root: str, path: str) -> int:
+def _open_file(root: str, path: str) -> int:
     try:
         return os.open(os.path.join(root, path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
 
 
-def _read(descriptor: int) -> bytes:
+def _read_file(descriptor: int) -> bytes:
     try:
         return os.pread(descriptor, _MOST, 0) if descriptor >= 0 else b""
     except OSError:
         return b""
 
 
-def _sum(descriptors: Sequence[int]) -> int:
-    return sum(int(_read(one).strip() or 0) for one in descriptors)
+def _sum_counters(descriptors: Sequence[int]) -> int:
+    return sum(int(_read_file(one).strip() or 0) for one in descriptors)

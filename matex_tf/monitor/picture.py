@@ -26,19 +26,19 @@ _COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
 def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
     """The picture of the run's last start as it is; of many ranks those that fit `height` lines (0: all)."""
     start = run.starts[-1]
-    recent = _recent(start)
+    recent = _read_recent(start)
     if not recent:
         return Text(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet")
-    steps = waits.steps_of(recent)
-    shown = _chosen(recent, steps, height)
-    lines: list[RenderableType] = [Text(_head(run, start, recent)), _table(start, recent, steps, shown)]
+    steps = waits.compute_mean_steps(recent)
+    shown = _choose_ranks(recent, steps, height)
+    lines: list[RenderableType] = [Text(_format_head(run, start, recent)), _make_table(start, recent, steps, shown)]
     if len(shown) < len(recent):
         lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait no less", style="dim"))
     said = [
         waits.describe_waits(recent, steps, start.hosts),
-        *_silent(start, recent, time.time() if now is None else now),
+        *_list_silent(start, recent, time.time() if now is None else now),
     ]
-    said += [_shared(start, recent)]
+    said += [_describe_other_load(start, recent)]
     lines += [Text(text) for text in said if text]
     return Group(*lines)
 
@@ -46,14 +46,14 @@ def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableT
 def describe_run(run: Run) -> str:
     """The same in one line."""
     start = run.starts[-1]
-    recent = _recent(start)
+    recent = _read_recent(start)
     if not recent:
         return f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet"
-    said = waits.describe_waits(recent, waits.steps_of(recent), start.hosts)
-    return _head(run, start, recent) + (f"; {said}" if said else "")
+    said = waits.describe_waits(recent, waits.compute_mean_steps(recent), start.hosts)
+    return _format_head(run, start, recent) + (f"; {said}" if said else "")
 
 
-def _recent(start: Start) -> dict[int, Series]:
+def _read_recent(start: Start) -> dict[int, Series]:
     return read_recent(start, max(WINDOW, 3 * start.seconds))
 
 
@@ -66,7 +66,7 @@ def has_ended(run: Run) -> bool:
     return len(recent) == start.size and all(series.ended for series in recent.values())
 
 
-def _head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
+def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
     """What runs, where it is, how fast it goes."""
     first = recent.get(0) or next(iter(recent.values()))
     parts = [progress.describe_command(start), progress.describe_ranks(start)]
@@ -77,36 +77,38 @@ def _head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
         last = epochs[-1]
         parts.append(f"epoch {last.number}" + (f" of {last.of}" if last.of else "") + " done")
     parts.append(f"{int(first['up'][-1])} updates")
-    if updates := progress.rate_of(first, "up"):
+    if updates := progress.compute_mean_rate(first, "up"):
         parts.append(f"{1e3 / updates:.1f} ms an update")
-    if rows := progress.rate_of(first, "rows"):
+    if rows := progress.compute_mean_rate(first, "rows"):
         parts.append(f"{rows:,.0f} rows/s")
     if epochs:
         parts += [f"{name} {value:.4g}" for name, value in epochs[-1].logs.items()]
     if first.ended:
         parts.append(first.ended)
-    elif remains := progress.seconds_left(epochs, start.about["at"]):
+    elif remains := progress.estimate_seconds_left(epochs, start.about["at"]):
         parts.append(f"left {progress.format_seconds(remains)}")
     return ", ".join(parts)
 
 
-def _chosen(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
+def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
     """The ranks that have a line: all, or those that wait least and those that are not there any more."""
     ranks = list(recent)
     room = max(height - _AROUND, 3)
     if not height or len(ranks) <= room:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
-    order = sorted(ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _waiting(rank, recent, steps)))
+    order = sorted(
+        ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
+    )
     return sorted(order[: room - 1])
 
 
-def _waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
+def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
     seconds, _ = recent[rank].waits
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 
 
-def _table(
+def _make_table(
     start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
 ) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -128,37 +130,42 @@ def _table(
     for rank in shown:
         style = "bold red" if slow and slow[0] == rank else ""
         name = start.hosts[rank] if rank < start.size else "?"
-        table.add_row(str(rank), name, *_cells(recent[rank], steps.get(rank), has_gpu), style=style)
+        table.add_row(str(rank), name, *_format_cells(recent[rank], steps.get(rank), has_gpu), style=style)
     if len(shown) < len(recent):
-        cells = [_figures(series, steps.get(rank)) for rank, series in recent.items()]
+        cells = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
         middle = [median(column) for column in zip(*cells)]
-        texts = [*_of_machine(middle[:4]), *(f"{value * 1e3:.1f} ms" for value in middle[4:])]
+        texts = [*_format_machine(middle[:4]), *(f"{value * 1e3:.1f} ms" for value in middle[4:])]
         table.add_row("all", "(medians)", *texts, style="dim")
     return table
 
 
-def _figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
+def _compute_figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
     memory = float(series["mem"][-1])
-    machine = (progress.rate_of(series, "cpu"), memory, progress.rate_of(series, "tx"), progress.rate_of(series, "rx"))
+    machine = (
+        progress.compute_mean_rate(series, "cpu"),
+        memory,
+        progress.compute_mean_rate(series, "tx"),
+        progress.compute_mean_rate(series, "rx"),
+    )
     return (*machine, *((step.compute, step.waiting, step.sums) if step else (0.0, 0.0, 0.0)))
 
 
-def _of_machine(figures: Sequence[float]) -> list[str]:
+def _format_machine(figures: Sequence[float]) -> list[str]:
     cpu, memory, sent, received = figures
     known = format_bytes(memory) if memory == memory else "-"
     return [f"{cpu:.0%}", known, format_bytes(sent), format_bytes(received)]
 
 
-def _cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
-    figures = _figures(series, step)
-    cells = _of_machine(figures[:4]) + ([f"{value * 1e3:.1f} ms" for value in figures[4:]] if step else ["-"] * 3)
+def _format_cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
+    figures = _compute_figures(series, step)
+    cells = _format_machine(figures[:4]) + ([f"{value * 1e3:.1f} ms" for value in figures[4:]] if step else ["-"] * 3)
     if has_gpu:
         last = series.samples[-1]
         cells += [f"{last['gpu']:.0f}%", format_bytes(last["vram"])] if "gpu" in last else ["-", "-"]
     return cells
 
 
-def _silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
+def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
     """Ranks of which nothing is heard any more; clocks of hosts may differ, but not by as much."""
     lines = []
     limit = SILENT * start.seconds
@@ -178,8 +185,10 @@ def _silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]
     return lines
 
 
-def _shared(start: Start, recent: Mapping[int, Series]) -> str:
+def _describe_other_load(start: Start, recent: Mapping[int, Series]) -> str:
     """The host on which most is done by others than ranks."""
     hosts = waits.group_by_host(recent, start.hosts)
-    host, cores = max(((host, waits.others_of(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1])
+    host, cores = max(
+        ((host, waits.count_other_cores(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1]
+    )
     return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

@@ -27,7 +27,7 @@ def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
     return [Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {})) for one in events if "epoch" in one]
 
 
-def seconds_left(done: Sequence[Epoch], began: float) -> float | None:
+def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:
     """Seconds to the end of `fit`, by what its epochs took; None where that is not known."""
     if not done or not done[-1].of:
         return None
@@ -40,10 +40,10 @@ def seconds_left(done: Sequence[Epoch], began: float) -> float | None:
     return (done[-1].of - done[-1].number) * (done[-1].t - since) / counted
 
 
-def rate_of(series: Series, name: str) -> float:
+def compute_mean_rate(series: Series, name: str) -> float:
     """How much more of `name` a second, from the first of the samples to the last; 0 where nothing is known."""
-    took = series.grew("t")
-    grown = series.grew(name)
+    took = series.compute_growth("t")
+    grown = series.compute_growth(name)
     return grown / took if took > 0 and grown > 0 else 0.0
 
 

@@ -28,13 +28,14 @@ def format_metrics(run: Run) -> str:
     start = run.starts[-1]
     recent = read_recent(start, 0)
     labels = {
-        rank: f'run="{_escaped(run.folder)}",start="{start.number}",rank="{rank}",host="{_escaped(start.hosts[rank])}"'
+        rank: f'run="{_escape_label(run.folder)}",start="{start.number}",rank="{rank}",'
+        f'host="{_escape_label(start.hosts[rank])}"'
         for rank in recent
     }
-    return "".join(line + "\n" for line in _lines(recent, labels))
+    return "".join(line + "\n" for line in _format_lines(recent, labels))
 
 
-def _lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[str]:
+def _format_lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[str]:
     for member, name, kind, meaning in _METRICS:
         known = {rank: one.samples[-1][member] for rank, one in recent.items() if member in one.samples[-1]}
         if known:
@@ -43,5 +44,5 @@ def _lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[
             yield from (f"{name}{{{labels[rank]}}} {value}" for rank, value in known.items())
 
 
-def _escaped(label: str) -> str:
+def _escape_label(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -75,7 +75,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     if not starts:
         why = "there is no such folder" if not root.is_dir() else "no rank has written anything there"
         raise RecordingError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
-    return Run(str(folder), starts, list(_lines(root / "events.jsonl")))
+    return Run(str(folder), starts, list(_read_lines(root / "events.jsonl")))
 
 
 def _read_start(number: int, path: Path) -> Start:
@@ -83,7 +83,7 @@ def _read_start(number: int, path: Path) -> Start:
     if about.get("format") != FORMAT:
         raise RecordingError(f"{path}: its format is {about.get('format')!r}, and this version reads {FORMAT}")
     ranks = {int(match[1]): Path(one.path) for one in os.scandir(path) if (match := _RANK.fullmatch(one.name))}
-    events = [line for one in sorted(path.glob(EVENTS.format("*"))) for line in _lines(one)]
+    events = [line for one in sorted(path.glob(EVENTS.format("*"))) for line in _read_lines(one)]
     profile = path / PROFILE
     return Start(
         number, about, dict(sorted(ranks.items())), sorted(events, key=lambda one: one["t"]),
@@ -91,23 +91,23 @@ def _read_start(number: int, path: Path) -> Start:
     )  # fmt: skip
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file; what a killed writer has left of one is none."""
     if path.is_file():
-        yield from _parsed(path.read_bytes())
+        yield from _parse_lines(path.read_bytes())
 
 
-def _parsed(text: bytes) -> list[dict[str, Any]]:
+def _parse_lines(text: bytes) -> list[dict[str, Any]]:
     whole = text[: text.rfind(b"\n") + 1].strip()
     if not whole:
         return []
     try:
         return list(json.loads(b"[" + whole.replace(b"\n", b",") + b"]"))
     except ValueError:
-        return [one for line in whole.split(b"\n") if (one := _line_of(line))]
+        return [one for line in whole.split(b"\n") if (one := _parse_line(line))]
 
 
-def _line_of(line: bytes) -> dict[str, Any] | None:
+def _parse_line(line: bytes) -> dict[str, Any] | None:
     """A line, None where a disk has lost some of it."""
     try:
         found = json.loads(line)
@@ -121,13 +121,15 @@ def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
     tail = (count + 3) * _LINE // 2
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return _from(file.fileno(), max(size - tail, 0), tail) or _from(file.fileno(), max(size - _TAIL, 0), _TAIL)
+        return _read_between(file.fileno(), max(size - tail, 0), tail) or _read_between(
+            file.fileno(), max(size - _TAIL, 0), _TAIL
+        )
 
 
-def _from(file: int, offset: int, size: int) -> list[dict[str, Any]]:
+def _read_between(file: int, offset: int, size: int) -> list[dict[str, Any]]:
     """The whole lines between two places of a file."""
     text = os.pread(file, size, offset)
-    return _parsed(text if offset == 0 else text[text.find(b"\n") + 1 :])
+    return _parse_lines(text if offset == 0 else text[text.find(b"\n") + 1 :])
 
 
 def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
@@ -135,18 +137,18 @@ def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        first = _from(descriptor, 0, 2 * _LINE)
+        first = _read_between(descriptor, 0, 2 * _LINE)
         line = len(json.dumps(first[0], separators=(",", ":"))) if first else _LINE
         if size <= points * line or size < 4 * _TAIL:
-            return _parsed(file.read())
+            return _parse_lines(file.read())
         sought = points // 2
         places = [size * place // (sought - 1) for place in range(1, sought - 1)]
         pieces = [os.pread(descriptor, 2 * _LINE, place).split(b"\n", 2) for place in places]
         lines = [piece[1] for piece in pieces if len(piece) > 2]
-        return first[:1] + _parsed(b"\n".join([*lines, b""])) + read_last(path)[-1:]
+        return first[:1] + _parse_lines(b"\n".join([*lines, b""])) + read_last(path)[-1:]
 
 
-def points_of(ranks: int) -> int:
+def count_points(ranks: int) -> int:
     """How many samples of each are read where there are so many ranks."""
     return max(POINTS // max(ranks, 1), 2 * _LEAST)
 
@@ -166,7 +168,7 @@ class Series:
             self._arrays[name] = np.array([one.get(name, np.nan) for one in self.samples], float)
         return self._arrays[name]
 
-    def rate(self, name: str) -> np.ndarray:
+    def compute_rates(self, name: str) -> np.ndarray:
         """How much of it a second there was between each sample and the one before.
 
         NaN where that was much less long before than usual, as the last is: the system counts in ticks.
@@ -175,7 +177,7 @@ class Series:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(took > np.median(took) / 4, np.diff(self[name]) / took, np.nan)
 
-    def grew(self, name: str) -> float:
+    def compute_growth(self, name: str) -> float:
         """By how much it has grown from the first sample to the last."""
         values = self[name]
         return float(values[-1] - values[0]) if len(values) > 1 else 0.0
@@ -194,7 +196,7 @@ class Series:
 
 def read_all(start: Start) -> dict[int, Series]:
     """The samples of each rank of a start."""
-    points = points_of(len(start.files))
+    points = count_points(len(start.files))
     return {rank: Series(read_samples(path, points)) for rank, path in start.files.items()}
 
 

@@ -39,8 +39,8 @@ _recorder: Recorder | None = None
 def start_sampler() -> None:
     """Begin, where `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
     global _recorder
-    asked = settings.current().record
-    me = world.current()
+    asked = settings.get_settings().record
+    me = world.get_world()
     if not asked or me.is_phantom:
         return
     with real_files.use_real_files():
@@ -56,41 +56,43 @@ def start_sampler() -> None:
                 why = getattr(error, "strerror", None) or str(error)
     _say_who_cannot(objects.allgather(why, "who can record the run"), asked)
     if not records.is_on():
-        records.record(records.TOTALS)
-    _recorder = Recorder(folder, log, settings.current().record_seconds)
-    _recorder.begin()
+        records.set_recording(records.TOTALS)
+    _recorder = Recorder(folder, log, settings.get_settings().record_seconds)
+    _recorder.start_sampling()
 
 
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
     """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
-    if _recorder is not None and _speaks(_recorder):
-        _recorder.tell(epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs))
+    if _recorder is not None and _is_writer(_recorder):
+        _recorder.write_event(
+            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs)
+        )
 
 
-def after_loss(became_first: bool) -> None:
+def note_loss(became_first: bool) -> None:
     """Ranks were lost; those that are left go on, and each writes to its file as before."""
-    note_event(f"a rank was lost; {world.current().size} ranks go on without it")
+    note_event(f"a rank was lost; {world.get_world().size} ranks go on without it")
 
 
 def note_event(text: str) -> None:
     """Something has happened that is to be seen in the report; rank 0 writes it down."""
-    if _recorder is not None and _speaks(_recorder):
-        _recorder.tell(event=text)
+    if _recorder is not None and _is_writer(_recorder):
+        _recorder.write_event(event=text)
 
 
-def _speaks(recorder: Recorder) -> bool:
+def _is_writer(recorder: Recorder) -> bool:
     """Whether this is rank 0, and no process that a rank has forked."""
-    return recorder.process == os.getpid() and world.current().rank == 0
+    return recorder.process == os.getpid() and world.get_world().rank == 0
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:
     """The folder of this start, the word by which ranks know that they see the same, and why there is none."""
-    me = world.current()
+    me = world.get_world()
     token = secrets.token_hex(8)
     about = {
         "format": FORMAT, "token": token, "at": round(time.time(), 3),
         "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,
-        "folder": os.getcwd(), "hosts": me.hosts, "scaling": settings.current().scaling,
+        "folder": os.getcwd(), "hosts": me.hosts, "scaling": settings.get_settings().scaling,
         "versions": {"matex_tf": __version__, "python": platform.python_version()},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
     }  # fmt: skip
@@ -116,12 +118,12 @@ def _say_who_cannot(whys: list[str], asked: str) -> None:
     failed = [rank for rank, why in enumerate(whys) if why]
     if not failed:
         return
-    hosts = world.current().hosts
+    hosts = world.get_world().hosts
     if len(failed) == len(whys):
-        notes.note(f"MATEX_RECORD={asked}: the run is not recorded: {whys[0]}")
+        notes.print_note(f"MATEX_RECORD={asked}: the run is not recorded: {whys[0]}")
         return
     where = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
-    notes.note(
+    notes.print_note(
         f"MATEX_RECORD={asked}: {len(failed)} of {len(whys)} ranks are not recorded: rank {failed[0]} "
         f"({hosts[failed[0]]}): {whys[failed[0]]}. Name a folder on a file system that {where} shares"
     )
@@ -132,36 +134,36 @@ class Recorder:
 
     def __init__(self, folder: str, log: Log | None, seconds: float):
         self.folder, self.log, self.seconds = folder, log, seconds
-        self.rank = world.current().rank  # at the start; its files keep that number
+        self.rank = world.get_world().rank  # at the start; its files keep that number
         self.events: Log | None = None
         self.machine, self.gpus = Machine(), Gpus()
         self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="matex_tf monitor", daemon=True)
+        self.thread = threading.Thread(target=self._write_samples, name="matex_tf monitor", daemon=True)
         self.process = os.getpid()
 
-    def begin(self) -> None:
-        shutdown.at_end.append(self.finish)
-        shutdown.before_abort.append(lambda: self._end("ended by an error"))
+    def start_sampling(self) -> None:
+        shutdown.at_end.append(self.finish_recording)
+        shutdown.before_abort.append(lambda: self._write_last_line("ended by an error"))
         if self.log is not None:
             if self.gpus.missing:
-                notes.note(self.gpus.missing)
+                notes.print_note(self.gpus.missing)
             self.thread.start()
 
-    def sample(self) -> dict[str, Any]:
+    def take_sample(self) -> dict[str, Any]:
         """One line: see docs/monitor.md for its members."""
-        line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.sample(), **self.gpus.sample()}
-        line["up"], line["rows"] = ops.count(_GRADIENTS), ops.rows()
-        totals = records.totals()
-        line["com"] = _seconds(one.compute for one in totals)
-        line["wait"] = _seconds(one.meet + one.exposed_wait for one in totals)
-        line["sum"] = _seconds(one.exposed + one.collectives for one in totals)
+        line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.take_sample(), **self.gpus.take_sample()}
+        line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
+        totals = records.read_totals()
+        line["com"] = _sum_seconds(one.compute for one in totals)
+        line["wait"] = _sum_seconds(one.meet + one.exposed_wait for one in totals)
+        line["sum"] = _sum_seconds(one.exposed + one.collectives for one in totals)
         line["st"] = sum(one.steps for one in totals)
-        waiting = ops.waiting()
+        waiting = ops.read_waiting()
         if waiting.seconds >= _LONG:
             line["now"] = [round(waiting.seconds, 1), waiting.what]
         return line
 
-    def tell(self, **event: Any) -> None:
+    def write_event(self, **event: Any) -> None:
         """Write a line of what has happened, to events-N.jsonl of this rank: after a loss it may not be rank 0's."""
         if self.log is None:
             return
@@ -170,38 +172,40 @@ class Recorder:
                 if self.events is None:
                     self.events = Log(Path(self.folder, EVENTS.format(self.rank)))
             except OSError as error:
-                self._say(error)
+                self._note_lost_samples(error)
                 return
-            if not self.events.write({"t": round(time.time(), 3), "up": ops.count(_GRADIENTS), **event}):
-                self._say(self.events.error)
+            if not self.events.write_line({"t": round(time.time(), 3), "up": ops.count_completed(_GRADIENTS), **event}):
+                self._note_lost_samples(self.events.error)
 
-    def finish(self) -> None:
+    def finish_recording(self) -> None:
         """At the end of the script. Collective."""
-        self._end("ended")
-        with ops.exchanging("what was recorded"):
-            everyone = world.communicator("control").gather((records.totals(), self.log.lost if self.log else 0))
+        self._write_last_line("ended")
+        with ops.announce_exchange("what was recorded"):
+            everyone = world.get_communicator("control").gather(
+                (records.read_totals(), self.log.lost if self.log else 0)
+            )
         if everyone is None:
             return
-        text = profile.format_table([totals for totals, _ in everyone], world.current().hosts, None)
+        text = profile.format_table([totals for totals, _ in everyone], world.get_world().hosts, None)
         try:
             if self.log is not None:
                 with real_files.use_real_files():
                     Path(self.folder, PROFILE).write_text(text)
         except OSError as error:
-            self._say(error)
+            self._note_lost_samples(error)
         if lost := [rank for rank, (_, lines) in enumerate(everyone) if lines]:
-            notes.note(f"of {len(lost)} ranks, the first of them rank {lost[0]}, samples could not be recorded")
+            notes.print_note(f"of {len(lost)} ranks, the first of them rank {lost[0]}, samples could not be recorded")
 
-    def _watch(self) -> None:
+    def _write_samples(self) -> None:
         due = time.monotonic()
         with real_files.use_real_files():
             while not self.ended.wait(max(due - time.monotonic(), 0)):
-                self._write(self.sample())
+                self._write_line(self.take_sample())
                 if self.log is not None and self.log.lines % HALVED == 0:
                     self.seconds *= 2
                 due = max(due + self.seconds, time.monotonic())
 
-    def _end(self, how: str) -> None:
+    def _write_last_line(self, how: str) -> None:
         """The last line. What a disk holds up for long is left alone."""
         if self.log is None or self.ended.is_set() or os.getpid() != self.process:
             return
@@ -210,15 +214,15 @@ class Recorder:
             self.thread.join(_PATIENCE)
         if not self.thread.is_alive():
             with real_files.use_real_files():
-                self._write({**self.sample(), "end": how})
+                self._write_line({**self.take_sample(), "end": how})
 
-    def _write(self, line: dict[str, Any]) -> None:
-        if self.log is not None and not self.log.write(line):
-            self._say(self.log.error)
+    def _write_line(self, line: dict[str, Any]) -> None:
+        if self.log is not None and not self.log.write_line(line):
+            self._note_lost_samples(self.log.error)
 
-    def _say(self, error: OSError | None) -> None:
-        notes.note(f"MATEX_RECORD: samples are lost: {self.folder}: {error.strerror or error if error else ''}")
+    def _note_lost_samples(self, error: OSError | None) -> None:
+        notes.print_note(f"MATEX_RECORD: samples are lost: {self.folder}: {error.strerror or error if error else ''}")
 
 
-def _seconds(nanoseconds: Any) -> float:
+def _sum_seconds(nanoseconds: Any) -> float:
     return round(sum(nanoseconds) / 1e9, 4)

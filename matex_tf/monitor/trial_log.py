@@ -24,7 +24,7 @@ _process = 0
 def start_log(rank: int) -> None:
     """Begin, on rank 0. Children of the script are told nothing of it."""
     global _log, _process
-    path = settings.current().trial
+    path = settings.get_settings().trial
     os.environ.pop(_VARIABLE, None)
     if not path or rank:
         return
@@ -43,24 +43,24 @@ def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None, call:
 
     `call` is the number of the call of `fit`: an epoch that comes again, where a run goes on, is known by it.
     """
-    _write(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
+    _write_line(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:
     """What is learnt: rows, columns and so on, by which searches of other data are found alike."""
-    _write(task=features)
+    _write_line(task=features)
 
 
 def report_figures(told: Mapping[str, float], epoch: int | None) -> None:
     """What the script says itself of how well it does."""
-    _write(epoch=epoch, logs=dict(told))
+    _write_line(epoch=epoch, logs=dict(told))
 
 
-def _write(**line: Any) -> None:
+def _write_line(**line: Any) -> None:
     if _log is None or not is_on():
         return
     with real_files.use_real_files():
-        if _log.write({"t": round(time.time(), 3), **line}):
+        if _log.write_line({"t": round(time.time(), 3), **line}):
             return
     if _log.lost == 1:
         why = _log.error.strerror or _log.error if _log.error else ""

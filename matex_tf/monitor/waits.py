@@ -26,12 +26,12 @@ class Step:
         return self.compute + self.waiting + self.sums
 
 
-def step_of(series: Series) -> Step | None:
+def compute_mean_step(series: Series) -> Step | None:
     """The mean over the steps of `series`."""
-    steps = series.grew("st")
+    steps = series.compute_growth("st")
     if not steps > 0:
         return None
-    return Step(*(series.grew(name) / steps for name in ("com", "wait", "sum")))
+    return Step(*(series.compute_growth(name) / steps for name in ("com", "wait", "sum")))
 
 
 def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
@@ -80,16 +80,20 @@ def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str
     return found
 
 
-def others_of(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
+def count_other_cores(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
     """Cores of a host that work for processes other than its ranks `here`, over the time of the samples."""
     first = ranks[here[0]]
-    took = first.grew("t")
+    took = first.compute_growth("t")
     if not took > 0:
         return 0.0
-    mine = sum(ranks[rank].grew("cpu") / ranks[rank].grew("t") for rank in here if ranks[rank].grew("t") > 0)
-    return max(first.grew("busy") / took - mine, 0.0)
+    mine = sum(
+        ranks[rank].compute_growth("cpu") / ranks[rank].compute_growth("t")
+        for rank in here
+        if ranks[rank].compute_growth("t") > 0
+    )
+    return max(first.compute_growth("busy") / took - mine, 0.0)
 
 
-def steps_of(ranks: Mapping[int, Series]) -> dict[int, Step]:
+def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:
     """What a step of each rank takes, of those that have made any."""
-    return {rank: step for rank, series in ranks.items() if (step := step_of(series))}
+    return {rank: step for rank, series in ranks.items() if (step := compute_mean_step(series))}

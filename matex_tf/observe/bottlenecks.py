@@ -27,7 +27,7 @@ def time_pull(pull: Callable[[], Any]) -> Any:
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        return _timed_in_function(pull)
+        return _time_in_function(pull)
     global _waited
     start = time.perf_counter()
     try:
@@ -36,7 +36,7 @@ def time_pull(pull: Callable[[], Any]) -> Any:
         _waited += time.perf_counter() - start
 
 
-def _timed_in_function(pull: Callable[[], Any]) -> Any:
+def _time_in_function(pull: Callable[[], Any]) -> Any:
     global _waited_in_functions
     import tensorflow as tf
     from tensorflow.python.framework import config
@@ -44,7 +44,7 @@ def _timed_in_function(pull: Callable[[], Any]) -> Any:
     if config.is_op_determinism_enabled():
         return pull()  # the time is an op that is refused then
     if _waited_in_functions is None:
-        _waited_in_functions = step_weight.hidden_variable(0.0, tf.float64, "matex_tf_waited")
+        _waited_in_functions = step_weight.make_hidden_variable(0.0, tf.float64, "matex_tf_waited")
     start = tf.timestamp()
     with tf.control_dependencies([start]):
         element = pull()
@@ -56,7 +56,7 @@ def _timed_in_function(pull: Callable[[], Any]) -> Any:
     return tf.nest.pack_sequence_as(element, parts, expand_composites=True)
 
 
-def waited() -> float:
+def get_waited_seconds() -> float:
     """Seconds that went into waiting for what `timed` was given."""
     return _waited + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
 
@@ -71,30 +71,30 @@ class Pace:
         self._begin = self._end = (0.0, 0.0)
         self._waited = 0.0
 
-    def tick(self) -> None:
+    def count_step(self) -> None:
         """A step is over."""
         self.steps += 1
-        self._end = time.perf_counter(), ops.seconds(1) + ops.seconds(2)
+        self._end = time.perf_counter(), ops.get_collective_seconds(1) + ops.get_collective_seconds(2)
         if self.steps == 0:
-            self._begin, self._waited = self._end, waited()
+            self._begin, self._waited = self._end, get_waited_seconds()
 
-    def judge(self) -> None:
+    def judge_steps(self) -> None:
         """The steps are over: say, once in a run, what most of their time went into if that was no computation."""
         elapsed = self._end[0] - self._begin[0]
         if self.steps < _ENOUGH_STEPS or elapsed < _ENOUGH_SECONDS:
             return
         together = (self._end[1] - self._begin[1]) / elapsed
-        waiting = (waited() - self._waited) / elapsed
+        waiting = (get_waited_seconds() - self._waited) / elapsed
         if together > _MUCH:
-            of_rows = f", with some {max(self.rows // world.current().size, 1)} rows of each batch on each rank"
-            _say(
+            of_rows = f", with some {max(self.rows // world.get_world().size, 1)} rows of each batch on each rank"
+            _say_once(
                 "together",
                 f"{together:.0%} of the time of training steps goes into adding up gradients and waiting for the other "
                 f"ranks{of_rows if self.rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node would "
                 "use them better",
             )
         if waiting > _MUCH and self.whole_pipeline is not None:
-            _say(
+            _say_once(
                 "waiting",
                 f"{waiting:.0%} of the time of training steps goes into waiting for the input pipeline, which every "
                 f"rank runs whole: {self.whole_pipeline}. Where ranks cannot share the work, `cache()` or a reader "
@@ -102,8 +102,8 @@ class Pace:
             )
 
 
-def _say(what: str, text: str) -> None:
+def _say_once(what: str, text: str) -> None:
     """Once in a run: the figures differ from epoch to epoch."""
     if what not in _said:
         _said.add(what)
-        notes.note(text)
+        notes.print_note(text)

@@ -26,7 +26,7 @@ class Offset:
     error: int = 0
 
 
-def offset_of(rounds: Sequence[tuple[int, int, int]]) -> Offset:
+def estimate_offset(rounds: Sequence[tuple[int, int, int]]) -> Offset:
     """The offset from rounds of (sent by our clock, answered by theirs, received by ours): the quickest tells most.
 
     However long each way took, the answer was given between sending and receiving (Cristian, 1989).
@@ -36,7 +36,7 @@ def offset_of(rounds: Sequence[tuple[int, int, int]]) -> Offset:
     return Offset(middle, answered - middle, (received - sent + 1) // 2)
 
 
-def to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
+def convert_to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
     """Times of a host as rank 0's clock tells them, in nanoseconds: clocks part evenly from the start to the end."""
     begin, finish = start.at + start.ahead, end.at + end.ahead
     if finish <= begin:
@@ -48,47 +48,47 @@ class Clocks:
     """The clocks of all ranks; made by all of them together."""
 
     def __init__(self) -> None:
-        known = objects.allgather(_clock(), "whose clocks are the same")
+        known = objects.allgather(_read_clock_id(), "whose clocks are the same")
         first = {clock: rank for rank, clock in reversed(list(enumerate(known)))}
         self._leader_of = [first[clock] for clock in known]
         self._leaders = sorted(set(self._leader_of) - {0})
 
-    def measure(self) -> list[Offset]:
+    def measure_offsets(self) -> list[Offset]:
         """The offset of each rank's clock now. Collective; outside of the sequence, as at the end of the script."""
-        me = world.current().rank
-        if world.current().has_lost:
-            return [Offset()] * world.current().size  # who was asked at the start has another number, or is lost
-        communicator = world.communicator("control")
-        with ops.exchanging("comparing clocks"):
-            found = {leader: _ask(communicator, leader) for leader in self._leaders} if me == 0 else {}
+        me = world.get_world().rank
+        if world.get_world().has_lost:
+            return [Offset()] * world.get_world().size  # who was asked at the start has another number, or is lost
+        communicator = world.get_communicator("control")
+        with ops.announce_exchange("comparing clocks"):
+            found = {leader: _measure_offset(communicator, leader) for leader in self._leaders} if me == 0 else {}
             if me in self._leaders:
-                _answer(communicator)
+                _answer_rank_0(communicator)
             found = communicator.bcast(found)
         return [found.get(leader, Offset()) for leader in self._leader_of]
 
 
-def _clock() -> str:
+def _read_clock_id() -> str:
     """What tells processes of one clock from others: a machine's clock starts when it does."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
-        return world.current().host
+        return world.get_world().host
 
 
-def _ask(communicator: Any, rank: int) -> Offset:
+def _measure_offset(communicator: Any, rank: int) -> Offset:
     rounds, theirs = [], np.zeros(1, np.int64)
     for _ in range(_ROUNDS):
-        sent = records.now()
+        sent = records.read_clock()
         communicator.Send(theirs, rank, _TAG)
         communicator.Recv(theirs, rank, _TAG)
-        rounds.append((sent, int(theirs[0]), records.now()))
-    return offset_of(rounds)
+        rounds.append((sent, int(theirs[0]), records.read_clock()))
+    return estimate_offset(rounds)
 
 
-def _answer(communicator: Any) -> None:
+def _answer_rank_0(communicator: Any) -> None:
     mine = np.zeros(1, np.int64)
     for _ in range(_ROUNDS):
         communicator.Recv(mine, 0, _TAG)
-        mine[0] = records.now()
+        mine[0] = records.read_clock()
         communicator.Send(mine, 0, _TAG)

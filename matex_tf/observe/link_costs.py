@@ -42,32 +42,32 @@ class Link:
 
 def start_links() -> None:
     """Keep what the engine measures in this run."""
-    if world.current().rank == 0:
-        shutdown.at_end.append(_keep)
+    if world.get_world().rank == 0:
+        shutdown.at_end.append(_keep_measurement)
 
 
-def _keep() -> None:
-    found = records.last_link()
+def _keep_measurement() -> None:
+    found = records.get_last_measurement()
     if found is None:
         return
-    link = Link(dict(Counter(world.current().hosts)), *found, time.time())
+    link = Link(dict(Counter(world.get_world().hosts)), *found, time.time())
     name = hashlib.blake2b(json.dumps(link.hosts).encode(), digest_size=8).hexdigest()
     try:
         with real_files.use_real_files():
-            folder = _folder()
+            folder = _get_folder()
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
                 json.dump(asdict(link), file)
             os.replace(file.name, folder / f"{name}.json")
     except OSError as error:
-        notes.note(f"what transfers cost here could not be kept for `matex info`: {error}")
+        notes.print_note(f"what transfers cost here could not be kept for `matex info`: {error}")
 
 
-def known_links() -> list[Link]:
+def list_links() -> list[Link]:
     """What was kept, the newest first."""
-    found = [Link(**json.loads(path.read_text())) for path in _folder().glob("*.json")]
+    found = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
     return sorted(found, key=lambda link: -link.when)[:_SHOWN]
 
 
-def _folder() -> Path:
-    return cache.folder() / "links"
+def _get_folder() -> Path:
+    return cache.find_cache_folder() / "links"

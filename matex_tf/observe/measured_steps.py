@@ -28,16 +28,16 @@ _GRADIENTS = 1  # see `ops.count`
 
 def start_measuring() -> None:
     """Begin, where `matex plan` started this process (setting `plan`)."""
-    asked = settings.current().plan
+    asked = settings.get_settings().plan
     if asked is None:
         return
-    records.record(records.GRADIENTS, _EVENTS)
+    records.set_recording(records.GRADIENTS, _EVENTS)
     measured = Measured(asked)
-    atexit.register(measured.store)
-    threading.Thread(target=measured.watch, name="matex plan", daemon=True).start()
+    atexit.register(measured.store_steps)
+    threading.Thread(target=measured.watch_updates, name="matex plan", daemon=True).start()
 
 
-def resident_bytes(name: str) -> int:
+def read_resident_bytes(name: str) -> int:
     """Bytes of resident memory: VmRSS, what there is, or VmHWM, the most that there was."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
@@ -54,37 +54,38 @@ class Measured:
         self._lock = threading.Lock()
         self._stored = False
 
-    def watch(self) -> None:
+    def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
         began = 0.0
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
-                updates = ops.count(_GRADIENTS)
+                updates = ops.count_completed(_GRADIENTS)
                 if updates == 0:
-                    self.base = resident_bytes("VmRSS")
+                    self.base = read_resident_bytes("VmRSS")
                 elif not began:
                     began = time.monotonic()
                 late = began and time.monotonic() - began > SECONDS
                 if updates >= self.asked.steps or (late and updates >= LEAST):
                     break
-        self.store()
+        self.store_steps()
         os._exit(0)
 
-    def store(self) -> None:
+    def store_steps(self) -> None:
         """Write what was seen to the folder, once."""
         with self._lock:
-            if self._stored or os.getpid() != world.current().process:
+            if self._stored or os.getpid() != world.get_world().process:
                 return
             self._stored = True
-            me = world.current()
+            me = world.get_world()
             name = f"copy-{self.asked.copy if me.is_phantom else me.rank}.npz"
-            events, _ = records.events()
+            events, _ = records.read_events()
             with real_files.use_real_files():
                 file = Path(self.asked.folder, name)
                 np.savez(
-                    file.with_suffix(".part.npz"), events=events, labels=np.array(records.labels(), dtype=str),
-                    base=self.base, peak=resident_bytes("VmHWM"), updates=ops.count(_GRADIENTS),
+                    file.with_suffix(".part.npz"), events=events, labels=np.array(records.read_event_labels(),
+                    dtype=str),
+                    base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)

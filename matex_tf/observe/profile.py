@@ -20,22 +20,22 @@ _COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
 
 def start_profile() -> None:
     """Begin, where `MATEX_PROFILE` or `matex run --profile` asks for it. Collective."""
-    if not settings.current().profile:
+    if not settings.get_settings().profile:
         return
-    chosen = settings.current().overlap
-    link = records.link(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
-    measured = records.last_link()
+    chosen = settings.get_settings().overlap
+    link = records.measure_transfer(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
+    measured = records.get_last_measurement()
     disturbed = measured is not None and measured[2]
-    if settings.current().timeline == "":
-        records.record(records.TOTALS)
+    if settings.get_settings().timeline == "":
+        records.set_recording(records.TOTALS)
 
-    def finish() -> None:
-        with ops.exchanging("putting the profile together"):
-            everyone = world.communicator("control").gather(records.totals())
+    def finish_profile() -> None:
+        with ops.announce_exchange("putting the profile together"):
+            everyone = world.get_communicator("control").gather(records.read_totals())
         if everyone is not None:
-            terminal.write_text(format_table(everyone, world.current().hosts, link, disturbed))
+            terminal.write_text(format_table(everyone, world.get_world().hosts, link, disturbed))
 
-    shutdown.at_end.append(finish)
+    shutdown.at_end.append(finish_profile)
 
 
 def format_table(
@@ -71,53 +71,57 @@ def format_table(
         f"{'update':{width}}{'steps':>8}{names}",
     ]
     for place, totals in counted.items():
-        means = [sum(of) / len(of) for of in zip(*map(_milliseconds, totals))]
+        means = [sum(of) / len(of) for of in zip(*map(_compute_columns, totals))]
         lines.append(
-            f"{place:{width}}{totals[0].steps:8}" + "".join(f"{value:9.2f}" for value in means) + _speed(totals, link)
+            f"{place:{width}}{totals[0].steps:8}"
+            + "".join(f"{value:9.2f}" for value in means)
+            + _format_speed(totals, link)
         )
-    lines += _imbalance(ranks, set(counted), hosts)
+    lines += _describe_imbalance(ranks, set(counted), hosts)
     if link is None:
         return "\n".join(lines) + "\n"
     start_up, byte = link
     doubt = " (disturbed by other work: not to be relied on)" if disturbed else ""
-    lines.append(f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_rate(1, byte)} GB/s{doubt}")
+    lines.append(
+        f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_format_rate(1, byte)} GB/s{doubt}"
+    )
     return "\n".join(lines) + "\n"
 
 
-def _milliseconds(one: records.Totals) -> tuple[float, ...]:
+def _compute_columns(one: records.Totals) -> tuple[float, ...]:
     """The columns of one place on one rank."""
     compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
     exposed = one.exposed / one.updates / 1e6
-    waiting = _waiting(one)
+    waiting = _compute_waiting(one)
     hidden = max(one.transfer + one.copy - one.exposed, 0) / one.updates / 1e6
     return compute + waiting + exposed + other, compute, waiting, exposed, other, hidden
 
 
-def _waiting(one: records.Totals) -> float:
+def _compute_waiting(one: records.Totals) -> float:
     return (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
 
 
-def _speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
+def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
     """Bytes of an update, how fast they were added up, and what share that is of what the link could do, if known."""
     sent, took = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
     updates = sum(one.updates for one in totals)
-    speed = f"{sent / updates / 2**20:9.2f}{_rate(sent, took):>9}"
+    speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, took):>9}"
     if link is None:
         return speed
     least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
     return f"{speed}{least / took if took else 0.0:9.0%}"
 
 
-def _rate(sent: float, seconds: float) -> str:
+def _format_rate(sent: float, seconds: float) -> str:
     return f"{sent / seconds / 1e9:.2f}" if seconds > 0 else "-"
 
 
-def _imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
+def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
     """Who waits for whom: the rank that waits least is the one that the others wait for."""
     rows = []
     for rank, totals in enumerate(ranks):
         mine = [one for one in totals if one.place in places]
-        columns = [sum(of) for of in zip(*map(_milliseconds, mine))]
+        columns = [sum(of) for of in zip(*map(_compute_columns, mine))]
         rows.append((columns[2], columns[1], columns[0], rank))
     rows.sort()
     if len(rows) == 1:

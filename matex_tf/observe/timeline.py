@@ -43,20 +43,22 @@ def start_timeline() -> None:
         world.RankError: on all ranks, if rank 0 cannot write there.
     """
     global _timeline
-    path = settings.current().timeline
+    path = settings.get_settings().timeline
     if not path:
         return
     path = os.path.abspath(path)
-    complaint = objects.broadcast(_complaint(path) if world.current().rank == 0 else "", "whether it can be written")
+    complaint = objects.broadcast(
+        _find_complaint(path) if world.get_world().rank == 0 else "", "whether it can be written"
+    )
     if complaint:
         raise world.RankError(complaint)
     _timeline = Timeline(path)
-    shutdown.at_end.append(_timeline.finish)
-    shutdown.before_abort.append(_timeline.leave_part)
-    records.record(records.EVENTS, CAPACITY)
+    shutdown.at_end.append(_timeline.finish_timeline)
+    shutdown.before_abort.append(_timeline.write_part)
+    records.set_recording(records.EVENTS, CAPACITY)
 
 
-def _complaint(path: str) -> str:
+def _find_complaint(path: str) -> str:
     """Why the file cannot be written, and what to do; "" if it can."""
     folder = os.path.dirname(path)
     try:
@@ -73,52 +75,58 @@ class Timeline:
     def __init__(self, path: str):
         self.path = path
         self.clocks = clocks.Clocks()
-        self.offsets = self.clocks.measure()
-        self.zero = world.communicator("control").bcast(records.now())
+        self.offsets = self.clocks.measure_offsets()
+        self.zero = world.get_communicator("control").bcast(records.read_clock())
         self.over = False
 
-    def finish(self) -> None:
+    def finish_timeline(self) -> None:
         """Write the file, at the end of the script. Collective."""
         self.over = True
-        me, communicator = world.current(), world.communicator("control")
-        ends = self.clocks.measure()
-        events, dropped = records.events()
-        mine = format_part(events, records.labels(), me.rank, me.host, self._time(events, ends[me.rank]))
+        me, communicator = world.get_world(), world.get_communicator("control")
+        ends = self.clocks.measure_offsets()
+        events, dropped = records.read_events()
+        mine = format_part(
+            events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, ends[me.rank])
+        )
         everyone = communicator.gather(dropped)
         if me.rank > 0:
             communicator.send(mine, 0)
             return
         parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
         try:
-            write_file(self.path, parts, self._remarks(everyone, ends))
+            write_file(self.path, parts, self._make_remarks(everyone, ends))
         except OSError as error:
             for _ in parts:  # the other ranks send all the same
                 pass
             terminal.write_text(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
             return
         lost = f"; of {sum(map(bool, everyone))} ranks only the last {CAPACITY} events" if any(everyone) else ""
-        notes.note(f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing")
+        notes.print_note(
+            f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing"
+        )
 
-    def leave_part(self) -> None:
+    def write_part(self) -> None:
         """Write this rank's part alone: the job ends now, and the ranks do not meet any more."""
         if self.over:
             return
         self.over = True
-        me = world.current()
+        me = world.get_world()
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
-        events, dropped = records.events()
-        mine = format_part(events, records.labels(), me.rank, me.host, self._time(events, self.offsets[me.rank]))
-        write_file(path, [mine], self._remarks([dropped], self.offsets))
+        events, dropped = records.read_events()
+        mine = format_part(
+            events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, self.offsets[me.rank])
+        )
+        write_file(path, [mine], self._make_remarks([dropped], self.offsets))
         terminal.write_text(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
-    def _time(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
+    def _compute_times(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
         """When events begin and end, in nanoseconds since rank 0 began to record."""
         times = np.stack([events["start"], events["start"] + events["duration"]])
-        return clocks.to_rank_0_time(times, self.offsets[world.current().rank], end) - self.zero
+        return clocks.convert_to_rank_0_time(times, self.offsets[world.get_world().rank], end) - self.zero
 
-    def _remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
-        hosts = world.current().hosts
+    def _make_remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
+        hosts = world.get_world().hosts
         apart = {
             hosts[rank]: f"{(end.ahead - start.ahead) / 1e3:+.1f} us from start to end; known to "
             f"{max(start.error, end.error) / 1e3:.1f} us"
@@ -191,12 +199,12 @@ def list_slices(
         elif kind in _NAMES:
             yield lanes[i], *_NAMES[kind], begin, end, sizes[i]
         if kind in ("update", "announcement") and lanes[i] == 0:
-            yield from _gaps(gaps, "compute" if is_step else "between steps", exposed)
+            yield from _list_gaps(gaps, "compute" if is_step else "between steps", exposed)
             gaps, is_step = [], True
-    yield from _gaps(gaps, "between steps", exposed)
+    yield from _list_gaps(gaps, "between steps", exposed)
 
 
-def _gaps(
+def _list_gaps(
     gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str, str, int, int, int]]:
     """Gaps on the lane of the script, cut where sums are waited for. Consumes what is `exposed` before their end."""

@@ -10,7 +10,7 @@ import functools
 import importlib
 from typing import Any
 
-from matex_tf.runtime.replace import when_imported
+from matex_tf.runtime.replace import patch_when_imported
 
 _ONCE_TENSORFLOW_IS_THERE = "*"
 _IN_ORDER = """
@@ -30,6 +30,6 @@ def install() -> None:
     for name in _IN_ORDER:
         part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
         if name.endswith(_ONCE_TENSORFLOW_IS_THERE):
-            when_imported("tensorflow", functools.partial(_install, part))
+            patch_when_imported("tensorflow", functools.partial(_install, part))
         else:
             part.install()

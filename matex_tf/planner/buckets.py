@@ -25,7 +25,7 @@ MOST_GRADIENTS = 128
 def sample_price(price: Price, most: float) -> Price:
     """`price` read off a straight line between some of its values, up to `most` bytes: thousands are asked for."""
     points = [0.0, *(2 ** (at / 2) for at in range(ceil(2 * log2(max(most, 2.0))) + 1))]
-    return MeasuredLink(points, [price(point) for point in points]).message
+    return MeasuredLink(points, [price(point) for point in points]).estimate_message
 
 
 def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -35,13 +35,13 @@ def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[lis
     return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
 
 
-def best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     """The plan whose last transfer is over first.
 
     The engine finds it by the same dynamic programming (ops/src/engine/layout/buckets.cc). This one needs no compiled
     ops, and takes any price of a transfer.
     """
-    last, held = _last(ready), [0.0, *itertools.accumulate(sizes)]
+    last, held = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
     ends, before = [0.0], [0]
     for past in range(1, len(sizes) + 1):
         end, first = min(
@@ -55,14 +55,14 @@ def best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> P
     return tuple(reversed(plan))
 
 
-def greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
+def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     """iBatch's plan with time turned around: its pulls come before the computation that needs them, sums after."""
-    last, start_up = _last(ready), price(0.0)
+    last, start_up = _compute_ready_times(ready), price(0.0)
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *last])]
     layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
-    mirrored = (ibatch.whole(layers), ibatch.front_to_back(layers), ibatch.back_to_front(layers))
+    mirrored = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
     plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in mirrored if plan]
-    return min(plans, key=lambda plan: plan_end(plan, ready, sizes, price))
+    return min(plans, key=lambda plan: compute_plan_end(plan, ready, sizes, price))
 
 
 def plan_by_size(sizes: Sequence[float], most: float) -> Plan:
@@ -81,14 +81,14 @@ def plan_each(sizes: Sequence[float]) -> Plan:
     return tuple(range(len(sizes) + 1))
 
 
-def plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
+def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
     """When the last transfer of `plan` is over."""
-    last, free = _last(ready), 0.0
+    last, free = _compute_ready_times(ready), 0.0
     for first, past in itertools.pairwise(plan):
         free = max(free, last[past - 1]) + price(math.fsum(sizes[first:past]))
     return free
 
 
-def _last(ready: Sequence[float]) -> list[float]:
+def _compute_ready_times(ready: Sequence[float]) -> list[float]:
     """When each gradient and all before it are ready: transfers keep their order."""
     return list(itertools.accumulate(ready, max))

@@ -32,11 +32,12 @@ def choose_ranks(
         least = min(predictions, key=lambda one: one.memory)
         return Choice(
             None,
-            f"no number of ranks asked for fits {_gib(memory)}: with {least.ranks} a rank takes {_gib(least.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free{_in_parts(predictor, memory)}",
+            f"no number of ranks asked for fits {_format_gib(memory)}: with {least.ranks} a rank takes "
+            f"{_format_gib(least.memory)}, "
+            f"and {MARGIN - 1:.0%} are kept free{_suggest_microbatch(predictor, memory)}",
         )
     if deadline:
-        return _within(predictor, fit, deadline, steps)
+        return _choose_by_deadline(predictor, fit, deadline, steps)
     good = [one for one in fit if one.efficiency >= target]
     if not good:
         best = max(fit, key=lambda one: one.efficiency)
@@ -44,23 +45,27 @@ def choose_ranks(
             best, f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         )
     best = max(good, key=lambda one: one.rows_a_second or 1 / one.step)
-    return Choice(best, f"best for efficiency {target:g}: {_named(best)}{_more(predictor, fit, best)}")
+    return Choice(
+        best, f"best for efficiency {target:g}: {_describe_ranks(best)}{_describe_next(predictor, fit, best)}"
+    )
 
 
-def rows_that_fit(predictor: Predictor, memory: float) -> int:
+def find_most_rows(predictor: Predictor, memory: float) -> int:
     """The most rows of a step that one rank can compute at once in so many bytes; 0 where not even one fits."""
     every = range(1, predictor.plan.rows + 1)
-    return max((rows for rows in every if predictor.compute.memory_of_rows(rows) * MARGIN <= memory), default=0)
+    return max(
+        (rows for rows in every if predictor.compute.estimate_memory_of_rows(rows) * MARGIN <= memory), default=0
+    )
 
 
-def _in_parts(predictor: Predictor, memory: float) -> str:
-    rows = rows_that_fit(predictor, memory)
+def _suggest_microbatch(predictor: Predictor, memory: float) -> str:
+    rows = find_most_rows(predictor, memory)
     return (
         f". MATEX_MICROBATCH={rows} computes slices in parts that fit; plan again with it for its cost" if rows else ""
     )
 
 
-def _within(predictor: Predictor, fit: Sequence[Prediction], deadline: float, steps: int) -> Choice:
+def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadline: float, steps: int) -> Choice:
     weak = predictor.plan.scaling == "weak"
     took = {one: one.step * steps / (one.ranks if weak else 1) for one in fit}
     soon = [one for one in fit if took[one] <= deadline]
@@ -70,10 +75,10 @@ def _within(predictor: Predictor, fit: Sequence[Prediction], deadline: float, st
             None, f"no number of ranks ends in {deadline:.0f} s; the soonest is {best.ranks}: {took[best]:.0f} s"
         )
     best = min(soon, key=lambda one: one.ranks)
-    return Choice(best, f"the fewest that end in {deadline:.0f} s: {_named(best)}, {took[best]:.0f} s")
+    return Choice(best, f"the fewest that end in {deadline:.0f} s: {_describe_ranks(best)}, {took[best]:.0f} s")
 
 
-def _named(one: Prediction) -> str:
+def _describe_ranks(one: Prediction) -> str:
     return f"{one.ranks} rank{'s' * (one.ranks > 1)} on {one.hosts} host{'s' * (one.hosts > 1)}"
 
 
@@ -87,12 +92,12 @@ def list_limits(one: Prediction, alone: float) -> dict[str, float]:
     }
 
 
-def _more(predictor: Predictor, fit: Sequence[Prediction], best: Prediction) -> str:
+def _describe_next(predictor: Predictor, fit: Sequence[Prediction], best: Prediction) -> str:
     later = [one for one in fit if one.ranks > best.ranks]
     if not later:
         return ""
     after = min(later, key=lambda one: one.ranks)
-    alone = predictor.compute.seconds(1)
+    alone = predictor.compute.estimate_seconds(1)
     alone = alone * after.ranks if predictor.plan.scaling == "weak" else alone
     found = list_limits(after, alone)
     what = max(found, key=lambda name: found[name])
@@ -101,12 +106,12 @@ def _more(predictor: Predictor, fit: Sequence[Prediction], best: Prediction) -> 
         f"{after.efficiency:.2f}: {found[what] / after.step:.0%} of it are {what}"
     )
     if what == "sums that nothing hides" and after.hosts > 1:
-        squeezed = predictor.step(after.ranks, 0.5).efficiency
+        squeezed = predictor.predict_step(after.ranks, 0.5).efficiency
         text += f" (MATEX_COMPRESSION=fp16, which changes results, would give {squeezed:.2f})"
     elif what.startswith("computation"):
         text += " (more rows in a batch would help, and change the training)"
     return text
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"

@@ -26,7 +26,7 @@ class AnyLink(Protocol):
     Ranks are numbered host by host; a host's ranks share its adapter, which sends and receives at once.
     """
 
-    def message(self, size: float) -> float:
+    def estimate_message(self, size: float) -> float:
         """Seconds that a message of `size` bytes takes."""
 
 
@@ -36,7 +36,7 @@ class Link(NamedTuple):
     start_up: float
     byte: float
 
-    def message(self, size: float) -> float:
+    def estimate_message(self, size: float) -> float:
         return self.start_up + size * self.byte
 
 
@@ -50,7 +50,7 @@ class MeasuredLink:
         # A larger message is never sooner: what says so is noise.
         self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
 
-    def message(self, size: float) -> float:
+    def estimate_message(self, size: float) -> float:
         if size <= self.sizes[0]:
             return self.seconds[0]
         right = min(bisect.bisect_left(self.sizes, size), len(self.sizes) - 1)
@@ -69,103 +69,113 @@ ADDITION = 1 / 5e9
 """Seconds to add one byte."""
 
 
-def recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
+def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
     """Each rank exchanges all of it with log2(ranks) others: what MPI takes for small sums."""
-    return ceil(log2(ranks)) * (link.message(size) + size * ADDITION) if ranks > 1 else 0.0
+    return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION) if ranks > 1 else 0.0
 
 
-def halving(ranks: int, size: float, link: AnyLink) -> float:
+def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
     """Rabenseifner's: reduce-scatter by recursive halving, allgather by recursive doubling."""
     if ranks == 1:
         return 0.0
     part, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
-    return 2 * rounds * link.message(part / rounds) + part * ADDITION
+    return 2 * rounds * link.estimate_message(part / rounds) + part * ADDITION
 
 
-def ring(ranks: int, size: float, link: AnyLink) -> float:
+def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
     """Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
     if ranks == 1:
         return 0.0
     part = (ranks - 1) / ranks * size
-    return 2 * (ranks - 1) * link.message(size / ranks) + part * ADDITION
+    return 2 * (ranks - 1) * link.estimate_message(size / ranks) + part * ADDITION
 
 
-def shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
+def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
     """Within a host, as ops/src/engine/sums/shared_memory.h does: each rank writes its numbers into memory that all
     see, adds up its share of all of them, and reads the sums; of two ranks each adds up all of it.
     """
     if ranks == 1:
         return 0.0
     moved = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
-    return 2 * ceil(log2(ranks)) * memory.message(0) + memory.message(moved) + size * ADDITION
+    return 2 * ceil(log2(ranks)) * memory.estimate_message(0) + memory.estimate_message(moved) + size * ADDITION
 
 
-def flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
     """MPI's own sum over all ranks: in all rounds but those within a host, its ranks share the adapter."""
     memory = memory or MEMORY
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
     if hosts == 1:
-        return halving(ranks, size, memory)
+        return estimate_halving(ranks, size, memory)
     # After the rounds within the host each of its ranks has 1 / within of the data, and they send at the same time.
-    return halving(within, size, memory) + halving(hosts, size, network)
+    return estimate_halving(within, size, memory) + estimate_halving(hosts, size, network)
 
 
-def flat_ring(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_flat_ring(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
     """Each round lasts as long as its slowest message."""
     memory = memory or MEMORY
     if ranks <= per_host:
-        return ring(ranks, size, memory)
+        return estimate_ring(ranks, size, memory)
     part = size / ranks
-    slowest = max(network, memory, key=lambda link: link.message(part))
-    return ring(ranks, size, slowest)
+    slowest = max(network, memory, key=lambda link: link.estimate_message(part))
+    return estimate_ring(ranks, size, slowest)
 
 
-def two_levels(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_two_levels(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
     """Within hosts by halving; of each host's slices, which share its adapter, each by a ring of hosts."""
     within = min(per_host, ranks)
-    return halving(within, size, memory or MEMORY) + ring(ceil(ranks / within), size, network)
+    return estimate_halving(within, size, memory or MEMORY) + estimate_ring(ceil(ranks / within), size, network)
 
 
-def in_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
     """Two levels, compressed between hosts: each host's slice to its owner and back, by a message to every host."""
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
-    inside = halving(within, size, memory or MEMORY)
+    inside = estimate_halving(within, size, memory or MEMORY)
     if hosts == 1:
         return inside
     part = (hosts - 1) / hosts * size
-    return inside + 2 * (hosts - 1) * network.message(size / hosts / 2) + part * ADDITION
+    return inside + 2 * (hosts - 1) * network.estimate_message(size / hosts / 2) + part * ADDITION
 
 
-def largest(
+def estimate_topk(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None, share: float = 0.01
 ) -> float:
     """Two levels, between hosts the places and values of `share` of the numbers, which each host gets of all."""
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
-    inside = halving(within, size, memory or MEMORY)
+    inside = estimate_halving(within, size, memory or MEMORY)
     if hosts == 1:
         return inside
     sent, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
-    return inside + rounds * network.message(sent / rounds) + sent * ADDITION
+    return inside + rounds * network.estimate_message(sent / rounds) + sent * ADDITION
 
 
-ALGORITHMS = {"mpi": flat, "ring": flat_ring, "two_level": two_levels, "16 bits": in_16_bits, "topk:0.01": largest}
+ALGORITHMS = {
+    "mpi": estimate_flat,
+    "ring": estimate_flat_ring,
+    "two_level": estimate_two_levels,
+    "16 bits": estimate_16_bits,
+    "topk:0.01": estimate_topk,
+}
 """By name; each takes ranks, ranks per host, bytes, the link between hosts and, if it is known, that within a host."""
 EXACT = ("mpi", "ring", "two_level")
 """Those that change no result."""
 
 
-def meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink | None = None) -> float:
     """The comparison of ranks before each collective."""
-    return recursive_doubling(ranks, MEETING, network if ranks > per_host else memory or MEMORY)
+    return estimate_recursive_doubling(ranks, MEETING, network if ranks > per_host else memory or MEMORY)
 
 
-def sum_of(
+def estimate_sum(
     algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
     """Seconds to add up gradients of `size` bytes in chunks, with the meeting of the ranks before it."""
     chunks = max(1, ceil(size / CHUNK))
     took = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
-    return meeting(ranks, per_host, network, memory) + chunks * took
+    return estimate_meeting(ranks, per_host, network, memory) + chunks * took

@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, typical_step
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, compute_typical_step
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
@@ -15,7 +15,7 @@ RARE, LONGER = 0.01, 1.3
 """Steps of a few dozen do not show what is rare; at worst so many are so much longer."""
 
 
-def rows_of(plan: Plan, ranks: int) -> int:
+def count_slice_rows(plan: Plan, ranks: int) -> int:
     """Rows of the largest slice on so many ranks; 0 where no step is sharded."""
     if not plan.rows:
         return 0
@@ -66,39 +66,39 @@ class Compute:
         }
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
-    def _position(self, ranks: int) -> float:
+    def _find_position(self, ranks: int) -> float:
         """Rows of a rank; without any, all ranks compute the same."""
-        return float(rows_of(self.plan, ranks))
+        return float(count_slice_rows(self.plan, ranks))
 
-    def _group(self, ranks: int) -> _Group:
+    def _choose_group(self, ranks: int) -> _Group:
         """Fewer ranks than fill a host have more cores each."""
         copies = min(ranks, self._full)
         return self._groups[min(one for one in self._groups if one >= copies)]
 
-    def seconds(self, ranks: int) -> float:
+    def estimate_seconds(self, ranks: int) -> float:
         """A step of a rank of so many, without sums, typically."""
-        return self._at(ranks, self._group(ranks).seconds)
+        return self._interpolate_line(ranks, self._choose_group(ranks).seconds)
 
-    def ready(self, ranks: int) -> list[float]:
+    def estimate_ready_times(self, ranks: int) -> list[float]:
         """When each gradient is there."""
-        end = self.seconds(ranks)
-        return [min(self._at(ranks, line), end) for line in self._group(ranks).ready]
+        end = self.estimate_seconds(ranks)
+        return [min(self._interpolate_line(ranks, line), end) for line in self._choose_group(ranks).ready]
 
-    def at(self, ranks: int) -> list[float]:
+    def estimate_collective_times(self, ranks: int) -> list[float]:
         """When each collective begins."""
-        return [self._at(ranks, line) for line in self._group(ranks).at]
+        return [self._interpolate_line(ranks, line) for line in self._choose_group(ranks).at]
 
-    def busy(self, ranks: int) -> float:
+    def find_busy_share(self, ranks: int) -> float:
         """The share of the cores that other processes took while such ranks were measured."""
-        return max(size.busy for size in self._group(ranks).sizes)
+        return max(size.busy for size in self._choose_group(ranks).sizes)
 
-    def _at(self, ranks: int, line: Line) -> float:
+    def _interpolate_line(self, ranks: int, line: Line) -> float:
         """What `line` of these ranks' group says of their rows; a single point goes as ranks that fill a host do."""
-        rows, full = self._position(ranks), self._groups[self._full].seconds
+        rows, full = self._find_position(ranks), self._groups[self._full].seconds
         grows = full(rows) / full(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
         return line(rows) * grows
 
-    def fixed(self) -> tuple[float, float]:
+    def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that no number of ranks lowers, and seconds of a row."""
         line = self._groups[self._full].seconds
         if len(line.x) < 2:
@@ -106,41 +106,41 @@ class Compute:
         none = line(0.0)
         return none, max(line.y[-1] - none, 0.0) / line.x[-1]
 
-    def memory(self, ranks: int) -> float:
+    def estimate_memory(self, ranks: int) -> float:
         """Bytes that a process takes at most."""
-        return self._memory(self._position(ranks))
+        return self._memory(self._find_position(ranks))
 
-    def memory_of_rows(self, rows: float) -> float:
+    def estimate_memory_of_rows(self, rows: float) -> float:
         return self._memory(rows)
 
-    def mark(self, ranks: int) -> str:
-        at, group = self._position(ranks), self._group(ranks)
+    def find_mark(self, ranks: int) -> str:
+        at, group = self._find_position(ranks), self._choose_group(ranks)
         is_alike = group.sizes[0].copies == min(ranks, self._full)
         is_near = min(group.x) / FAR <= at <= max(group.x) * FAR
         return MEASURED if is_alike and is_near else EXTRAPOLATED
 
-    def nearest(self, ranks: int) -> Size:
+    def find_nearest(self, ranks: int) -> Size:
         """The measured size whose slices are most like those of so many ranks."""
-        at = self._position(ranks)
-        return min(self._group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (at + 1))))
+        at = self._find_position(ranks)
+        return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (at + 1))))
 
-    def spread(self, ranks: int) -> list[float]:
+    def compute_spread(self, ranks: int) -> list[float]:
         """Measured steps, by the typical one."""
-        steps = self.nearest(ranks).steps
-        return sorted(step / typical_step(steps) for step in steps)
+        steps = self.find_nearest(ranks).steps
+        return sorted(step / compute_typical_step(steps) for step in steps)
 
-    def slowest(self, ranks: int) -> tuple[float, float]:
+    def estimate_slowest(self, ranks: int) -> tuple[float, float]:
         """How much longer than a typical step the slowest of so many ranks takes: by the measured steps, and if rare
         ones, which so few do not show, are longer.
         """
-        steps = self.spread(ranks)
-        seen = expected_maximum(steps, [1.0] * len(steps), ranks)
+        steps = self.compute_spread(ranks)
+        seen = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
         rare = [step * LONGER for step in steps]
         weights = [1 - RARE] * len(steps) + [RARE] * len(steps)
-        return max(seen, 1.0), max(expected_maximum(steps + rare, weights, ranks), 1.0)
+        return max(seen, 1.0), max(compute_expected_maximum(steps + rare, weights, ranks), 1.0)
 
 
-def expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:
+def compute_expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:
     """The mean of the largest of `draws` values, each drawn by `weights`: resampling, without drawing."""
     order = np.argsort(values)
     shares = np.cumsum(np.array(weights)[order])

@@ -17,11 +17,11 @@ class Events:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
-    def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
+    def schedule_act(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
         """`act(*arguments)` at `time`; of two at the same time the one that was asked for first comes first."""
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+    def run_events(self, until: Callable[[], bool] = lambda: False) -> None:
         """Let happen what is to happen, and what follows from it, until nothing is left or `until` is true."""
         heap, pop = self._heap, heapq.heappop
         while heap and not until():
@@ -48,31 +48,31 @@ class Station:
         self._order = itertools.count()
         self._version = 0
 
-    def serve(self, work: float, done: Callable[[], None]) -> None:
+    def serve_customer(self, work: float, done: Callable[[], None]) -> None:
         """Begin `work` seconds of work now; call `done` when it is over."""
-        self._advance()
+        self._advance_work()
         heapq.heappush(self._leaving, (self._given + work, next(self._order), done))
-        self._expect()
+        self._schedule_leave()
 
     @property
     def _rate(self) -> float:
         return min(1.0, self._capacity / len(self._leaving))
 
-    def _advance(self) -> None:
+    def _advance_work(self) -> None:
         if self._leaving:
             self._given += (self._events.now - self._since) * self._rate
         self._since = self._events.now
 
-    def _expect(self) -> None:
+    def _schedule_leave(self) -> None:
         self._version += 1
         if self._leaving:
             left = max(0.0, self._leaving[0][0] - self._given)
-            self._events.at(self._events.now + left / self._rate, self._leave, self._version)
+            self._events.schedule_act(self._events.now + left / self._rate, self._end_service, self._version)
 
-    def _leave(self, version: int) -> None:
+    def _end_service(self, version: int) -> None:
         if version != self._version:  # someone has come or gone since this was foreseen
             return
-        self._advance()
+        self._advance_work()
         _, _, done = heapq.heappop(self._leaving)
-        self._expect()
+        self._schedule_leave()
         done()

@@ -24,7 +24,7 @@ ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two host
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
 
 
-def typical_step(steps: Sequence[float]) -> float:
+def compute_typical_step(steps: Sequence[float]) -> float:
     """The step that half of `steps` take longer than."""
     return statistics.median(steps)
 
@@ -76,7 +76,7 @@ class Size:
     @property
     def typical(self) -> float:
         """The seconds of a step, typically."""
-        return typical_step(self.steps)
+        return compute_typical_step(self.steps)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Plan:
     def gradient_bytes(self) -> int:
         return sum(gradient.bytes for gradient in self.gradients)
 
-    def link(self, *scopes: str) -> LinkMeasurement | None:
+    def find_link(self, *scopes: str) -> LinkMeasurement | None:
         """The measurement of the first of these scopes that there is."""
         found = {link.scope: link for link in self.links}
         return next((found[scope] for scope in scopes if scope in found), None)
@@ -165,7 +165,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise PlanFileError("it holds no plan")
         if content.get("format") != FORMAT:
             raise PlanFileError(f"its format is {content.get('format')!r}, and this version reads {FORMAT}")
-        return _made(Plan, content)
+        return _build_value(Plan, content)
     except (ValueError, TypeError, KeyError) as error:
         raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None
 
@@ -178,22 +178,22 @@ def read_link(text: str) -> LinkMeasurement:
     """
     lines = text.strip().splitlines()
     try:
-        link: LinkMeasurement = _made(LinkMeasurement, json.loads(lines[-1]))
+        link: LinkMeasurement = _build_value(LinkMeasurement, json.loads(lines[-1]))
     except (IndexError, ValueError, TypeError, AttributeError):
         raise PlanFileError(f"no measurement of a link: {lines[-1:]}") from None
     return link
 
 
-def _made(kind: Any, value: Any) -> Any:
+def _build_value(kind: Any, value: Any) -> Any:
     """`value`, from JSON, as the type `kind`."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         types_of = typing.get_type_hints(kind)
         unknown = set(value) - set(types_of)
         if unknown:
             raise PlanFileError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-        return kind(**{name: _made(types_of[name], item) for name, item in value.items()})
+        return kind(**{name: _build_value(types_of[name], item) for name, item in value.items()})
     if typing.get_origin(kind) is tuple:
-        return tuple(_made(typing.get_args(kind)[0], item) for item in value)
+        return tuple(_build_value(typing.get_args(kind)[0], item) for item in value)
     if kind is float and isinstance(value, int):
         return float(value)
     if not isinstance(value, kind):

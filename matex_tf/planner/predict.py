@@ -9,7 +9,7 @@ from math import ceil
 
 from matex_tf.planner import buckets, collectives
 from matex_tf.planner.collectives import AnyLink, Link, MeasuredLink
-from matex_tf.planner.compute import Compute, rows_of
+from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
 
 READY_BYTES = 24
@@ -49,8 +49,8 @@ class Links:
 
     def __init__(self, plan: Plan):
         self.per_host = plan.ranks_per_host
-        self._within = plan.link(ONE_HOST)
-        self._between = plan.link(ALL_RANKS, TWO_HOSTS)
+        self._within = plan.find_link(ONE_HOST)
+        self._between = plan.find_link(ALL_RANKS, TWO_HOSTS)
         self.memory: AnyLink = collectives.MEMORY
         if self._within:
             self.memory = fit_messages(self._within.bytes, self._within.seconds, self._within.ranks)
@@ -58,7 +58,7 @@ class Links:
         if self._between:
             self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
 
-    def mark(self, ranks: int) -> str:
+    def find_mark(self, ranks: int) -> str:
         if ranks == 1:
             return MEASURED
         used = self._within if ranks <= self.per_host else self._between
@@ -66,39 +66,41 @@ class Links:
             return ASSUMED
         return MEASURED if ranks <= 2 * used.ranks else EXTRAPOLATED
 
-    def cpu(self, size: float) -> float:
+    def estimate_cpu_seconds(self, size: float) -> float:
         """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
         return size * self._between.cpu_per_byte if self._between else 0.0
 
-    def algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
+    def list_algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
         """Seconds of a sum of so many bytes in one piece, by each way that changes no result."""
         if ranks <= self.per_host:
-            return {"shared memory": lambda size: self._on_one_host(ranks, size)}
-        return {name: functools.partial(self._between_hosts, name, ranks) for name in collectives.EXACT}
+            return {"shared memory": lambda size: self._estimate_on_one_host(ranks, size)}
+        return {name: functools.partial(self._estimate_between_hosts, name, ranks) for name in collectives.EXACT}
 
-    def _between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
+    def _estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
         return collectives.ALGORITHMS[algorithm](ranks, self.per_host, size, self.network, self.memory)
 
-    def _on_one_host(self, ranks: int, size: float) -> float:
+    def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """By the measured sums, scaled by what more ranks move."""
         if self._within is None:
-            return collectives.shared_memory(ranks, size, self.memory)
-        measured = MeasuredLink(self._within.bytes, self._within.seconds).message(size)
-        grows = [collectives.shared_memory(n, size, collectives.MEMORY) for n in (ranks, self._within.ranks)]
+            return collectives.estimate_shared_memory(ranks, size, self.memory)
+        measured = MeasuredLink(self._within.bytes, self._within.seconds).estimate_message(size)
+        grows = [collectives.estimate_shared_memory(n, size, collectives.MEMORY) for n in (ranks, self._within.ranks)]
         return measured * grows[0] / grows[1]
 
-    def small(self, ranks: int, size: float) -> float:
+    def estimate_small(self, ranks: int, size: float) -> float:
         """A collective of few bytes, with the meeting before it."""
         if ranks == 1:
             return 0.0
         if ranks <= self.per_host:
-            return self._on_one_host(ranks, collectives.MEETING) + (self._on_one_host(ranks, size) if size else 0.0)
+            return self._estimate_on_one_host(ranks, collectives.MEETING) + (
+                self._estimate_on_one_host(ranks, size) if size else 0.0
+            )
         within = min(ranks, self.per_host)
         hosts = ceil(ranks / within)
         sizes = [collectives.MEETING, *([size] if size else [])]
         return sum(
-            collectives.recursive_doubling(within, one, self.memory)
-            + collectives.recursive_doubling(hosts, one, self.network)
+            collectives.estimate_recursive_doubling(within, one, self.memory)
+            + collectives.estimate_recursive_doubling(hosts, one, self.network)
             for one in sizes
         )
 
@@ -132,7 +134,7 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
     )
 
 
-def _in_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
+def _estimate_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
     """Seconds of a sum in pieces of `chunk` bytes at most, `told` before."""
     pieces = max(1, ceil(size / chunk))
     return told + pieces * sum_of(size / pieces)
@@ -140,7 +142,7 @@ def _in_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: 
 
 def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
     """The step on so many ranks. `squeeze`: the share of the gradients' bytes that travels between hosts."""
-    return Predictor(plan).step(ranks, squeeze)
+    return Predictor(plan).predict_step(ranks, squeeze)
 
 
 class Predictor:
@@ -149,49 +151,58 @@ class Predictor:
     def __init__(self, plan: Plan):
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
-    def step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        plan, compute = self.plan, self.compute.seconds(ranks)
-        small = self._small(ranks)
-        end, algorithm, overlapped = self._sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
+    def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
+        plan, compute = self.plan, self.compute.estimate_seconds(ranks)
+        small = self._estimate_small(ranks)
+        end, algorithm, overlapped = self._predict_sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
         exposed = max(end - compute, 0.0)
-        usual, rare = self.compute.slowest(ranks)
+        usual, rare = self.compute.estimate_slowest(ranks)
         waiting = compute * (usual - 1)
         step = compute + exposed + small + waiting
-        marks = self.compute.mark(ranks), self.links.mark(ranks)
+        marks = self.compute.find_mark(ranks), self.links.find_mark(ranks)
         doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
-        busy = self.compute.busy(ranks)  # other work may be more or less another time
+        busy = self.compute.find_busy_share(ranks)  # other work may be more or less another time
         low = compute * (1 - busy) + (exposed + small) / doubt
         high = compute * rare * (1 + busy) + (exposed + small) * doubt
         rows = plan.rows * (ranks if plan.scaling == "weak" else 1)
-        alone = self.compute.seconds(1)
+        alone = self.compute.estimate_seconds(1)
         times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
         return Prediction(
-            ranks, ceil(ranks / plan.ranks_per_host), rows_of(plan, ranks), compute, exposed, small, waiting, step,
-            min(low, step), max(high, step), rows / step, times, self.compute.memory(ranks), algorithm, overlapped,
+            ranks, ceil(ranks / plan.ranks_per_host), count_slice_rows(plan, ranks), compute, exposed, small, waiting,
+            step,
+            min(low, step), max(high, step), rows / step, times, self.compute.estimate_memory(ranks), algorithm,
+            overlapped,
             *marks,
         )  # fmt: skip
 
-    def _small(self, ranks: int) -> float:
-        return sum(self.links.small(ranks, one.bytes) for one in self.plan.collectives)
+    def _estimate_small(self, ranks: int) -> float:
+        return sum(self.links.estimate_small(ranks, one.bytes) for one in self.plan.collectives)
 
-    def _sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
+    def _predict_sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
         """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
         plan = self.plan
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
-        ready, computed = self.compute.ready(ranks), self.compute.seconds(ranks)
-        meeting = self.links.small(ranks, 0)
+        ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
+        meeting = self.links.estimate_small(ranks, 0)
         # What transfers take of a rank's cores is not there to compute.
-        longer = 1 + self.links.cpu(sum(sizes)) / max(1, plan.cores // plan.ranks_per_host) / computed
+        longer = 1 + self.links.estimate_cpu_seconds(sum(sizes)) / max(1, plan.cores // plan.ranks_per_host) / computed
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
-        for name, sum_of in self.links.algorithms(ranks).items():
-            found.append((computed + meeting + _in_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
+        for name, sum_of in self.links.list_algorithms(ranks).items():
+            found.append((computed + meeting + _estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
             if plan.overlaps and ranks > self.links.per_host:
-                told = self.links.small(ranks, 0) * READY_BYTES / collectives.MEETING
-                price = buckets.sample_price(functools.partial(_in_chunks, sum_of, chunk, told), sum(sizes))
+                told = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+                price = buckets.sample_price(functools.partial(_estimate_chunks, sum_of, chunk, told), sum(sizes))
                 few = buckets.join_neighbours([longer * at for at in ready], sizes)
                 found.append(
-                    (max(buckets.plan_end(buckets.best_plan(*few, price), *few, price), longer * computed), name, True)
+                    (
+                        max(
+                            buckets.compute_plan_end(buckets.find_best_plan(*few, price), *few, price),
+                            longer * computed,
+                        ),
+                        name,
+                        True,
+                    )
                 )
         return min(found)

@@ -1,6 +1,6 @@
 """Workers that compute and then exchange their parameters with servers, as a closed queueing network: exact.
 
-`throughput` names the theorem; `least_servers` is the number of servers for a wanted efficiency.
+`compute_throughput` names the theorem; `find_least_servers` is the number of servers for a wanted efficiency.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from matex_tf import arguments
 MOST_SERVERS = 1 << 20
 
 
-def throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
+def compute_throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
     """Steps a second of all `workers` together, none of which waits for another but by sharing the servers.
 
     Each computes for a while (a delay station), then transfers (a processor-sharing station). Such a network has a
@@ -27,9 +27,9 @@ def throughput(workers: int, servers: int, compute: float, transfer: float, shar
     Raises:
         ValueError: a time that is negative, or both zero; a `share` that is not positive.
     """
-    where = "throughput"
-    workers = arguments.whole_number(where, "workers", workers)
-    servers = arguments.whole_number(where, "servers", servers)
+    where = "compute_throughput"
+    workers = arguments.check_whole_number(where, "workers", workers)
+    servers = arguments.check_whole_number(where, "servers", servers)
     if not (compute >= 0 and transfer >= 0 and 0 < compute + transfer < math.inf and 0 < share < math.inf):
         raise ValueError(
             f"{where}: expected times of 0 s or more, not both 0, and a share above 0; given compute {compute}, "
@@ -49,24 +49,24 @@ def throughput(workers: int, servers: int, compute: float, transfer: float, shar
     return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
 
 
-def efficiency(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
-    """`throughput` over that of workers that never share: n / (compute + transfer)."""
-    return throughput(workers, servers, compute, transfer, share) * (compute + transfer) / workers
+def compute_efficiency(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
+    """`compute_throughput` over that of workers that never share: n / (compute + transfer)."""
+    return compute_throughput(workers, servers, compute, transfer, share) * (compute + transfer) / workers
 
 
-def least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, wanted: float = 0.95) -> int:
-    """The fewest servers with which `efficiency` is `wanted` or more (above 0, less than 1)."""
+def find_least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, wanted: float = 0.95) -> int:
+    """The fewest servers with which `compute_efficiency` is `wanted` or more (above 0, less than 1)."""
     if not 0 < wanted < 1:
-        raise ValueError(f"least_servers: expected an efficiency between 0 and 1; given {wanted}")
+        raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {wanted}")
     enough = next(
         servers
         for servers in (1 << power for power in range(MOST_SERVERS.bit_length()))
-        if efficiency(workers, servers, compute, transfer, share) >= wanted
+        if compute_efficiency(workers, servers, compute, transfer, share) >= wanted
     )
     below = enough // 2  # so many are too few; the efficiency rises with each server
     while enough - below > 1:
         middle = (enough + below) // 2
-        if efficiency(workers, middle, compute, transfer, share) >= wanted:
+        if compute_efficiency(workers, middle, compute, transfer, share) >= wanted:
             enough = middle
         else:
             below = middle

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from matex_tf.planner.choice import Choice, rows_that_fit
+from matex_tf.planner.choice import Choice, find_most_rows
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
@@ -45,7 +45,7 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
 
 def format_heading(plan: Plan, predictor: Predictor) -> str:
     """What was measured."""
-    fixed, row = predictor.compute.fixed()
+    fixed, row = predictor.compute.split_seconds()
     sizes = ", ".join(f"{size.ranks}" for size in plan.sizes)
     lines = [
         f"measured here: as rank 0 of {sizes}, {plan.sizes[0].copies} at once, {len(plan.sizes[0].steps)} steps each; "
@@ -66,14 +66,14 @@ def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str
     """What all of it stands on."""
     lines = []
     if memory and plan.rows:
-        rows = rows_that_fit(predictor, memory)
+        rows = find_most_rows(predictor, memory)
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
     lines.append("~ extrapolated: beyond twice what was measured.  ? assumed.  Nothing: measured, or between measured.")
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)
 
 
-def as_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
+def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
     """The same as numbers: seconds, bytes."""
     return {
         "script": list(plan.script),
@@ -94,20 +94,22 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     last = max(log2(predictions[-1].ranks), 1.0)
     span = max(log2(most / least), 1.0)
 
-    def place(ranks: int, share: float) -> str:
+    def format_point(ranks: int, share: float) -> str:
         x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / last
         return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * share:.1f}"
 
-    def of(seconds: float) -> float:
+    def scale_seconds(seconds: float) -> float:
         return log2(seconds / least) / span
 
-    band = [place(one.ranks, of(one.high)) for one in predictions]
-    band += [place(one.ranks, of(one.low)) for one in reversed(predictions)]
-    steps = " ".join(place(one.ranks, of(one.step)) for one in predictions)
-    share = " ".join(place(one.ranks, min(one.efficiency, 1.0)) for one in predictions)
-    names = [_text(place(one.ranks, -0.07), str(one.ranks)) for one in predictions]
-    names += [_text(place(1, at / 4), f"{least * 2 ** (span * at / 4) * 1e3:.3g} ms", "end") for at in range(5)]
-    names += [_text(place(predictions[-1].ranks, at / 4), f"{at * 25}%", "start") for at in range(5)]
+    band = [format_point(one.ranks, scale_seconds(one.high)) for one in predictions]
+    band += [format_point(one.ranks, scale_seconds(one.low)) for one in reversed(predictions)]
+    steps = " ".join(format_point(one.ranks, scale_seconds(one.step)) for one in predictions)
+    share = " ".join(format_point(one.ranks, min(one.efficiency, 1.0)) for one in predictions)
+    names = [_draw_text(format_point(one.ranks, -0.07), str(one.ranks)) for one in predictions]
+    names += [
+        _draw_text(format_point(1, at / 4), f"{least * 2 ** (span * at / 4) * 1e3:.3g} ms", "end") for at in range(5)
+    ]
+    names += [_draw_text(format_point(predictions[-1].ranks, at / 4), f"{at * 25}%", "start") for at in range(5)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
@@ -119,7 +121,7 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     )  # fmt: skip
 
 
-def _text(place: str, text: str, anchor: str = "middle") -> str:
+def _draw_text(place: str, text: str, anchor: str = "middle") -> str:
     x, y = place.split(",")
     shift = {"middle": 0, "end": -6, "start": 6}[anchor]
     return f'<text x="{float(x) + shift:.1f}" y="{y}" text-anchor="{anchor}">{text}</text>'

@@ -30,7 +30,7 @@ class Writer:
         arrays: list[np.ndarray] = []
         packed = serialization.pack_value(content, arrays)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="matex_tf run state", daemon=True)
+            self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
             self._thread.start()
         self._orders.put((kind, number, packed, arrays))
 
@@ -38,17 +38,17 @@ class Writer:
         """Return when all is on the disk, or has failed."""
         self._orders.join()
 
-    def _work(self) -> None:
+    def _write_orders(self) -> None:
         while True:
             order = self._orders.get()
             try:
                 with real_files.use_real_files():
-                    self.folder.write(*order)
+                    self.folder.write_file(*order)
                 self.failed = None
             except Exception as error:
                 # A full disk is no reason to lose the training as well; nor may whoever waits for this wait for ever.
                 self.failed = f"{type(error).__name__}: {error}"
-                notes.note(
+                notes.print_note(
                     f"the state of this run could not be written to {self.folder.path} ({self.failed}); training goes "
                     "on, and if it has to be started again, it will go on from an older state"
                 )

@@ -23,7 +23,7 @@ _LIBRARIES = ("keras.", "tf_keras.")
 def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
     """The large arrays that callbacks hold as training begins, by place: what they are and their hash."""
     return {
-        (index, name): (id(value), ops.content_hash(value))
+        (index, name): (id(value), ops.hash_content(value))
         for index, callback in enumerate(callbacks)
         for name, value in vars(callback).items()
         if _is_large(value)
@@ -42,9 +42,9 @@ def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tup
     found = []
     for index, callback in enumerate(callbacks):
         state = {}
-        for name, value in _attributes(callback):
+        for name, value in _list_attributes(callback):
             known = unchanged.get((index, name))
-            if known is not None and known == (id(value), ops.content_hash(value)):
+            if known is not None and known == (id(value), ops.hash_content(value)):
                 continue
             if serialization.is_plain(value):
                 state[name] = value
@@ -52,7 +52,7 @@ def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tup
     return found
 
 
-def _attributes(callback: Any) -> list[tuple[str, Any]]:
+def _list_attributes(callback: Any) -> list[tuple[str, Any]]:
     only = _ONLY.get(type(callback).__name__)
     return [
         (name, value)
@@ -79,7 +79,9 @@ def begin_anew(callbacks: Sequence[Any]) -> list[str]:
         if kind.__module__.startswith(_LIBRARIES):
             continue
         names = [
-            name for name, value in _attributes(callback) if not callable(value) and not serialization.is_plain(value)
+            name
+            for name, value in _list_attributes(callback)
+            if not callable(value) and not serialization.is_plain(value)
         ]
         if names:
             found.append(f"{', '.join(names)} of {kind.__name__}")

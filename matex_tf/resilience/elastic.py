@@ -26,10 +26,10 @@ _generation = 0
 
 
 def is_on() -> bool:
-    return settings.current().elastic and world.is_active()
+    return settings.get_settings().elastic and world.is_active()
 
 
-def generation() -> int:
+def count_losses() -> int:
     """How often ranks were lost. What knows this rank's number or how many there are is to be made anew after that."""
     return _generation
 
@@ -37,8 +37,8 @@ def generation() -> int:
 def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
-        membership.retry_with(attempt_work)
-        after_loss.extend([excepthook.after_loss, overlay.after_loss, step_weight.after_loss])
+        membership.set_retry(attempt_work)
+        after_loss.extend([excepthook.take_over_output, overlay.take_over_files, step_weight.handle_loss])
 
 
 def forget_after_loss(holder: Any, attribute: str) -> None:
@@ -74,34 +74,35 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
             if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
                 raise
             failed = error
-            world.revoke()
+            world.revoke_communicators()
         finally:
             _inside = False
-        if _all_have(failed is None):
+        if _is_done_by_all(failed is None):
             return result
         _shrink_world(what, failed)
         if undo is not None:
             undo()
 
 
-def _all_have(done: bool) -> bool:
+def _is_done_by_all(done: bool) -> bool:
     """Whether all ranks have completed what they tried, the same answer on all that are left."""
-    limit = settings.current().abort_seconds
+    limit = settings.get_settings().abort_seconds
     if done or not limit:
-        return world.all_have(done)
+        return world.agree_on_success(done)
     # Who watches the ranks as a rule has gone with the communicators that were revoked.
     patience = threading.Timer(limit, _give_up, [limit])
     patience.daemon = True
     patience.start()
     try:
-        return world.all_have(done)
+        return world.agree_on_success(done)
     finally:
         patience.cancel()
 
 
 def _give_up(seconds: int) -> None:
     terminal.write_text(
-        f"matex_tf: {world.current().place}: a rank is lost, and for {seconds} s the others have not come to agree on "
+        f"matex_tf: {world.get_world().place}: a rank is lost, and for {seconds} s the others have not come to agree "
+        f"on "
         f"going on; ending the job (exit code {exit_marks.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
     )
     shutdown.abort_all_ranks(exit_marks.EXIT_STALLED)
@@ -110,19 +111,19 @@ def _give_up(seconds: int) -> None:
 def refuse_after_loss(what: str) -> None:
     """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
     if _generation:
-        raise membership.cannot_go_on(f"{what} cannot begin with fewer ranks than the run began with")
+        raise membership.make_loss_error(f"{what} cannot begin with fewer ranks than the run began with")
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:
     """Make the world that of the ranks which are left, and all that depends on it. Collective among them."""
     global _generation
-    me = world.current()
+    me = world.get_world()
     before, hosts = me.rank, me.hosts
     watchdog.stop_watching()
-    left = world.shrink()
+    left = world.shrink_world()
     if len(left) == len(hosts):
         raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
-    ops.start_again(lambda numbers: _largest(me, numbers))
+    ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
     _generation, membership.survivors = _generation + 1, left
     for holder, attributes in _forgotten.items():
@@ -130,7 +131,7 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
             setattr(holder, attribute, None)
     for work in after_loss:
         work(before > 0 and me.rank == 0)
-    if me.rank == 0 and not settings.current().quiet:
+    if me.rank == 0 and not settings.get_settings().quiet:
         terminal.write_text(f"matex_tf: {_describe_loss(hosts, left)}, at: {what}\n")
 
 
@@ -141,6 +142,6 @@ def _describe_loss(hosts: list[str], left: list[int]) -> str:
     return f"{lost}; " + (f"1 rank goes on without {them}" if len(left) == 1 else f"{len(left)} go on without {them}")
 
 
-def _largest(me: world.World, numbers: list[int]) -> list[int]:
+def _find_largest(me: world.World, numbers: list[int]) -> list[int]:
     everyone = me.life.allgather(numbers)
     return [max(column) for column in zip(*everyone)]

@@ -1,6 +1,6 @@
 """A call of `fit` of which each step can be made again by fewer ranks (see `elastic`).
 
-`Training.step` makes one; `Feed` gives the training function its batches.
+`Training.run_step` makes one; `Feed` gives the training function its batches.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Feed:
         self._dataset = iteration.exempt_dataset(dataset.with_options(options))
         self._iterator = iter(self._dataset)
 
-    def put(self, batches: Sequence[sliced_dataset.Batch]) -> Any:
+    def put_batches(self, batches: Sequence[sliced_dataset.Batch]) -> Any:
         """The iterator, which gives `batches` next and, where they are some but fewer than a function takes, ends."""
         import tensorflow as tf
 
@@ -57,9 +57,9 @@ class Feed:
         for batch in batches:
             self._parts = [batch.numbers, *tf.nest.flatten(batch.data, expand_composites=True)]
             self._queue.enqueue([True, *self._parts])
-        return self.end() if 0 < len(batches) < self._most else self._iterator
+        return self.put_end() if 0 < len(batches) < self._most else self._iterator
 
-    def end(self) -> Any:
+    def put_end(self) -> Any:
         """The iterator, which ends when it has given what was put in."""
         self._queue.enqueue([False, *self._parts])  # any parts will do
         iterator, self._iterator = self._iterator, iter(self._dataset)
@@ -81,7 +81,7 @@ def open_rows(kind: Any) -> Any:
     return kind
 
 
-def functions_in(plain: Any) -> list[Any]:
+def list_functions(plain: Any) -> list[Any]:
     """The functions of TensorFlow that take an iterator in what Keras calls: it, or in some versions one within it."""
     inside = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
     return [
@@ -97,7 +97,7 @@ def make_undo(source: Any) -> Callable[[], None]:
 
     def undo() -> None:
         if hasattr(source, "__next__"):
-            raise membership.cannot_go_on("batches that a generator has given do not come again")
+            raise membership.make_loss_error("batches that a generator has given do not come again")
         random_state.restore_states(before)
 
     return undo
@@ -126,16 +126,16 @@ class Training:
         self._feed: Feed | None = None
         self._state = state.State(model)
         self._is_in_step = False
-        elastic.after_loss.append(self.after_loss)
+        elastic.after_loss.append(self.handle_loss)
 
-    def close(self) -> None:
-        elastic.after_loss.remove(self.after_loss)
+    def close_training(self) -> None:
+        elastic.after_loss.remove(self.handle_loss)
 
-    def step(self, batches: list[Any], spec: Any, most: int) -> Any:
+    def run_step(self, batches: list[Any], spec: Any, most: int) -> Any:
         """What the model's training function gives for `batches`, `most` whole ones or fewer, of element spec `spec`.
 
-        That function has the attributes `plain`, what is called, and `generation` (`elastic.generation`), that of the
-        world that it was made for.
+        That function has the attributes `plain`, what is called, and `count_losses` (`elastic.count_losses`), that of
+        the world that it was made for.
         """
         import tensorflow as tf
 
@@ -144,24 +144,24 @@ class Training:
         feed = self._feed
         if self._begins:
             # Variables that the step makes are there, with their first values, once it is traced.
-            changed = elastic.attempt_work("tracing the step of fit", lambda: self._trace(feed))
-            self._state.counted = elastic.attempt_work("what metrics have counted", self._state.count)
+            changed = elastic.attempt_work("tracing the step of fit", lambda: self._trace_step(feed))
+            self._state.counted = elastic.attempt_work("what metrics have counted", self._state.count_sums)
             self._begins = False
             self._state.find_variables(changed)
-        self._state.save()
+        self._state.save_values()
         draws = random_state.copy_states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list[Any]]:
-            sliced = [self._slice(batch) for batch in batches]
-            return self._function()(feed.put(sliced)), self._state.count()
+            sliced = [self._slice_batch(batch) for batch in batches]
+            return self._find_function()(feed.put_batches(sliced)), self._state.count_sums()
 
         def undo() -> None:
             if self._state.has_grown():
-                raise membership.cannot_go_on("the step makes variables, which cannot be undone")
-            self._state.restore()
+                raise membership.make_loss_error("the step makes variables, which cannot be undone")
+            self._state.restore_values()
             if draws is not None:
                 random_state.restore_states(draws)
-            self._state.sync()
+            self._state.sync_sums()
 
         self._is_in_step = True
         try:
@@ -170,39 +170,39 @@ class Training:
             self._is_in_step = False
         return logs
 
-    def end(self) -> Any:
+    def run_end(self) -> Any:
         """What the function gives where the data are at their end: what it does without them it does."""
         assert self._feed is not None  # of the steps before
-        return self._function()(self._feed.end())
+        return self._find_function()(self._feed.put_end())
 
-    def after_loss(self, became_first: bool) -> None:
+    def handle_loss(self, became_first: bool) -> None:
         """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
         if not self._is_in_step:
-            self._state.sync()
+            self._state.sync_sums()
 
-    def begins_epoch(self) -> None:
+    def begin_epoch(self) -> None:
         """Variables may have been made since."""
         self._begins = True
 
-    def ends_epoch(self) -> None:
+    def end_epoch(self) -> None:
         """What metrics have counted is told, and will not go on."""
         self._state.counted = []
 
-    def _function(self) -> Any:
+    def _find_function(self) -> Any:
         """What the training function calls, made anew where it was made for a world that is no more."""
         function = self._model.train_function
-        if function.generation != elastic.generation():
+        if function.generation != elastic.count_losses():
             function = remake_function(self._model)
         return function.plain
 
-    def _trace(self, feed: Feed) -> list[Any]:
+    def _trace_step(self, feed: Feed) -> list[Any]:
         """The variables that the step uses."""
-        traced = [one.get_concrete_function(feed.put([])) for one in functions_in(self._function())]
+        traced = [one.get_concrete_function(feed.put_batches([])) for one in list_functions(self._find_function())]
         return list(traced[-1].graph.variables) if traced else []
 
-    def _slice(self, batch: Any) -> sliced_dataset.Batch:
+    def _slice_batch(self, batch: Any) -> sliced_dataset.Batch:
         import tensorflow as tf
 
         if self._stage.whole:
-            return sliced_dataset.Batch(batch, tf.constant(step_weight.whole_values(), tf.float64))
-        return sliced_dataset.slice_of(batch)
+            return sliced_dataset.Batch(batch, tf.constant(step_weight.list_whole_values(), tf.float64))
+        return sliced_dataset.make_slice(batch)

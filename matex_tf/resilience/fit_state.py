@@ -15,9 +15,9 @@ _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
 _MOST_STEPS = 1000
 
 
-def next_fit(model: Any) -> Fit | None:
+def begin_fit(model: Any) -> Fit | None:
     """What is to be done about the state in the call of `fit` that begins; None where none is kept. Collective."""
-    run = run_state.current()
+    run = run_state.get_current()
     return None if run is None else Fit(run, model)
 
 
@@ -30,7 +30,7 @@ class Fit:
         self.state = state.State(model)
         self.number = run.fits
         run.fits += 1
-        self.saved = run.state_of(self.number)
+        self.saved = run.load_state(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
@@ -52,18 +52,18 @@ class Fit:
         self._looked: tuple[float, int] = (time.monotonic(), 0)
         self._may_save = run.may_save(self.number)
         if self.is_over:
-            notes.note("calls of fit that had ended before the run was started again are passed over")
+            notes.print_note("calls of fit that had ended before the run was started again are passed over")
         elif self.saved is not None:
             where = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
-            notes.note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
+            notes.print_note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
         run.within = self
 
-    def close(self) -> None:
+    def close_fit(self) -> None:
         self.run.within = None
 
     # Putting back
 
-    def begins(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
+    def begin_training(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
         """After callbacks were told that training begins."""
         self.callbacks, self.params = callbacks, params or {}
         self._large = callback_state.find_large(callbacks)
@@ -77,9 +77,9 @@ class Fit:
         if getattr(self.model, "_initial_epoch", None) is not None:
             self.model._initial_epoch = self.epoch  # `BackupAndRestore` may have put it elsewhere
         for what in callback_state.begin_anew(callbacks):
-            notes.note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
+            notes.print_note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
 
-    def epoch_begins(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """After callbacks were told that an epoch begins, which within an epoch they had been told before."""
         resumes = self.saved is not None and not self.is_over and epoch == self.epoch
         if resumes and self.step > 0:
@@ -89,7 +89,7 @@ class Fit:
 
     def put_back(self) -> None:
         """Put back what is there of the model's variables, and what the callbacks know."""
-        self._present = self.state.load(self.saved["variables"])
+        self._present = self.state.load_values(self.saved["variables"])
         self.missing = not self._is_complete(self._present)
         if not self.is_over:
             callback_state.restore_states(self.callbacks, self.saved["callbacks"])
@@ -107,10 +107,10 @@ class Fit:
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""
         self.state.find_variables()
-        self.state.save()
+        self.state.save_values()
         make()
-        self.state.restore()
-        if not self._is_complete(self.state.load(self.saved["variables"], self._present)):
+        self.state.restore_values()
+        if not self._is_complete(self.state.load_values(self.saved["variables"], self._present)):
             raise state.describe_difference("fewer variables", "more")
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
@@ -118,14 +118,14 @@ class Fit:
         if not self.calls_python:
             self.put_back_random()  # variables that were made have drawn their first values
 
-    def takes_data(self) -> bool:
+    def needs_data(self) -> bool:
         """Whether training is about to begin with data that are to be brought to where they were."""
         return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
 
     def say_rows(self) -> None:
         """The data are dealt for as many ranks as there are: say so where that number was another."""
-        if self.step > 0 and self.saved["ranks"] != world.current().size:
-            notes.note(
+        if self.step > 0 and self.saved["ranks"] != world.get_world().size:
+            notes.print_note(
                 f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch "
                 "some rows come twice and some not at all"
             )
@@ -137,8 +137,8 @@ class Fit:
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
         """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
         saved, model = self.saved, self.model
-        if not state.is_complete(self.state.load(saved["variables"]), saved["variables"]):
-            notes.note(
+        if not state.is_complete(self.state.load_values(saved["variables"]), saved["variables"]):
+            notes.print_note(
                 "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
             )
         for callback in callbacks:
@@ -152,15 +152,15 @@ class Fit:
 
     # Keeping
 
-    def batch_ended(self, done: int) -> None:
+    def end_batch(self, done: int) -> None:
         """After `done` steps of an epoch."""
         if self.is_over:
             self.model.stop_training = True  # it was for what the step makes
             return
         if self.saved is not None and not self._told:
             self._told = True
-            if random_state.step_draws():
-                notes.note(
+            if random_state.can_step_draw():
+                notes.print_note(
                     "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
                     "draws other numbers than it would have drawn"
                 )
@@ -170,36 +170,36 @@ class Fit:
         assert self._at is not None  # an epoch is under way
         now = time.monotonic()
         seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
-        patience = min(_LOOK_SECONDS, settings.current().save_seconds / 4 or _LOOK_SECONDS)
+        patience = min(_LOOK_SECONDS, settings.get_settings().save_seconds / 4 or _LOOK_SECONDS)
         stride = min(max(int(patience / max(seconds, 1e-6)), 1), _MOST_STEPS)
-        self._until = self._look(self._at, done, stride)
+        self._until = self._save_if_due(self._at, done, stride)
         self._looked = (now, done)
 
-    def epoch_ended(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int) -> None:
         """After callbacks were told that an epoch has ended."""
         if self.is_over:
             return
-        run, pause = self.run, settings.current().pause
+        run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
             run.asked = run.asked or f"the rung of {pause} epochs"
         if self._may_save and epoch + 1 != self.params.get("epochs"):
-            self._look(epoch + 1, 0, 1)
+            self._save_if_due(epoch + 1, 0, 1)
 
-    def ended(self, history: Any) -> None:
+    def end_fit(self, history: Any) -> None:
         """After the call has ended. Collective."""
-        self._save("end", 0 if self._at is None else self._at + 1, 0, ended=True, history=history)
-        asked = self._who_asks()
+        self._save_state("end", 0 if self._at is None else self._at + 1, 0, ended=True, history=history)
+        asked = self._find_request()
         if asked:
-            self.run.leave(asked, f"the end of call {self.number + 1} of fit")
+            self.run.leave_run(asked, f"the end of call {self.number + 1} of fit")
 
-    def _who_asks(self) -> str | None:
+    def _find_request(self) -> str | None:
         everyone = objects.allgather(self.run.asked, "whether the run is to end")
         return next((asked for asked in everyone if asked), None)
 
-    def _look(self, epoch: int, step: int, stride: int) -> int:
+    def _save_if_due(self, epoch: int, step: int, stride: int) -> int:
         """Save where it is due or the run is to end; after how many steps to look again. Collective."""
-        first = world.current().rank == 0
+        first = world.get_world().rank == 0
         stops = bool(self.model.stop_training)
         mine = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
         everyone = objects.allgather(mine, "whether to save the state of the run")
@@ -207,26 +207,28 @@ class Fit:
         _, due, stops, stride = everyone[0]
         # Where training stops, the end of the call is near, and is saved.
         if (asked and not stops) or due:
-            self._save("state", epoch, step)
+            self._save_state("state", epoch, step)
         if asked and not stops:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
-            self.run.leave(asked, f"{where} of call {self.number + 1} of fit")
+            self.run.leave_run(asked, f"{where} of call {self.number + 1} of fit")
         return stride
 
-    def _save(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
-        membership.attempt("keeping the state of the run", lambda: self._keep(kind, epoch, step, ended, history))
+    def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
+        membership.attempt_collectives(
+            "keeping the state of the run", lambda: self._keep_state(kind, epoch, step, ended, history)
+        )
 
-    def _keep(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
+    def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
-        with self.state.whole() as variables:
-            if world.current().rank == 0:
+        with self.state.gather_whole() as variables:
+            if world.get_world().rank == 0:
                 content = {
                     "fit": self.number,
                     "epoch": epoch,
                     "step": step,
                     "epochs": run.epochs,
                     "ended": ended,
-                    "ranks": world.current().size,
+                    "ranks": world.get_world().size,
                     "variables": variables,
                     "callbacks": callback_state.copy_states(self.callbacks, self._large),
                     "stop": bool(self.model.stop_training),
@@ -234,5 +236,5 @@ class Fit:
                     "random": random_state.copy_states(),
                 }
                 run.number += kind == "state"
-                run.write(kind, run.number if kind == "state" else self.number, content)
+                run.write_state(kind, run.number if kind == "state" else self.number, content)
         run.saved_at = time.monotonic()

@@ -27,7 +27,7 @@ def copy_states() -> dict[str, Any]:
     }
 
 
-def step_draws() -> bool:
+def can_step_draw() -> bool:
     """Whether a training step of Keras draws by random ops whose state nobody can get at."""
     from tensorflow.python.eager import context
     from tensorflow.python.util import compat

@@ -31,8 +31,8 @@ _run: Run | None = None
 def open_run() -> None:
     """Where MATEX_STATE names a folder, see what is kept there. Collective."""
     global _run
-    if settings.current().state:
-        _run = Run(os.path.abspath(os.path.expanduser(settings.current().state)))
+    if settings.get_settings().state:
+        _run = Run(os.path.abspath(os.path.expanduser(settings.get_settings().state)))
 
 
 def is_kept() -> bool:
@@ -40,7 +40,7 @@ def is_kept() -> bool:
     return _run is not None
 
 
-def kept_entropy() -> int | None:
+def read_entropy() -> int | None:
     """What the run began with, where this is one that goes on: its random numbers are to be the same."""
     return None if _run is None else _run.entropy
 
@@ -51,7 +51,7 @@ def keep_entropy(entropy: int) -> None:
         _run.keep_entropy(entropy)
 
 
-def current() -> Run | None:
+def get_current() -> Run | None:
     """The run whose state is kept; None where none is, and in threads that do not train."""
     return _run if threading.current_thread() is threading.main_thread() else None
 
@@ -85,22 +85,22 @@ class Run:
         self.saved_at = time.monotonic()
         self.writer: async_writer.Writer | None = None
         with real_files.use_real_files():
-            self.folder = self._open()
-            self._look()
+            self.folder = self._open_folder()
+            self._resume_newest()
         for number in _SIGNALS:
-            signal.signal(number, self._hear)
-        shutdown.at_end.append(self._end)
-        elastic.after_loss.append(self._after_loss)
+            signal.signal(number, self._handle_signal)
+        shutdown.at_end.append(self._end_run)
+        elastic.after_loss.append(self._handle_loss)
 
-    def _open(self) -> state_files.Folder | None:
+    def _open_folder(self) -> state_files.Folder | None:
         """The folder, where this rank sees it. Rank 0 makes it and is alone in writing to it."""
-        me = world.current()
+        me = world.get_world()
         folder, error = None, None
         try:
             if me.rank == 0:
                 folder = state_files.Folder(self.path)
                 self.writer = async_writer.Writer(folder)
-                if not self._hold(folder):
+                if not self._hold_folder(folder):
                     error = "another run that has not ended keeps its state there"
             elif os.path.isdir(self.path):
                 folder = state_files.Folder(self.path)
@@ -114,16 +114,16 @@ class Run:
                 )
         return folder
 
-    def _hold(self, folder: state_files.Folder) -> bool:
+    def _hold_folder(self, folder: state_files.Folder) -> bool:
         """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
         for _ in range(20):
-            self._lock = folder.hold()
+            self._lock = folder.hold_lock()
             if self._lock is not None:
                 return True
             time.sleep(0.5)
         return False
 
-    def _after_loss(self, became_first: bool) -> None:
+    def _handle_loss(self, became_first: bool) -> None:
         # Who has what was kept, if it is to be put back.
         left = membership.survivors
         source_is_lost = self.source is not None and self.source not in left
@@ -134,19 +134,19 @@ class Run:
         with real_files.use_real_files():
             self.folder = state_files.Folder(self.path)
             self.writer = async_writer.Writer(self.folder)
-            if not self._hold(self.folder):
-                notes.note(
+            if not self._hold_folder(self.folder):
+                notes.print_note(
                     f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
                 )
-            self.number = max([self.number, *self.folder.numbers("state")])
+            self.number = max([self.number, *self.folder.list_numbers("state")])
             if source_is_lost and self.fits <= self.fit:
-                _, self.saved = self.folder.newest()
+                _, self.saved = self.folder.find_newest()
 
-    def _look(self) -> None:
+    def _resume_newest(self) -> None:
         """Find the newest state on any rank, and go on drawing random numbers from where the run began."""
-        me = world.current()
+        me = world.get_world()
         self.saved = None
-        mine = self._find() if me.local_rank == 0 else None
+        mine = self._find_own() if me.local_rank == 0 else None
         kept = None if mine is None else (len(mine.ends), mine.number, -me.rank)
         everyone = objects.allgather(kept, "looking for the state of the run")
         newest = max((one for one in everyone if one is not None), default=None)
@@ -154,7 +154,7 @@ class Run:
         if self.source is None:
             self.entropy, self.ends, self.fit, self.number = None, set(), -1, -1
             if self.writer is not None:
-                self.writer.folder.clear()
+                self.writer.folder.clear_files()
             return
         if me.rank != self.source:
             mine, self.saved = None, None
@@ -164,18 +164,18 @@ class Run:
         )  # fmt: skip
         random_state.restore_states(found.begin["random"])
 
-    def _find(self) -> _Found | None:
-        if self.folder is None or os.path.exists(self.folder.place(state_files.ENDED)):
+    def _find_own(self) -> _Found | None:
+        if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
-        begin = self.folder.read(state_files.BEGIN)
+        begin = self.folder.read_file(state_files.BEGIN)
         if begin is None:
             return None
         if begin["script"] != self.script:
-            notes.note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
+            notes.print_note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
             return None
-        number, self.saved = self.folder.newest()
+        number, self.saved = self.folder.find_newest()
         fit = -1 if self.saved is None else self.saved["fit"]
-        return _Found(number, fit, self.folder.numbers("end"), begin)
+        return _Found(number, fit, self.folder.list_numbers("end"), begin)
 
     def keep_entropy(self, entropy: int) -> None:
         """Write down what a run begins with that goes on from nothing."""
@@ -185,33 +185,33 @@ class Run:
         content = {"script": self.script, "entropy": entropy, "random": random_state.copy_states()}
         packed = serialization.pack_value(content, arrays)
         with real_files.use_real_files():
-            state_files.write_state(self.writer.folder.place(state_files.BEGIN), packed, arrays)
+            state_files.write_state(self.writer.folder.locate_file(state_files.BEGIN), packed, arrays)
 
     # What is put back
 
-    def state_of(self, fit: int) -> Any:
+    def load_state(self, fit: int) -> Any:
         """What is kept of the call of fit with that number: of its end, else within it; None if nothing. Collective."""
         found = None
         if fit in self.ends:
             with real_files.use_real_files():
-                found = self._send(lambda: self._read_end(fit))
+                found = self._send_state(lambda: self._read_end(fit))
         if found is None and fit == self.fit:
-            found = self._send(lambda: self.saved)
+            found = self._send_state(lambda: self.saved)
         if fit >= self.fit:
             self.saved = None
         return found
 
     def _read_end(self, fit: int) -> Any:
         assert self.folder is not None  # the rank that has the state found it there
-        return self.folder.read(state_files.name_of("end", fit))
+        return self.folder.read_file(state_files.name_file("end", fit))
 
-    def _send(self, read: Callable[[], Any]) -> Any:
+    def _send_state(self, read: Callable[[], Any]) -> Any:
         """What `read_state` gives on the rank that has the state, on every rank; arrays go one by one."""
         what = "the state of the run"
         arrays: list[np.ndarray] = []
         packed = None
         assert self.source is not None  # where there is what is to be put back
-        if world.current().rank == self.source:
+        if world.get_world().rank == self.source:
             packed = serialization.pack_value(read(), arrays)
         packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
         arrays = [
@@ -225,19 +225,19 @@ class Run:
         """Whether what is kept of this call of fit would be the newest: not where one before was damaged."""
         return fit >= max([self.fit, *(end + 1 for end in self.ends)])
 
-    def write(self, kind: str, number: int, content: Any) -> None:
+    def write_state(self, kind: str, number: int, content: Any) -> None:
         assert self.writer is not None  # rank 0's
         self.writer.write(kind, number, content)
 
     def is_due(self) -> bool:
         """Whether rank 0 is to save."""
-        seconds = settings.current().save_seconds
+        seconds = settings.get_settings().save_seconds
         is_late = bool(seconds) and time.monotonic() - self.saved_at >= seconds
         return is_late and self.writer is not None and not self.writer.is_busy
 
     # The end, asked for or not
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _handle_signal(self, number: int, frame: Any) -> None:
         self.asked = signal.Signals(number).name
         # Rank 0 ends the others once all is on its disk; if it was not asked, the next call of fit ends all.
         if self.within is None and self.writer is not None:
@@ -246,11 +246,11 @@ class Run:
     def _leave_at_once(self, writer: async_writer.Writer) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
         writer.flush()
-        exit_marks.mark_ask_again()
-        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._how_to_go_on()}\n")
+        exit_marks.mark_requeue()
+        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart()}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
 
-    def leave(self, asked: str, where: str) -> None:
+    def leave_run(self, asked: str, where: str) -> None:
         """End all ranks, which have come to this together, once all is on the disk. Collective."""
         failed = None
         if self.writer is not None:
@@ -258,21 +258,21 @@ class Run:
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
-        if world.current().rank == 0:
+        if world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            exit_marks.mark_ask_again()
-            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._how_to_go_on()}\n")
+            exit_marks.mark_requeue()
+            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart()}\n")
         sys.exit(EXIT_REQUEUE)
 
-    def _how_to_go_on(self) -> str:
+    def _explain_restart(self) -> str:
         return f"the same command goes on from there (exit code {EXIT_REQUEUE}; state in {self.path})"
 
-    def _end(self) -> None:
+    def _end_run(self) -> None:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
         if self.writer is None:
             return
         with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
             self.writer.flush()
-        if shutdown.exit_code() == 0:
+        if shutdown.get_exit_code() == 0:
             with real_files.use_real_files():
-                self.writer.folder.close(remove=not settings.current().proof)
+                self.writer.folder.close_folder(remove=not settings.get_settings().proof)

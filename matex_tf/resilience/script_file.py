@@ -31,12 +31,12 @@ def find_script(words: Sequence[str]) -> str | None:
     else:
         return getattr(sys.modules["__main__"], "__file__", None)
     if words[:1] == ["-m"]:
-        return _module_file(words[1]) if len(words) > 1 else None
+        return _find_module_file(words[1]) if len(words) > 1 else None
     path = words[0] if words else ""
     return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
 
 
-def _module_file(name: str) -> str | None:
+def _find_module_file(name: str) -> str | None:
     places: Any = None
     for end in range(1, name.count(".") + 2):
         spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)

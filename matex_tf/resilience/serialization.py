@@ -39,12 +39,12 @@ def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
     if type(value) in (tuple, set, frozenset):
         return {type(value).__name__: [pack_value(part, arrays) for part in value]}
     if isinstance(value, np.ndarray):
-        return {"array": _store(value, arrays)}
+        return {"array": _store_array(value, arrays)}
     if isinstance(value, np.generic):
-        return {"number": _store(np.asarray(value), arrays)}
+        return {"number": _store_array(np.asarray(value), arrays)}
     if hasattr(value, "numpy") and hasattr(value, "dtype") and not hasattr(value, "assign"):
-        return {"tensor": _store(_numpy(value), arrays)}
-    name = _name_of_function(value)
+        return {"tensor": _store_array(_convert_tensor(value), arrays)}
+    name = _name_function(value)
     if name is None:
         raise NotPlain(f"{type(value).__name__} is no plain data")
     return {"function": name}
@@ -71,7 +71,7 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
 
         return tf.constant(arrays[content])
     if kind == "function":
-        return _function(*content)
+        return _find_function(*content)
     raise NotPlain(f"there is no kind {kind!r}")
 
 
@@ -87,18 +87,18 @@ def restore_value(now: Any, value: Any) -> Any:
     return value
 
 
-def name_of_dtype(dtype: np.dtype) -> str:
-    """The text by which `dtype_named` gives `dtype`, with its order of bytes. Raises NotPlain if there is none."""
+def name_dtype(dtype: np.dtype) -> str:
+    """The text by which `find_dtype` gives `dtype`, with its order of bytes. Raises NotPlain if there is none."""
     for name in (dtype.str, dtype.name):
         try:
-            if not dtype.hasobject and dtype_named(name) == dtype:
+            if not dtype.hasobject and find_dtype(name) == dtype:
                 return name
         except NotPlain:
             continue
     raise NotPlain(f"an array of {dtype} is no plain data")
 
 
-def dtype_named(name: str) -> np.dtype:
+def find_dtype(name: str) -> np.dtype:
     """Raises NotPlain for what is no name of a dtype."""
     try:
         return np.dtype(name)
@@ -112,34 +112,34 @@ def dtype_named(name: str) -> np.dtype:
         raise NotPlain(f"there is no dtype {name!r}") from None
 
 
-def _store(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
-    name_of_dtype(array.dtype)
+def _store_array(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
+    name_dtype(array.dtype)
     if arrays is None:
         return 0
     arrays.append(np.array(array, copy=True, order="C"))
     return len(arrays) - 1
 
 
-def _numpy(tensor: Any) -> np.ndarray:
+def _convert_tensor(tensor: Any) -> np.ndarray:
     try:
         return np.asarray(tensor.numpy())
     except (AttributeError, NotImplementedError) as error:  # a tensor of a graph
         raise NotPlain(str(error)) from None
 
 
-def _name_of_function(value: Any) -> list[str] | None:
+def _name_function(value: Any) -> list[str] | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if isinstance(value, np.ufunc):
         module = "numpy"
     if not isinstance(module, str) or not isinstance(name, str) or module.split(".")[0] not in _LIBRARIES:
         return None
     try:
-        return [module, name] if _function(module, name) is value else None
+        return [module, name] if _find_function(module, name) is value else None
     except (ImportError, AttributeError):
         return None
 
 
-def _function(module: str, name: str) -> Any:
+def _find_function(module: str, name: str) -> Any:
     if module.split(".")[0] not in _LIBRARIES:
         raise NotPlain(f"{module}.{name} is no function of NumPy or Keras")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

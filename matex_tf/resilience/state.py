@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
-from matex_tf.servers import holding, local
+from matex_tf.servers import local_sgd, sharded_slots
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -24,39 +24,39 @@ Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 def group_variables(model: Any) -> dict[str, list[Any]]:
     """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers."""
-    layers = [layer for layer in metrics.layers_of(model) if layer is not model]
+    layers = [layer for layer in metrics.list_layers(model) if layer is not model]
     seen: set[int] = set()
-    counted = _new(metrics.variables_of(model), seen)
-    optimizers = _optimizers([model, *layers])
-    accumulated = _new([one for optimizer in optimizers for one in reduction.accumulators(optimizer)], seen)
+    counted = _select_new(metrics.list_variables(model), seen)
+    optimizers = _list_optimizers([model, *layers])
+    accumulated = _select_new([one for optimizer in optimizers for one in reduction.list_accumulators(optimizer)], seen)
     found = {
-        "weights": _new(_weights(model), seen),
-        "random": _new(_random_variables([model, *layers]), seen),
-        "random of TensorFlow": _new(_global_generator(), seen),
-        "random of Keras": _new(_keras_global_seed(), seen),
+        "weights": _select_new(_list_weights(model), seen),
+        "random": _select_new(_list_random_variables([model, *layers]), seen),
+        "random of TensorFlow": _select_new(_list_global_generator(), seen),
+        "random of Keras": _select_new(_list_keras_seed(), seen),
     }
     for index, optimizer in enumerate(optimizers):
         owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        found[f"optimizer {index}"] = _new(owned, seen)
+        found[f"optimizer {index}"] = _select_new(owned, seen)
         # Of Keras 2 the learning rate is not among them.
-        found[f"optimizer {index}, own"] = _new(_attributes(optimizer), seen)
-    found["own"] = _new(_attributes(model), seen)
+        found[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
+    found["own"] = _select_new(_list_attributes(model), seen)
     found[ACCUMULATED] = accumulated
     found[METRICS] = counted
     return found
 
 
-def _weights(model: Any) -> list[Any]:
+def _list_weights(model: Any) -> list[Any]:
     try:
         return [*model.weights, *model.variables]
     except ValueError:
         return []  # Keras 2 says so of a model that the first step builds
 
 
-def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
+def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
-        inner = reduction.tf_variable(variable)
+        inner = reduction.find_tf_variable(variable)
         # Variables of text are no state of training, and no plain data.
         is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
         if is_kept and id(inner) not in seen:
@@ -65,13 +65,13 @@ def _new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     return chosen
 
 
-def _attributes(holder: Any) -> list[Any]:
+def _list_attributes(holder: Any) -> list[Any]:
     values = list(vars(holder).values())
     values += [part for value in values if isinstance(value, dict) for part in value.values()]
     return [value for value in values if hasattr(value, "assign")]
 
 
-def _optimizers(holders: list[Any]) -> list[Any]:
+def _list_optimizers(holders: list[Any]) -> list[Any]:
     """The optimizers that a model has, that of `compile` and others of its own."""
     candidates = [getattr(holders[0], "optimizer", None)]
     candidates += [value for holder in holders for value in vars(holder).values()]
@@ -84,7 +84,7 @@ def _optimizers(holders: list[Any]) -> list[Any]:
     return chosen
 
 
-def _random_variables(holders: list[Any]) -> list[Any]:
+def _list_random_variables(holders: list[Any]) -> list[Any]:
     """States of generators of random numbers that no list of weights has."""
     found = []
     for holder in holders:
@@ -97,14 +97,14 @@ def _random_variables(holders: list[Any]) -> list[Any]:
     return found
 
 
-def _global_generator() -> list[Any]:
+def _list_global_generator() -> list[Any]:
     from tensorflow.python.ops import stateful_random_ops
 
     shared = stateful_random_ops.global_generator
     return [] if shared is None else [shared.state]
 
 
-def _keras_global_seed() -> list[Any]:
+def _list_keras_seed() -> list[Any]:
     try:
         from keras.src.backend.common import global_state
         from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -135,64 +135,69 @@ class State:
         import tensorflow as tf
 
         self._changed = list(changed)
-        found = self._all()
+        found = self._list_all()
         if self._reader is None or list(map(id, found)) != list(map(id, self._variables)):
             self._variables = found
             read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
             self._reader = read.get_concrete_function()
 
-    def save(self) -> None:
+    def save_values(self) -> None:
         """Keep the values of the variables. That copies nothing: TensorFlow writes what changes to new memory."""
         self._saved = self._reader()
 
-    def restore(self) -> None:
+    def restore_values(self) -> None:
         """Give the variables the values that were saved."""
         for variable, value in zip(self._variables, self._saved):
             variable.assign(value)
 
     def has_grown(self) -> bool:
         """Whether variables were made since."""
-        return len(self._all()) > len(self._variables)
+        return len(self._list_all()) > len(self._variables)
 
-    def count(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    def count_sums(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """What is not the same on all ranks but a sum over them: variables, with this rank's part and the sum.
 
         Collective. What all have completed is for `counted`.
         """
-        counted = [*metrics.variables_of(self._model), *reduction.accumulators(getattr(self._model, "optimizer", None))]
-        counted = list(map(reduction.tf_variable, counted))
+        counted = [
+            *metrics.list_variables(self._model),
+            *reduction.list_accumulators(getattr(self._model, "optimizer", None)),
+        ]
+        counted = list(map(reduction.find_tf_variable, counted))
         own = [variable.read_value() for variable in counted]
         return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sum_over_ranks(own))]
 
-    def sync(self) -> None:
+    def sync_sums(self) -> None:
         """Have the first rank that is left go on with the sums that all had `counted`, where nothing changed since."""
         for at, (variable, own, total) in enumerate(self.counted):
             if np.array_equal(variable.numpy(), own):
-                mine = total if world.current().rank == 0 else np.zeros_like(total)
+                mine = total if world.get_world().rank == 0 else np.zeros_like(total)
                 variable.assign(mine)
                 self.counted[at] = (variable, mine, total)
 
-    def _all(self) -> list[Any]:
+    def _list_all(self) -> list[Any]:
         known = [
-            reduction.tf_variable(variable) for group in group_variables(self._model).values() for variable in group
+            reduction.find_tf_variable(variable)
+            for group in group_variables(self._model).values()
+            for variable in group
         ]
-        seen = {*map(id, known), *map(id, step_weight.own_variables())}
-        others = [variable for variable in map(reduction.tf_variable, self._changed) if id(variable) not in seen]
+        seen = {*map(id, known), *map(id, step_weight.list_own_variables())}
+        others = [variable for variable in map(reduction.find_tf_variable, self._changed) if id(variable) not in seen]
         return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Kept]:
+    def gather_whole(self) -> Iterator[Kept]:
         """Within it, rank 0 gets the value of every variable, of metrics the sum over the ranks. Collective.
 
         The values may change with the variables once it is left; copy them before.
         """
         chosen = group_variables(self._model)
-        holding.make_whole()
-        local.meet()
+        sharded_slots.make_whole()
+        local_sgd.average_current()
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
-            yield _read(chosen) if world.current().rank == 0 else {}
+            yield _read_values(chosen) if world.get_world().rank == 0 else {}
 
-    def load(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
+    def load_values(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
         """Give the variables the values `kept`, those after the first `skip` of each group.
 
         Returns how many of each group have been put back. What the ranks counted together rank 0 goes on with alone.
@@ -205,34 +210,37 @@ class State:
             values = kept.get(group, [])
             if len(variables) > len(values):
                 raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
-            if len(variables) < len(values) and not all(map(_fits, variables, (value for _, value in values))):
+            if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
                 # As of Keras 3 the seeds of a model's Dropouts, which come last once its weights are made.
                 present[group] = 0
                 continue
             present[group] = len(variables)
             begin = (skip or {}).get(group, 0)
             for variable, (name, value) in list(zip(variables, values))[begin:]:
-                _assign(variable, name, np.zeros_like(value) if group in _SUMS and world.current().rank > 0 else value)
+                _assign_value(
+                    variable, name, np.zeros_like(value) if group in _SUMS and world.get_world().rank > 0 else value
+                )
         return present
 
 
-def _fits(variable: Any, value: np.ndarray) -> bool:
-    inner = reduction.tf_variable(variable)
+def _is_assignable(variable: Any, value: np.ndarray) -> bool:
+    inner = reduction.find_tf_variable(variable)
     return tuple(inner.shape) == value.shape and bool(inner.dtype.as_numpy_dtype == value.dtype)
 
 
-def _assign(variable: Any, name: str, value: np.ndarray) -> None:
-    inner = reduction.tf_variable(variable)
-    if not _fits(variable, value):
-        here = f"'{reduction.name_of(variable)}' {inner.dtype.name}{list(inner.shape)}"
+def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
+    inner = reduction.find_tf_variable(variable)
+    if not _is_assignable(variable, value):
+        here = f"'{reduction.find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
         raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
 
 
-def _read(chosen: dict[str, list[Any]]) -> Kept:
+def _read_values(chosen: dict[str, list[Any]]) -> Kept:
     return {
         group: [
-            (reduction.name_of(variable), np.asarray(reduction.tf_variable(variable).numpy())) for variable in variables
+            (reduction.find_name(variable), np.asarray(reduction.find_tf_variable(variable).numpy()))
+            for variable in variables
         ]
         for group, variables in chosen.items()
     }

@@ -38,7 +38,7 @@ class Foreign(PermissionError):
 def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
     """Write a state to `path`, whole or not at all, also where the host goes down."""
     header = json.dumps(
-        [packed, [[serialization.name_of_dtype(array.dtype), list(array.shape)] for array in arrays]]
+        [packed, [[serialization.name_dtype(array.dtype), list(array.shape)] for array in arrays]]
     ).encode()
     with atomic.write_beside(path) as place:
         checksum = hashlib.blake2b(digest_size=32)
@@ -73,7 +73,7 @@ def read_state(path: str) -> Any:
     packed, shapes = json.loads(bytes(content[start : start + length]))
     arrays, at = [], start + length
     for name, shape in shapes:
-        dtype = serialization.dtype_named(name)
+        dtype = serialization.find_dtype(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape).copy())
         at += size
@@ -96,17 +96,17 @@ class Folder:
         if os.stat(path).st_mode & 0o022:
             raise Foreign(f"others than its owner can write to {path} (`chmod go-w {path}` ends that)")
 
-    def place(self, name: str) -> str:
+    def locate_file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def numbers(self, kind: str) -> list[int]:
+    def list_numbers(self, kind: str) -> list[int]:
         """The numbers of the files of `kind` "state" or "end", the least first."""
         found = (re.fullmatch(rf"{kind}-(\d+)", name) for name in os.listdir(self.path))
         return sorted(int(match.group(1)) for match in found if match)
 
-    def read(self, name: str) -> Any:
+    def read_file(self, name: str) -> Any:
         """The content of the file `name`; None where it is not there, damaged or another user's."""
-        path = self.place(name)
+        path = self.locate_file(name)
         try:
             if os.lstat(path).st_uid != os.getuid():
                 return None
@@ -114,47 +114,47 @@ class Folder:
         except (Damaged, serialization.NotPlain, FileNotFoundError, json.JSONDecodeError):
             return None
 
-    def newest(self) -> tuple[int, Any]:
+    def find_newest(self) -> tuple[int, Any]:
         """The number and the content of the newest state that is whole; (-1, None) where none is."""
-        for number in reversed(self.numbers("state")):
-            content = self.read(name_of("state", number))
+        for number in reversed(self.list_numbers("state")):
+            content = self.read_file(name_file("state", number))
             if content is not None:
                 return number, content
         return -1, None
 
-    def write(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
+    def write_file(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
         """Write a state; of the kind "state" only the newest generations stay."""
-        write_state(self.place(name_of(kind, number)), packed, arrays)
+        write_state(self.locate_file(name_file(kind, number)), packed, arrays)
         if kind == "state":
-            for old in self.numbers("state")[:-GENERATIONS]:
-                os.unlink(self.place(name_of("state", old)))
+            for old in self.list_numbers("state")[:-GENERATIONS]:
+                os.unlink(self.locate_file(name_file("state", old)))
 
-    def clear(self) -> None:
+    def clear_files(self) -> None:
         """Remove what is kept, not the folder."""
         for name in os.listdir(self.path):
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
-                os.unlink(self.place(name))
+                os.unlink(self.locate_file(name))
 
-    def hold(self) -> int | None:
+    def hold_lock(self) -> int | None:
         """The descriptor by which this process holds the folder while it is open; None where another one does.
 
         A file in it, since other hosts see locks of files, not of folders, on a file system that they share.
         """
-        return temp_folders.hold_file(self.place(LOCK))
+        return temp_folders.hold_file(self.locate_file(LOCK))
 
-    def close(self, remove: bool) -> None:
+    def close_folder(self, remove: bool) -> None:
         """The run has ended well: nothing goes on from here. Without `remove` that is only noted."""
         if not remove:
-            with open(os.open(self.place(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
+            with open(os.open(self.locate_file(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
                 return
-        self.clear()
+        self.clear_files()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.place(LOCK))
+            os.unlink(self.locate_file(LOCK))
         with contextlib.suppress(OSError):  # there is something else in it
             os.rmdir(self.path)
 
 
-def name_of(kind: str, number: int) -> str:
+def name_file(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}"
 
 

@@ -24,14 +24,14 @@ _lines = 1  # the descriptor of standard output, as the launcher gave it
 def attach_hooks() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
     global _lines
-    me = world.current()
+    me = world.get_world()
     shutdown.script_ended.append(report_unreported)
     _lines = os.dup(1)
     faulthandler.enable(file=terminal.keep_stderr())
-    sys.excepthook = _report
-    if me.rank > 0 and (settings.current().output == "first" or settings.current().log_dir):
-        _redirect(me.rank)
-    _be_the_launchers_terminal()
+    sys.excepthook = _report_error
+    if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
+        _redirect_output(me.rank)
+    _match_launcher_terminal()
     sys.exit = _exit  # type: ignore[assignment]
     for name in ("exit", "quit"):
         if hasattr(builtins, name):
@@ -39,17 +39,17 @@ def attach_hooks() -> None:
     os._exit = _exit_at_once  # type: ignore[assignment]
 
 
-def after_loss(became_first: bool) -> None:
+def take_over_output(became_first: bool) -> None:
     """Speak for the run where the rank that did so was lost."""
     if not became_first:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(_lines, 1)
-    os.dup2(terminal.descriptor(), 2)
+    os.dup2(terminal.get_descriptor(), 2)
 
 
-def _be_the_launchers_terminal() -> None:
+def _match_launcher_terminal() -> None:
     """Say that standard output is no terminal where that of mpirun is none.
 
     Open MPI gives each rank a terminal of its own, so that colours and moving progress bars would end up in a log.
@@ -65,8 +65,8 @@ def _be_the_launchers_terminal() -> None:
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
-def _redirect(rank: int) -> None:
-    folder = settings.current().log_dir
+def _redirect_output(rank: int) -> None:
+    folder = settings.get_settings().log_dir
     if folder:
         try:
             os.makedirs(folder, exist_ok=True)
@@ -106,7 +106,7 @@ def _exit_at_once(code: int) -> None:
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
         shutdown.end_rank()
         _plain_exit_at_once(code)
-    me = world.current()
+    me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
     how = f"os._exit({code})"
     shutdown.abort_with_error(
@@ -116,43 +116,43 @@ def _exit_at_once(code: int) -> None:
 
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
-    me = world.current()
+    me = world.get_world()
     if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
     error.__traceback__, hint = trace, ""
-    if settings.current().traceback == "script":
-        for shown in _shown_with(error):
-            short = _without_ours(shown.__traceback__)
+    if settings.get_settings().traceback == "script":
+        for shown in _list_shown_errors(error):
+            short = _drop_own_frames(shown.__traceback__)
             if short is not shown.__traceback__:
                 shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
-    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_place(error)}{hint}:\n{text}"
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
-def _name(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """The error in one line, as Python prints it."""
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
-def _place(error: BaseException) -> str:
+def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script that `error` went through."""
     lines = [one for one in traceback.extract_tb(error.__traceback__) if not script_frames.is_library(one.filename)]
     return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """`trace` without our frames and those of `runpy`, which starts scripts; itself if it has no others, or none."""
     entries: list[TracebackType] = []
     kept: TracebackType | None = None
     while (entry := entries[-1].tb_next if entries else trace) is not None:
         entries.append(entry)
-    scripts = [entry for entry in entries if script_frames.package(entry.tb_frame) not in ("matex_tf", "runpy")]
+    scripts = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in ("matex_tf", "runpy")]
     for entry in reversed(scripts):
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept if 0 < len(scripts) < len(entries) else trace
 
 
-def _shown_with(error: BaseException) -> list[BaseException]:
+def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and those that Python shows beside it: what it was raised from or after, and those of a group."""
     found = [error]
     for one in found:
@@ -161,27 +161,29 @@ def _shown_with(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    me = world.current()
+def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    me = world.get_world()
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _exit_code_in(str(error))
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(str(error))
     follows = membership.TOLD_ELSEWHERE in str(error)
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
-    shutdown.abort_with_error(describe_error(error, trace), _name(error), code, follows, membership.is_loss(error))
+    shutdown.abort_with_error(
+        describe_error(error, trace), _format_error(error), code, follows, membership.is_loss(error)
+    )
 
 
 def report_unreported() -> None:
     """An error that ended the script, and was shown by a hook of its own, ends all ranks, too."""
     error = getattr(sys, "last_value", None)
-    if error is not None and sys.excepthook is not _report and not hasattr(sys, "ps1"):
-        _report(type(error), error, error.__traceback__)
+    if error is not None and sys.excepthook is not _report_error and not hasattr(sys, "ps1"):
+        _report_error(type(error), error, error.__traceback__)
 
 
-def _exit_code_in(message: str) -> int:
+def _parse_exit_code(message: str) -> int:
     """The exit code of the rank that left the others, where that is what the error says; else 1."""
     found = re.search(membership.LEFT_WITH + r" (\d+)", message)
     return int(found.group(1)) if found else 1

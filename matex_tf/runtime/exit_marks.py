@@ -22,32 +22,32 @@ _BEGUN, _ASK_AGAIN = "begun", "ask-again"
 
 def announce_ranks() -> None:
     """See that there is a rank that can give the proof. Collective; nothing without `matex run`."""
-    folder = settings.current().proof
+    folder = settings.get_settings().proof
     if folder and not any(objects.allgather(os.path.isdir(folder), "looking for the folder of `matex run`")):
         raise world.RankError(
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
-    _write(_BEGUN)
-    me = world.current()
-    _write(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
+    _write_mark(_BEGUN)
+    me = world.get_world()
+    _write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
 
 
 def mark_ended() -> None:
     """Say that all ranks have ended, which they have just agreed on."""
-    if world.current().local_rank == 0:
-        _write(_ENDED)
+    if world.get_world().local_rank == 0:
+        _write_mark(_ENDED)
 
 
-def mark_needless() -> None:
+def mark_separate_processes() -> None:
     """Say that each process that mpirun started is for itself, with an exit code of its own."""
-    _write(_NEEDLESS)
+    _write_mark(_NEEDLESS)
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
-def mark_ask_again() -> None:
+def mark_requeue() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
-    _write(_ASK_AGAIN)
+    _write_mark(_ASK_AGAIN)
 
 
 def has_begun(folder: str | os.PathLike[str]) -> bool:
@@ -59,25 +59,25 @@ def has_failed(folder: str | os.PathLike[str]) -> bool:
     return any(not record.is_loss for record in error_records.read_records(folder))
 
 
-def asks_again(folder: str | os.PathLike[str]) -> bool:
+def needs_requeue(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _ASK_AGAIN).exists()
 
 
-def exit_code(code: int, folder: str | os.PathLike[str]) -> int:
+def translate_exit_code(code: int, folder: str | os.PathLike[str]) -> int:
     """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
     return EXIT_STALLED if code and Path(folder, mpi_timeout_process.MARK).exists() else code
 
 
-def is_given(folder: str | os.PathLike[str]) -> bool:
+def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     """Whether exit code 0 may be believed."""
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
-def _write(name: str, text: str = "") -> None:
-    folder = settings.current().proof
+def _write_mark(name: str, text: str = "") -> None:
+    folder = settings.get_settings().proof
     with real_files.use_real_files():
         if folder and os.path.isdir(folder):
             # Several may write the same at once: ranks, or processes of which each takes itself for the only one.
-            part = Path(folder, f"{name}.{world.current().host}-{os.getpid()}.part")
+            part = Path(folder, f"{name}.{world.get_world().host}-{os.getpid()}.part")
             part.write_text(text)
             part.rename(Path(folder, name))  # read whole or not at all

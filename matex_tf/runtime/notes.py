@@ -13,12 +13,12 @@ _said: set[str] = set()
 _unsaid = False
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Say one line on standard error, on rank 0, once in a run."""
     if _unsaid or text in _said:
         return
     _said.add(text)
-    if world.current().rank == 0 and not settings.current().quiet:
+    if world.get_world().rank == 0 and not settings.get_settings().quiet:
         sys.stdout.flush()
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
 

@@ -27,10 +27,10 @@ def allgather(value: Any, what: str) -> list[Any]:
         return [value]
 
     def gather() -> list[Any]:
-        with exchange(what, "allgather"):
-            return world.communicator("control").allgather(value)
+        with start_exchange(what, "allgather"):
+            return world.get_communicator("control").allgather(value)
 
-    return membership.attempt(what, gather)
+    return membership.attempt_collectives(what, gather)
 
 
 def broadcast(value: Any, what: str, root: int = 0) -> Any:
@@ -39,32 +39,32 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
         return value
 
     def send() -> Any:
-        with exchange(what, f"broadcast from {root}"):
-            return world.communicator("control").bcast(value, root=root)
+        with start_exchange(what, f"broadcast from {root}"):
+            return world.get_communicator("control").bcast(value, root=root)
 
     def undo() -> None:
         if membership.survivors[root : root + 1] != [root]:
-            raise membership.cannot_go_on(f"rank {root} alone had {what}")
+            raise membership.make_loss_error(f"rank {root} alone had {what}")
 
-    return membership.attempt(what, send, undo)
+    return membership.attempt_collectives(what, send, undo)
 
 
 def barrier(what: str) -> None:
     """Returns on each rank once all have called it."""
     if world.is_active():
-        membership.attempt(what, lambda: _meet("barrier", what))
+        membership.attempt_collectives(what, lambda: _meet_ranks("barrier", what))
 
 
 @contextlib.contextmanager
-def exchange(what: str, operation: str = "exchange") -> Iterator[None]:
+def start_exchange(what: str, operation: str = "exchange") -> Iterator[None]:
     """Around what all ranks do together over MPI, once all have come to it."""
     with _one_at_a_time:
-        _meet(operation, what)
-        with ops.exchanging(what):
+        _meet_ranks(operation, what)
+        with ops.announce_exchange(what):
             yield
 
 
-def _meet(operation: str, what: str) -> None:
+def _meet_ranks(operation: str, what: str) -> None:
     # Ranks that talk of different things must not exchange them.
     key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
     ops.rendezvous(_KIND, int.from_bytes(key, "little"), what)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace_function(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
     original = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
     if isinstance(original, staticmethod):
@@ -17,18 +17,20 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
         setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def when_imported(module: str, patch: Callable[[Any], object]) -> None:
+def patch_when_imported(module: str, patch: Callable[[Any], object]) -> None:
     """Call `patch(module)` as soon as the module is imported; now, if it is."""
     import wrapt
 
     wrapt.register_post_import_hook(patch, module)
 
 
-def when_defined(module: str, name: str, patch: Callable[[Any], object]) -> None:
-    """`when_imported`, if the module itself defines the class `name`: others have it from elsewhere, or not at all."""
+def patch_when_defined(module: str, name: str, patch: Callable[[Any], object]) -> None:
+    """`patch_when_imported`, if the module itself defines the class `name`: others have it from elsewhere, or not at
+    all.
+    """
 
-    def look(found: Any) -> None:
+    def patch_if_defined(found: Any) -> None:
         if getattr(getattr(found, name, None), "__module__", None) == found.__name__:
             patch(found)
 
-    when_imported(module, look)
+    patch_when_imported(module, patch_if_defined)

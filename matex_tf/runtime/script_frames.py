@@ -11,41 +11,43 @@ from typing import Any, TypeVar
 _Made = TypeVar("_Made")
 
 
-def package(frame: FrameType) -> str:
+def find_package(frame: FrameType) -> str:
     """The outermost package of the module whose code `frame` runs; "__main__" for a script."""
-    return _package(frame.f_globals)
+    return _read_package(frame.f_globals)
 
 
-def package_of(function: Callable[..., Any]) -> str:
+def find_function_package(function: Callable[..., Any]) -> str:
     """The same of the code of a function; empty for what is called otherwise."""
-    return _package(getattr(function, "__globals__", {}))
+    return _read_package(getattr(function, "__globals__", {}))
 
 
-def _package(names: dict[str, Any]) -> str:
+def _read_package(names: dict[str, Any]) -> str:
     spec = names.get("__spec__")  # a module that was started by `-m` has its name there only
     name = names.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
 
 
-def hand_over(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
+def call_as_script(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
     """`function(*args, **kwargs)`, which we call in the script's place: what it does, the script does."""
     return function(*args, **kwargs)
 
 
-def pass_on(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
+def call_as_caller(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
     """`function(*args, **kwargs)`, around which we stand: what it does is done for whoever called us."""
     return function(*args, **kwargs)
 
 
 def is_ours(frame: FrameType | None) -> bool:
-    """Whether what `frame` does is done for us: our code has called it, last of all, and did not `hand_over`."""
+    """Whether what `frame` does is done for us: our code has called it, last of all, and did not `call_as_script`."""
     while frame is not None:
-        if package(frame) != "matex_tf":
+        if find_package(frame) != "matex_tf":
             frame = frame.f_back
-        elif frame.f_code is not pass_on.__code__:
-            return frame.f_code is not hand_over.__code__
+        elif frame.f_code is not call_as_caller.__code__:
+            return frame.f_code is not call_as_script.__code__
         else:
-            while frame is not None and package(frame) == "matex_tf" and frame.f_code is not hand_over.__code__:
+            while (
+                frame is not None and find_package(frame) == "matex_tf" and frame.f_code is not call_as_script.__code__
+            ):
                 frame = frame.f_back
     return False
 

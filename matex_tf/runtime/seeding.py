@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.runtime import objects
-from matex_tf.runtime.replace import when_imported
+from matex_tf.runtime.replace import patch_when_imported
 from matex_tf.world import world
 
 
@@ -28,13 +28,13 @@ def agree_on_seeds(entropy: int | None = None) -> int:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
-        entropy = secrets.randbits(128) if world.current().rank == 0 else 0
+        entropy = secrets.randbits(128) if world.get_world().rank == 0 else 0
     if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
         states = objects.broadcast((python_state, numpy_state), "sending those of rank 0")
         random.setstate(states[0])
         np.random.set_state(states[1])
     entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
-    when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
+    patch_when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
     _share_entropy(entropy)
     return entropy
 

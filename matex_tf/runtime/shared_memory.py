@@ -23,14 +23,14 @@ def note_files() -> None:
     """Note the files of memory that this rank shares with others; nothing without `matex run`."""
     from matex_tf.runtime import real_files
 
-    folder = settings.current().proof
+    folder = settings.get_settings().proof
     with real_files.use_real_files(), contextlib.suppress(OSError):
         found = []
-        for path in _mapped("self"):
+        for path in _list_mapped("self"):
             state = os.stat(path)
             found.append([path, state.st_dev, state.st_ino])
         if folder and found and os.path.isdir(folder):
-            Path(folder, f"{_NOTE}{_boot()}-{os.getpid()}").write_text(json.dumps(found))
+            Path(folder, f"{_NOTE}{_read_boot_id()}-{os.getpid()}").write_text(json.dumps(found))
 
 
 def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
@@ -38,17 +38,17 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
 
     `even_used`: those, too, that a process uses which is about to end; it keeps the memory, without a name.
     """
-    paths = list(_noted(folder))
-    used = set() if even_used or not paths else {path for one in os.listdir("/proc") for path in _mapped(one)}
+    paths = list(_list_noted(folder))
+    used = set() if even_used or not paths else {path for one in os.listdir("/proc") for path in _list_mapped(one)}
     for path in set(paths) - used:
         with contextlib.suppress(OSError):
             os.remove(path)
     return used.isdisjoint(paths)
 
 
-def _noted(folder: str | os.PathLike[str]) -> Iterator[str]:
+def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The files that are still those which were noted: of this user, of this start of the host, not others in place."""
-    for name in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}{_boot()}-*")):
+    for name in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}{_read_boot_id()}-*")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             for path, device, number in json.loads(Path(name).read_text()):
                 state = os.lstat(path)
@@ -57,7 +57,7 @@ def _noted(folder: str | os.PathLike[str]) -> Iterator[str]:
                     yield path
 
 
-def _mapped(process: str) -> set[str]:
+def _list_mapped(process: str) -> set[str]:
     """The files of such names that a process has in its memory."""
     if process != "self" and not process.isdigit():
         return set()
@@ -69,5 +69,5 @@ def _mapped(process: str) -> set[str]:
     return {path for path in paths if os.path.basename(path).startswith(_NAMES) and os.path.exists(path)}
 
 
-def _boot() -> str:
+def _read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

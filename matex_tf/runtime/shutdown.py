@@ -46,7 +46,7 @@ def register_end() -> None:
     atexit.register(end_rank)
 
 
-def run_last_words() -> None:
+def run_before_abort() -> None:
     """Do what is to be done before the job is ended; whatever goes wrong with that, it ends."""
     while before_abort:
         try:
@@ -57,15 +57,15 @@ def run_last_words() -> None:
 
 def abort_with_error(text: str, exception: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
     """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
-    run_last_words()
+    run_before_abort()
     sys.stdout.flush()
-    me = world.current()
+    me = world.get_world()
     record = error_records.ErrorRecord(
-        me.rank, me.size, me.host, exception, text, ops.waiting().number, follows, is_loss
+        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss
     )
     try:
         with real_files.use_real_files():
-            error_records.show_record(record, cache.folder() if me.has_several_hosts else None)
+            error_records.show_record(record, cache.find_cache_folder() if me.has_several_hosts else None)
     finally:  # whatever goes wrong with that
         abort_all_ranks(code)
 
@@ -74,7 +74,7 @@ def abort_all_ranks(code: int) -> None:
     """End all ranks now."""
     global _aborting
     _aborting = True
-    run_last_words()
+    run_before_abort()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -92,7 +92,7 @@ def remember_exit_code(code: Any) -> None:
     _exit_text = "" if code is None or isinstance(code, int) else str(code)
 
 
-def exit_code() -> int:
+def get_exit_code() -> int:
     """What the script has given to `sys.exit`, as a number; 0 if it has not."""
     return _exit_code
 
@@ -114,8 +114,8 @@ def _await_others_at_end(error: ops.MismatchError) -> None:
 
     if membership.is_loss_of_another(error):
         return
-    with ops.exchanging("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
-        world.communicator("control").Barrier()
+    with ops.announce_exchange("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
+        world.get_communicator("control").Barrier()
 
 
 def end_rank() -> None:
@@ -130,7 +130,7 @@ def end_rank() -> None:
     if _exit_text:
         ended += f" ({_exit_text})"
     try:
-        membership.attempt(ended, lambda: ops.rendezvous(_KIND, 0, ended))
+        membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except ops.MismatchError as error:
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
@@ -138,8 +138,8 @@ def end_rank() -> None:
     for work in at_end:
         work()
     objects.barrier("what is done after the script")
-    me = world.current()
-    with mpi_timeout.time_limit(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+    me = world.get_world()
+    with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         exit_marks.mark_ended()
         for work in before_finalize:
             work()

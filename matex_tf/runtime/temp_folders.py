@@ -21,7 +21,7 @@ def hold_folder(path: str) -> int | None:
 
     None where another process holds it. On a file system without such locks all that open it hold it.
     """
-    handle, is_free, _ = _try(path)
+    handle, is_free, _ = _try_lock(path)
     if is_free:
         return handle
     os.close(handle)
@@ -31,7 +31,7 @@ def hold_folder(path: str) -> int | None:
 def hold_file(path: str, waits: bool = False) -> int | None:
     """The same of a file, which is made where there is none; `waits` for who holds it, and never gives None."""
     while True:
-        handle, is_free, _ = _try(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
+        handle, is_free, _ = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
         if not is_free:
             os.close(handle)
             return None
@@ -53,7 +53,7 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
                 os.close(handle)
 
 
-def _try(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False) -> tuple[int, bool, bool]:
+def _try_lock(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False) -> tuple[int, bool, bool]:
     """The open `path`, whether no other process holds it, and whether this file system can tell."""
     handle = os.open(path, flags, 0o600)
     try:
@@ -87,7 +87,7 @@ def sweep_folders(
             state = os.lstat(path)
             if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < least:
                 continue
-            handle, is_free, is_told = _try(path)
+            handle, is_free, is_told = _try_lock(path)
             try:
                 if is_free and (is_told or time.time() - state.st_mtime >= _DAY) and may_go(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)

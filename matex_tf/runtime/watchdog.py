@@ -41,7 +41,7 @@ _watch: _Watch | None = None
 @contextlib.contextmanager
 def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
     """Within it this rank does `what`, for which others wait `times` MATEX_ABORT_SECONDS; by default without an end."""
-    one = (what, time.monotonic() + times * settings.current().abort_seconds if _limits()[1] else math.inf)
+    one = (what, time.monotonic() + times * settings.get_settings().abort_seconds if _get_limits()[1] else math.inf)
     _busy.append(one)
     try:
         yield
@@ -52,10 +52,10 @@ def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
 def start_watching() -> None:
     """Watch this rank, under several."""
     global _watch
-    if _watch is not None or not world.is_active() or not any(_limits()):
+    if _watch is not None or not world.is_active() or not any(_get_limits()):
         return
     if not world.has_threads():
-        notes.note(
+        notes.print_note(
             "this MPI lets one thread at a time into it (MPI_THREAD_SERIALIZED), so nobody watches: a rank that waits "
             "for another for ever does so without a word, whatever MATEX_STALL_SECONDS and MATEX_ABORT_SECONDS say"
         )
@@ -66,9 +66,9 @@ def start_watching() -> None:
         shutdown.before_finalize.append(stop_watching)
 
 
-def _limits() -> tuple[float, float]:
+def _get_limits() -> tuple[float, float]:
     """After how long a wait is told of, and after how long it ends the job; 0: never."""
-    return settings.current().stall_seconds, settings.current().abort_seconds
+    return settings.get_settings().stall_seconds, settings.get_settings().abort_seconds
 
 
 def stop_watching() -> None:
@@ -109,10 +109,10 @@ class _Stall:
 
 class _Watch:
     def __init__(self) -> None:
-        self.me = world.current()
-        self.communicator = world.communicator("watch")
-        self.limit = _limits()[1]
-        self.stall = min(limit for limit in _limits() if limit)
+        self.me = world.get_world()
+        self.communicator = world.get_communicator("watch")
+        self.limit = _get_limits()[1]
+        self.stall = min(limit for limit in _get_limits() if limit)
         self.process = os.getpid()
         self.ended = threading.Event()
         self.main = threading.main_thread().ident
@@ -129,13 +129,13 @@ class _Watch:
         from mpi4py import MPI
 
         try:
-            self._watch()
+            self._watch_ranks()
         except MPI.Exception:
             # A rank was lost: those that are left, if they can go on, begin to watch anew.
-            if not settings.current().elastic:
+            if not settings.get_settings().elastic:
                 raise
 
-    def _watch(self) -> None:
+    def _watch_ranks(self) -> None:
         looked = time.monotonic()
         while not self.ended.wait(min(1.0, self.stall / 4)):
             before, looked = looked, time.monotonic()
@@ -143,41 +143,49 @@ class _Watch:
                 # The job was stopped and continued: what is waited for has stood still as well.
                 self.resumed, self.stalled = looked, None
             while self.communicator.iprobe():
-                self._hear(*self.communicator.recv())
-            self._look()
+                self._handle_message(*self.communicator.recv())
+            self._report_wait()
             if self.stalled is not None:
-                self._tell(self.stalled)
+                self._handle_stall(self.stalled)
             self.sent = [request for request in self.sent if not request.Test()]
 
-    def _send(self, rank: int, kind: str, *content: Any) -> None:
+    def _send_message(self, rank: int, kind: str, *content: Any) -> None:
         if rank == self.me.rank:
-            self._hear(kind, rank, *content)
+            self._handle_message(kind, rank, *content)
         else:
             self.sent.append(self.communicator.isend((kind, self.me.rank, *content), rank))
 
-    def _hear(self, kind: str, rank: int, *content: Any) -> None:
+    def _handle_message(self, kind: str, rank: int, *content: Any) -> None:
         if kind == "waits":
             number, seconds, what = content
             if self.stalled is None or number > self.stalled.number:
                 self.stalled = _Stall(number, what)
             self.stalled.since[rank] = time.monotonic() - seconds
-            self._send(rank, "heard")
+            self._send_message(rank, "heard")
         elif kind == "heard":
             self.heard = True
         elif kind == "where":
-            waiting = ops.waiting()
-            updates, stack = ops.count(_KIND_GRADIENTS), self._stack()
+            waiting = ops.read_waiting()
+            updates, stack = ops.count_completed(_KIND_GRADIENTS), self._read_stack()
             doing = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
             is_waited_for = any(time.monotonic() < until for _, until in doing)
             does = "; ".join(what for what, _ in doing)
-            mine = _Answer(waiting.number, waiting.what, _place(stack), does, is_waited_for, updates, _lines(stack))
-            self._send(rank, "here", mine)
+            mine = _Answer(
+                waiting.number,
+                waiting.what,
+                _describe_place(stack),
+                does,
+                is_waited_for,
+                updates,
+                _format_frames(stack),
+            )
+            self._send_message(rank, "here", mine)
         elif kind == "here" and self.stalled is not None:
             self.stalled.answers[rank] = content[0]
 
-    def _look(self) -> None:
+    def _report_wait(self) -> None:
         """Tell the teller if this rank waits, the next rank if that one has not answered."""
-        waiting, now = ops.waiting(), time.monotonic()
+        waiting, now = ops.read_waiting(), time.monotonic()
         waited = min(waiting.seconds, now - self.resumed)
         if waited < self.stall:
             return
@@ -187,9 +195,9 @@ class _Watch:
             self.teller, self.reported = self.teller + 1, 0.0
         if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
             self.reported, self.heard = now, False
-            self._send(self.teller, "waits", waiting.number, waited, waiting.what)
+            self._send_message(self.teller, "waits", waiting.number, waited, waiting.what)
 
-    def _tell(self, stalled: _Stall) -> None:
+    def _handle_stall(self, stalled: _Stall) -> None:
         now = time.monotonic()
         waited = now - min(stalled.since.values())
         if stalled.asked is None:
@@ -200,15 +208,17 @@ class _Watch:
                 return
             stalled.asked, stalled.answers = now, {}
             for rank in range(self.me.size):
-                self._send(rank, "where")
+                self._send_message(rank, "where")
             return
         if now < stalled.asked + _PATIENCE and len(stalled.answers) < self.me.size:
             return
-        late = [rank for rank in range(self.me.size) if not self._waits(stalled, rank)]
-        if ops.waiting().number > stalled.number:
+        late = [rank for rank in range(self.me.size) if not self._is_waiting(stalled, rank)]
+        if ops.read_waiting().number > stalled.number:
             self.stalled = None
             return
-        terminal.write_text(self._text(stalled, waited, late) if late else self._text_of_all(stalled, waited))
+        terminal.write_text(
+            self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
+        )
         stalled.asked, stalled.told = None, waited
         is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
@@ -218,16 +228,18 @@ class _Watch:
             shutdown.abort_all_ranks(EXIT_STALLED)
 
     @staticmethod
-    def _waits(stalled: _Stall, rank: int) -> bool:
+    def _is_waiting(stalled: _Stall, rank: int) -> bool:
         answer = stalled.answers.get(rank)
         return answer is not None and bool(answer.waits_at) and answer.number >= stalled.number
 
-    def _text(self, stalled: _Stall, waited: float, late: list[int]) -> str:
+    def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
         hosts = self.me.hosts
         here = [rank for rank in range(self.me.size) if rank not in late]
         some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
         some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
-        place = f"{stalled.what} (collective number {stalled.number}, after {ops.count(_KIND_GRADIENTS)} updates)"
+        place = (
+            f"{stalled.what} (collective number {stalled.number}, after {ops.count_completed(_KIND_GRADIENTS)} updates)"
+        )
         have = "have" if len(here) > 1 else "has"
         lines = [f"matex_tf: for {waited:.0f} s {some} {have} waited at {place} for:"]
         for rank in late[:_NAMED]:
@@ -244,11 +256,11 @@ class _Watch:
             lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
         return "\n".join(lines) + "\n"
 
-    def _text_of_all(self, stalled: _Stall, waited: float) -> str:
+    def _describe_mutual_wait(self, stalled: _Stall, waited: float) -> str:
         """Nobody is late: each waits for others, or they exchange something that takes so long."""
         hosts = self.me.hosts
         reasons = "each for others, which have gone another way, or for what they exchange, if that takes so long"
-        after = f"after {ops.count(_KIND_GRADIENTS)} updates"
+        after = f"after {ops.count_completed(_KIND_GRADIENTS)} updates"
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
         for rank in range(self.me.size)[:_NAMED]:
             answer = stalled.answers[rank]
@@ -260,7 +272,7 @@ class _Watch:
             lines.append(f"  and {self.me.size - _NAMED} more")
         return "\n".join(lines) + "\n"
 
-    def _stack(self) -> list[traceback.FrameSummary]:
+    def _read_stack(self) -> list[traceback.FrameSummary]:
         """Where the main thread is, outermost first; nothing where it has ended."""
         frame = sys._current_frames().get(self.main) if self.main is not None else None
         if frame is None:
@@ -268,13 +280,13 @@ class _Watch:
         return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
 
 
-def _place(stack: list[traceback.FrameSummary]) -> str:
+def _describe_place(stack: list[traceback.FrameSummary]) -> str:
     """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
     if not stack:
         return "its end"
     own = [one for one in stack if not script_frames.is_library(one.filename)]
-    place = _line(own[-1]) if own else "no line of its own"
-    return place if own and own[-1] is stack[-1] else f"{place}, within {_line(stack[-1])}"
+    place = _format_frame(own[-1]) if own else "no line of its own"
+    return place if own and own[-1] is stack[-1] else f"{place}, within {_format_frame(stack[-1])}"
 
 
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
@@ -282,11 +294,11 @@ def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
     return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)
 
 
-def _lines(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
+def _format_frames(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for people, without those of who started the script."""
     first = next((number for number, one in enumerate(stack) if not script_frames.is_library(one.filename)), 0)
-    return tuple(f"    {_line(one)}" for one in stack[first:][-_FRAMES:])
+    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_FRAMES:])
 
 
-def _line(frame: traceback.FrameSummary) -> str:
+def _format_frame(frame: traceback.FrameSummary) -> str:
     return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"

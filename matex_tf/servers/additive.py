@@ -1,6 +1,6 @@
 """What a step changes by adding to it: in its graph that becomes additions in the memory that ranks share.
 
-`Additions` has assignments become additions; `why_not` says which steps cannot be shared so.
+`Additions` has assignments become additions; `find_obstacle` says which steps cannot be shared so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.gradients import reduction
 from matex_tf.servers import affine, variable_uses
-from matex_tf.servers.standing_in import inner
+from matex_tf.servers.variable_swap import find_inner
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
@@ -37,23 +37,23 @@ class Additions:
         self.variables: list[Any] = []
         self.why_not: str | None = None
         self._kinds: dict[int, type] = {}
-        self._states = {id(inner(one)) for one in weights} - {id(inner(one)) for one in trained}
+        self._states = {id(find_inner(one)) for one in weights} - {id(find_inner(one)) for one in trained}
         self._weights = weights
 
     def __enter__(self) -> Additions:
         _under_way.append(self)
-        self.include(self._weights)
+        self.include_variables(self._weights)
         return self
 
     def __exit__(self, *error: Any) -> None:
         _under_way.remove(self)
-        for one in map(inner, self.variables):
+        for one in map(find_inner, self.variables):
             object.__setattr__(one, "__class__", self._kinds[id(one)])
 
-    def include(self, variables: Sequence[Any]) -> None:
+    def include_variables(self, variables: Sequence[Any]) -> None:
         """Share these, too."""
         for one in variables:
-            variable = inner(one)
+            variable = find_inner(one)
             if id(variable) in self._kinds:
                 continue
             kind = self._kinds[id(variable)] = type(variable)
@@ -66,13 +66,13 @@ class Additions:
         """Whether it is a weight that no optimizer trains."""
         return id(variable) in self._states
 
-    def refuse(self, variable: Any) -> None:
-        name = reduction.name_of(variable).partition(":")[0]
+    def refuse_variable(self, variable: Any) -> None:
+        name = reduction.find_name(variable).partition(":")[0]
         self.why_not = self.why_not or f"it sets '{name}' anew in each batch"
 
 
 @contextlib.contextmanager
-def updating(optimizer: Any, gradients: Sequence[Any], of: Sequence[Any]) -> Iterator[list[Any]]:
+def share_update(optimizer: Any, gradients: Sequence[Any], of: Sequence[Any]) -> Iterator[list[Any]]:
     """Around an update by an optimizer of Keras 3; gives the gradients, each of them there once all are.
 
     So no weight is changed before all of them are computed, and what the update reads it reads then.
@@ -83,22 +83,24 @@ def updating(optimizer: Any, gradients: Sequence[Any], of: Sequence[Any]) -> Ite
     if not optimizer.built and of is not None:
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(of)
-    _under_way[-1].include(optimizer.variables)
+    _under_way[-1].include_variables(optimizer.variables)
     there = [one for one in gradients if one is not None]
     with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
         kept = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
         yield [None if one is None else next(kept) for one in gradients]
 
 
-def changed(graph: Any, variables: Sequence[Any]) -> list[Any]:
+def list_changed(graph: Any, variables: Sequence[Any]) -> list[Any]:
     """Those of `variables` that `graph`, or a function that it calls, adds to."""
-    uses = variable_uses.uses_of(graph)
+    uses = variable_uses.list_uses(graph)
     return [
-        one for one in variables if any(use.kind in variable_uses.ADDS for use in uses.get(id(inner(one).handle), ()))
+        one
+        for one in variables
+        if any(use.kind in variable_uses.ADDS for use in uses.get(id(find_inner(one).handle), ()))
     ]
 
 
-def why_not(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str | None:
+def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str | None:
     """Why ranks cannot share a step by additions; None if they can.
 
     Args:
@@ -107,15 +109,15 @@ def why_not(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequ
         sums: those that each rank has for itself, and of which the sum over ranks is that of all batches.
         own: others that each rank has for itself, whatever the step does with them.
     """
-    shared = {id(inner(one).handle): reduction.name_of(one) for one in variables}
-    added_up = {id(inner(one).handle): reduction.name_of(one) for one in sums}
-    private = {id(inner(one).handle) for one in own} - set(added_up)
-    within_graph = {id(outer): within for outer, within in variable_uses.handles(graph)}
-    for handle, uses in variable_uses.uses_of(graph).items():
+    shared = {id(find_inner(one).handle): reduction.find_name(one) for one in variables}
+    added_up = {id(find_inner(one).handle): reduction.find_name(one) for one in sums}
+    private = {id(find_inner(one).handle) for one in own} - set(added_up)
+    within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
+    for handle, uses in variable_uses.list_uses(graph).items():
         if handle in private:
             continue
         if handle in added_up:
-            if not _adds_up(within_graph[handle], uses):
+            if not _is_additive(within_graph[handle], uses):
                 return f"a metric's '{added_up[handle]}' is no sum over batches"
             continue
         name = shared.get(handle)
@@ -126,7 +128,7 @@ def why_not(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequ
                 return f"it changes '{name}' otherwise than by adding to it ({kind})"
             if kind in variable_uses.ADDS and within & variable_uses.BRANCHES:
                 return f"it changes '{name}' in some steps only"
-        late = variable_uses.read_before_and_used_after(within_graph[handle]) if name is not None else ""
+        late = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
         if late:
             return f"it uses the value that '{name}' had before it changed it ({late})"
     return None
@@ -141,16 +143,16 @@ class _Added:
     read_value: Any
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Any:
-        return self._add(delta, 1)
+        return self._add_values(delta, 1)
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Any:
-        return self._add(delta, -1)
+        return self._add_values(delta, -1)
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Any:
         import tensorflow as tf
 
         value = tf.convert_to_tensor(value, self.dtype)
-        self._become(affine.sum_of(value, _inside(self.handle)), value)
+        self._become_sum(affine.find_sum(value, _find_inside(self.handle)), value)
         return self
 
     def scatter_add(self, sparse_delta: Any, use_locking: Any = False, name: Any = None) -> Any:
@@ -159,70 +161,70 @@ class _Added:
     def scatter_sub(self, sparse_delta: Any, use_locking: Any = False, name: Any = None) -> Any:
         return self._add_rows(sparse_delta, -1)
 
-    def _add(self, values: Any, sign: int) -> Any:
+    def _add_values(self, values: Any, sign: int) -> Any:
         import tensorflow as tf
 
         values = tf.convert_to_tensor(values, self.dtype)
-        found = affine.sum_of(values, _inside(self.handle))
+        found = affine.find_sum(values, _find_inside(self.handle))
         if found.more is values:
-            self._become(affine.Sum(1, values), None, sign)
+            self._become_sum(affine.Sum(1, values), None, sign)
         else:
-            self._become(affine.Sum(1, None).plus(found, sign), None)
+            self._become_sum(affine.Sum(1, None).add_sum(found, sign), None)
         return self
 
-    def _become(self, new: affine.Sum, value: Any, sign: int = 1) -> None:
+    def _become_sum(self, new: affine.Sum, value: Any, sign: int = 1) -> None:
         """From now on it is `new`; `value`: that in a tensor, if there is one. `sign` is that of what is added."""
         import tensorflow as tf
 
-        handle = _inside(self.handle)
+        handle = _find_inside(self.handle)
         more = tf.zeros(self.shape, self.dtype) if new.more is None else new.more
         if more.shape != self.shape:
             more = tf.broadcast_to(more, self.shape)
         is_added = isinstance(new.keep, int) and new.keep == 1
         is_set = isinstance(new.keep, int) and new.keep == 0
         current = _under_way[-1]
-        of_itself = any(affine.depends(one, handle) for one in (new.keep, more))
+        of_itself = any(affine.is_dependent(one, handle) for one in (new.keep, more))
         if (of_itself or is_set) and current.is_state(self):
-            current.refuse(self)
+            current.refuse_variable(self)
         is_weight = bool(getattr(self, "trainable", False))
         if not is_added and (self.dtype.is_integer or (is_set and is_weight)):
-            is_added, more = True, (new.value(self.read_value()) if value is None else value) - self.read_value()
-        with tf.control_dependencies(variable_uses.users(handle)):
+            is_added, more = True, (new.evaluate_at(self.read_value()) if value is None else value) - self.read_value()
+        with tf.control_dependencies(variable_uses.list_users(handle)):
             if is_added:
-                ops.library().ops.matex_add(variable=self.handle, values=more, sign=sign)
+                ops.get_library().ops.matex_add(variable=self.handle, values=more, sign=sign)
             else:
                 keep = tf.cast(new.keep, self.dtype)
-                ops.library().ops.matex_move(variable=self.handle, keep=keep, more=more)
+                ops.get_library().ops.matex_move(variable=self.handle, keep=keep, more=more)
 
     def _add_rows(self, rows: Any, sign: int) -> Any:
         import tensorflow as tf
 
         values = tf.cast(rows.values, self.dtype)
-        with tf.control_dependencies(variable_uses.users(_inside(self.handle))):
-            ops.library().ops.matex_add_rows(variable=self.handle, indices=rows.indices, values=values, sign=sign)
+        with tf.control_dependencies(variable_uses.list_users(_find_inside(self.handle))):
+            ops.get_library().ops.matex_add_rows(variable=self.handle, indices=rows.indices, values=values, sign=sign)
         return self
 
 
-def _adds_up(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
+def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     """Whether a step changes a variable only by what does not depend on it."""
     if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
         return False
     for op in handle.consumers():
         if op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-            new = affine.sum_of(op.inputs[1], handle)
+            new = affine.find_sum(op.inputs[1], handle)
             new = new._replace(keep=new.keep + 1)
         elif op.type == "AssignVariableOp":
-            new = affine.sum_of(op.inputs[1], handle)
+            new = affine.find_sum(op.inputs[1], handle)
         elif op.type.startswith(_CHANGES):
             return False
         else:
             continue
-        if not (isinstance(new.keep, int) and new.keep == 1) or affine.depends(new.more, handle):
+        if not (isinstance(new.keep, int) and new.keep == 1) or affine.is_dependent(new.more, handle):
             return False
     return True
 
 
-def _inside(handle: Any) -> Any:
+def _find_inside(handle: Any) -> Any:
     """What the graph being built has for a handle from outside of it."""
     import tensorflow as tf
 

@@ -13,7 +13,7 @@ class Sum(NamedTuple):
     keep: Any
     more: Any
 
-    def plus(self, other: Sum, sign: int = 1) -> Sum:
+    def add_sum(self, other: Sum, sign: int = 1) -> Sum:
         """The sum, or with sign -1 the difference, of both."""
         keep = self.keep if _is_zero(other.keep) else self.keep + sign * other.keep
         if other.more is None:
@@ -22,11 +22,11 @@ class Sum(NamedTuple):
             return Sum(keep, other.more if sign > 0 else -other.more)
         return Sum(keep, self.more + other.more if sign > 0 else self.more - other.more)
 
-    def times(self, factor: Any) -> Sum:
+    def scale_sum(self, factor: Any) -> Sum:
         """It, times a number."""
         return Sum(0 if _is_zero(self.keep) else self.keep * factor, None if self.more is None else self.more * factor)
 
-    def value(self, variable: Any) -> Any:
+    def evaluate_at(self, variable: Any) -> Any:
         """It, for such a value of the variable."""
         import tensorflow as tf
 
@@ -38,7 +38,7 @@ def _is_zero(keep: Any) -> bool:
     return isinstance(keep, int) and keep == 0
 
 
-def sum_of(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
+def find_sum(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
     """What `tensor` is of the variable with this handle in its graph. `more` may depend on the variable, too."""
     op = tensor.op
     found: Sum | None = None
@@ -47,20 +47,20 @@ def sum_of(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
     if not deep:
         return Sum(0, tensor)
     if op.type == "Identity" or (op.type == "Cast" and op.inputs[0].dtype == tensor.dtype):
-        found = sum_of(op.inputs[0], handle, deep - 1)
+        found = find_sum(op.inputs[0], handle, deep - 1)
     elif op.type in ("AddV2", "Add", "Sub"):
-        left, right = (sum_of(one, handle, deep - 1) for one in op.inputs)
+        left, right = (find_sum(one, handle, deep - 1) for one in op.inputs)
         if not (_is_zero(left.keep) and _is_zero(right.keep)):
-            found = left.plus(right, -1 if op.type == "Sub" else 1)
+            found = left.add_sum(right, -1 if op.type == "Sub" else 1)
     elif op.type == "Mul":
         for one, factor in (tuple(op.inputs), tuple(op.inputs)[::-1]):
-            of_one = sum_of(one, handle, deep - 1) if factor.shape.rank == 0 else Sum(0, None)
+            of_one = find_sum(one, handle, deep - 1) if factor.shape.rank == 0 else Sum(0, None)
             if not _is_zero(of_one.keep):
-                found = of_one.times(factor)
+                found = of_one.scale_sum(factor)
     return Sum(0, tensor) if found is None or (_is_zero(found.keep) and found.more is None) else found
 
 
-def depends(tensor: Any, handle: Any) -> bool:
+def is_dependent(tensor: Any, handle: Any) -> bool:
     """Whether a tensor of the graph is made from the variable with this handle."""
     if tensor is None or isinstance(tensor, int):
         return False

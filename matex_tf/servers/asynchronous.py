@@ -16,7 +16,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import store
-from matex_tf.servers.standing_in import inner
+from matex_tf.servers.variable_swap import find_inner
 from matex_tf.world import world
 
 OTHER_ORDER = (
@@ -31,13 +31,13 @@ _under_way: list[Turns] = []  # of which there is one at most, as there is one s
 
 def is_chosen() -> bool:
     """Whether ranks are to train batches in turn where they can."""
-    here = world.current()
-    return settings.is_asynchronous(settings.current().strategy) and world.is_active() and not here.is_phantom
+    here = world.get_world()
+    return settings.is_asynchronous(settings.get_settings().strategy) and world.is_active() and not here.is_phantom
 
 
-def bound() -> int:
+def read_bound() -> int:
     """How many batches a rank may be ahead of the oldest that is being trained."""
-    return settings.number_of_strategy(settings.current().strategy, max(4, 2 * (world.current().size - 1)))
+    return settings.get_strategy_number(settings.get_settings().strategy, max(4, 2 * (world.get_world().size - 1)))
 
 
 def is_under_way() -> bool:
@@ -48,16 +48,16 @@ def is_under_way() -> bool:
 def say_not(what: str, why: str) -> None:
     """Say once that `what` is no asynchronous training though that is chosen."""
     if is_chosen():
-        notes.note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
+        notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
 
 
 class Data(Protocol):
     """The pipeline that an epoch's batches come from."""
 
-    def first(self) -> tuple[int, int] | None:
+    def get_first(self) -> tuple[int, int] | None:
         """The rows and the hash of the epoch's first batch, if the pipeline began with it."""
 
-    def ended_at(self, place: int) -> None:
+    def note_end(self, place: int) -> None:
         """There is no batch at this place of the pipeline: the first that is wanting."""
 
     def raise_end(self) -> None:
@@ -84,10 +84,10 @@ class Turns:
     """
 
     def __init__(self, shared: Sequence[Any], places: Sequence[int], told: Sequence[Any]):
-        self._shared = [inner(one) for one in shared]
+        self._shared = [find_inner(one) for one in shared]
         self._places = places
         self._told = list(told)
-        self._behind = bound()
+        self._behind = read_bound()
         self.is_within = False  # an epoch, in which ranks are at batches of their own
         self._early: str | None = None  # why the epoch ends before its last batch: this rank knows first
         self._iterator: Any = None
@@ -95,68 +95,68 @@ class Turns:
         self._waited = 0.0
         self._others: Counter[int] = Counter()
 
-    def epoch(self, steps: Iterable[Any], count: int, first: int, data: Data) -> Iterator[Any]:
+    def iterate_epoch(self, steps: Iterable[Any], count: int, first: int, data: Data) -> Iterator[Any]:
         """Of the `count` steps of an epoch those that this rank makes. Collective at both its ends.
 
         Args:
             steps: each with the iterator of the pipeline last.
             first: the place of the epoch's first batch in the pipeline.
         """
-        self._enter(count)
+        self._enter_epoch(count)
         self._first, self._data = first, data
         self._taken = self._trained = -1
-        batch = self._begin()
+        batch = self._begin_batch()
         for number, step in enumerate(steps):
             *_, self._iterator = step
             if number == batch:
-                store.want(first + number)
+                store.want_batch(first + number)
                 self._taken = number
                 yield step
-                batch = self._begin()
+                batch = self._begin_batch()
             if batch is None and self.is_within:
                 # Where the epoch is cut short, Keras makes no iterator for the next one yet: that draws a seed.
-                early = self.meet()
+                early = self.end_epoch()
                 if early == _STOPPED:
                     return
                 if early == _OUT_OF_DATA:
                     data.raise_end()
 
-    def trained(self) -> None:
+    def note_trained(self) -> None:
         """The batch of the last step given is trained."""
-        self._others[store.end()] += 1
+        self._others[store.end_batch()] += 1
         self._trained = self._taken
 
-    def out_of_data(self) -> None:
+    def note_end_of_data(self) -> None:
         """The pipeline had fewer batches than were to be trained. Collective."""
         self._early = _OUT_OF_DATA
-        self.meet()
+        self.end_epoch()
 
-    def stop(self) -> None:
+    def stop_epoch(self) -> None:
         """A callback of this rank stops the epoch."""
         if self.is_within:
             self._early = _STOPPED
-            store.stop()
+            store.stop_batches()
 
-    def meet(self) -> str | None:
+    def end_epoch(self) -> str | None:
         """At the end of an epoch: each rank has the same weights; why it ended early. Collective, unless it was met."""
         if not self.is_within:
             return None
-        self._leave()
+        self._leave_epoch()
         told = [one.numpy() for one in self._told]
-        mine = _End(self._early, self._data.first(), self._taken, self._trained, told)
+        mine = _End(self._early, self._data.get_first(), self._taken, self._trained, told)
         everyone = [
             _End(*one) for one in objects.allgather(tuple(mine), "the end of an epoch of asynchronous training")
         ]
-        trained = store.trained()
+        trained = store.count_trained()
         self._take_out()
         if len({end.first for end in everyone}) > 1:
-            notes.note(OTHER_ORDER)
+            notes.print_note(OTHER_ORDER)
         # The last that the script alone begins: where data end, one that it does not train.
         last = max(everyone, key=lambda end: end.trained)
         without = [end for end in everyone if end.early == _OUT_OF_DATA]
         if without:
             last = min(without, key=lambda end: end.taken)
-            self._data.ended_at(self._first + last.taken)
+            self._data.note_end(self._first + last.taken)
         else:
             self._catch_up(max(end.taken for end in everyone))
         for one, value in zip(self._told, last.told):
@@ -167,7 +167,7 @@ class Turns:
             raise world.RankError(f"{trained} of the {self._count} batches of an epoch were trained")
         return min(reasons, default=None)
 
-    def last(self, figures: Any) -> Any:
+    def choose_last(self, figures: Any) -> Any:
         """Of what each rank knows of its last step, that of the epoch's last batch. Collective."""
         import tensorflow as tf
 
@@ -175,47 +175,49 @@ class Turns:
         everyone = objects.allgather((self._trained, mine), "the figures of the last batch of an epoch")
         return max(everyone, key=lambda one: one[0])[1]
 
-    def close(self) -> None:
+    def close_turns(self) -> None:
         """Give everything back, whether or not an epoch is under way. Not collective."""
         if self.is_within:
-            self._leave()
+            self._leave_epoch()
             self._take_out()
         if self in _under_way:
             _under_way.remove(self)
-            store.drop()
+            store.drop_store()
 
-    def report(self) -> None:
+    def report_turns(self) -> None:
         """Say how the ranks did. Collective."""
         everyone = objects.allgather((self._others, self._waited), "how asynchronous training went")
         others: Counter[int] = sum((one for one, _ in everyone), Counter())
         if others:
             waited = sum(seconds for _, seconds in everyone)
-            notes.note(f"asynchronous: {_described(others)}; {waited:.1f} s waited at the bound by all ranks together")
+            notes.print_note(
+                f"asynchronous: {_describe_staleness(others)}; {waited:.1f} s waited at the bound by all ranks together"
+            )
 
-    def _enter(self, count: int) -> None:
+    def _enter_epoch(self, count: int) -> None:
         counts = objects.allgather(count, "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
             raise world.RankError(f"the ranks have other numbers of batches in the same epoch: {counts}")
         self._count, self._early = count, None
-        is_first = world.current().rank == 0
+        is_first = world.get_world().rank == 0
         if is_first:
-            self._view(writes=True)
-            store.deal(count)
+            self._view_store(writes=True)
+            store.deal_batches(count)
         objects.barrier("the weights are where all ranks train them")
         if not is_first:
-            self._view(writes=False)
+            self._view_store(writes=False)
         self.is_within = True
 
     def _catch_up(self, last: int) -> None:
         """Have the pipeline of this rank come as far as any: what it draws at random next is the same on all then."""
         if self._taken < last:
-            store.want(self._first + last)
+            store.want_batch(self._first + last)
             self._iterator.get_next_as_optional()
-            store.want(-1)
+            store.want_batch(-1)
 
-    def _view(self, writes: bool) -> None:
+    def _view_store(self, writes: bool) -> None:
         for one, place in zip(self._shared, self._places):
-            store.view(one.handle, place, writes)
+            store.view_variable(one.handle, place, writes)
 
     def _take_out(self) -> None:
         import tensorflow as tf
@@ -223,36 +225,36 @@ class Turns:
         for one in self._shared:
             one.assign(tf.constant(np.array(one.numpy())))
 
-    def _leave(self) -> None:
+    def _leave_epoch(self) -> None:
         self.is_within = False
-        store.leave()
-        store.want(-1)
+        store.leave_batches()
+        store.want_batch(-1)
 
-    def _begin(self) -> int | None:
+    def _begin_batch(self) -> int | None:
         """The next batch of this rank, once it may be trained; None if there is none."""
-        turn = store.begin(self._behind, 0)
+        turn = store.begin_batch(self._behind, 0)
         if turn.begun == store.Begun.NOT_YET:
             start = time.perf_counter()
-            with ops.exchanging(f"a batch that may be begun once rank {turn.behind} has trained an older one"):
+            with ops.announce_exchange(f"a batch that may be begun once rank {turn.behind} has trained an older one"):
                 while turn.begun == store.Begun.NOT_YET:
-                    turn = store.begin(self._behind, _PATIENCE)
+                    turn = store.begin_batch(self._behind, _PATIENCE)
             self._waited += time.perf_counter() - start
         return turn.batch if turn.begun == store.Begun.TAKEN else None
 
 
-def turns(shared: Sequence[Any], told: Sequence[Any]) -> Turns | None:
+def make_turns(shared: Sequence[Any], told: Sequence[Any]) -> Turns | None:
     """A training that adds to `shared`, as `Turns`; None if the ranks have no memory in common. Collective."""
     places, size = [], 0
-    for one in map(inner, shared):
+    for one in map(find_inner, shared):
         places.append(size)
         size += -(-one.shape.num_elements() * one.dtype.size // store.ALIGNED) * store.ALIGNED
-    if not store.make(size):
+    if not store.make_store(size):
         return None
     _under_way.append(Turns(shared, places, told))
     return _under_way[-1]
 
 
-def _described(others: Counter[int]) -> str:
+def _describe_staleness(others: Counter[int]) -> str:
     """Updates, and how many of others' each lacked: those made while it was."""
     updates = sum(others.values())
     mean = sum(late * times for late, times in others.items()) / updates

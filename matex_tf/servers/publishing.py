@@ -11,33 +11,33 @@ from typing import Any
 from matex_tf import ops, settings, tags
 from matex_tf.gradients import reduction
 from matex_tf.ops import order
-from matex_tf.servers import holding
-from matex_tf.servers.holding import Holding, Part, Places
-from matex_tf.servers.standing_in import handle, inner
+from matex_tf.servers import sharded_slots
+from matex_tf.servers.sharded_slots import Holding, Part, Places
+from matex_tf.servers.variable_swap import find_handle, find_inner
 from matex_tf.world import world
 
 _REDUCTION = "MatexReduceGradients"
 _TAKEN = "taken in pieces"
 
 
-def taken(gradient: Any, part: Part, places: Places) -> Any:
+def take_piece(gradient: Any, part: Part, places: Places) -> Any:
     """This rank's piece of a gradient that belongs to the variable of `part`, in the graph being built."""
-    piece = part.own(gradient, places)
+    piece = part.cut_own(gradient, places)
     flat = piece.op.inputs[0].op
-    if gradient.op.type == _REDUCTION and gradient.graph is flat.graph and _have_memory_in_common():
-        noted: list[tuple[Any, Part, Any]] = tags.tag_or_new(gradient.graph, _TAKEN, list)
+    if gradient.op.type == _REDUCTION and gradient.graph is flat.graph and _is_memory_shared():
+        noted: list[tuple[Any, Part, Any]] = tags.get_or_make_tag(gradient.graph, _TAKEN, list)
         noted.append((gradient, part, flat))
     return piece
 
 
-def settle(graph: Any) -> None:
+def settle_graph(graph: Any) -> None:
     """Of a function that is traced: have its reductions give gradients, that are taken in pieces only, in pieces."""
     cuts: dict[Any, dict[int, list[int]]] = {}
-    for gradient, part, flat in tags.tag(graph, _TAKEN, []):
+    for gradient, part, flat in tags.get_tag(graph, _TAKEN, []):
         if gradient.consumers() == [flat] and all(output is not gradient for output in graph.outputs):
-            cuts.setdefault(gradient.op, {})[gradient.value_index] = part.cuts()
+            cuts.setdefault(gradient.op, {})[gradient.value_index] = part.list_cuts()
     for op, of_outputs in cuts.items():
-        whole = [0] * (world.current().size + 1)
+        whole = [0] * (world.get_world().size + 1)
         _set_list(op, "cuts", [cut for index in range(len(op.outputs)) for cut in of_outputs.get(index, whole)])
 
 
@@ -47,27 +47,27 @@ def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
     op._set_attr(name, attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=numbers)))
 
 
-def lend(of: Holding, parts: Sequence[Part]) -> None:
+def lend_weights(of: Holding, parts: Sequence[Part]) -> None:
     """In a graph: give the piece of each of `parts`, all of one holding and in its order, what its variable has."""
     if are_in_host_memory(parts):
-        ops.library().ops.matex_lend(**_pieces(of, parts))
+        ops.get_library().ops.matex_lend(**_list_pieces(of, parts))
         return
-    places = of.places()
+    places = of.find_places()
     for part in parts:
-        part.piece.assign(part.own(inner(part.variable).read_value(), places))
+        part.piece.assign(part.cut_own(find_inner(part.variable).read_value(), places))
 
 
-def publish(of: Holding, parts: Sequence[Part]) -> None:
-    """In a graph: give every rank the whole of what the ranks have updated since `lend` of the same parts."""
+def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
+    """In a graph: give every rank the whole of what the ranks have updated since `lend_weights` of the same parts."""
     import tensorflow as tf
 
-    name = f"the new {reduction.name_of(parts[0].variable)} and {len(parts) - 1} more"
+    name = f"the new {reduction.find_name(parts[0].variable)} and {len(parts) - 1} more"
     if are_in_host_memory(parts):
-        number = of.number if _have_memory_in_common() else -1
-        order.in_order(ops.library().ops.matex_publish, place=name, holding=number, **_pieces(of, parts))
+        number = of.number if _is_memory_shared() else -1
+        order.make_in_order(ops.get_library().ops.matex_publish, place=name, holding=number, **_list_pieces(of, parts))
         return
-    wholes = [inner(part.variable) for part in parts]
-    everything = holding.gathered(tf.concat([part.piece.read_value() for part in parts], 0), name)
+    wholes = [find_inner(part.variable) for part in parts]
+    everything = sharded_slots.gather_pieces(tf.concat([part.piece.read_value() for part in parts], 0), name)
     sizes = [whole.shape.num_elements() for whole in wholes]
     for whole, value in zip(wholes, tf.split(tf.ensure_shape(everything, [sum(sizes)]), sizes)):
         whole.assign(tf.reshape(value, whole.shape))
@@ -75,18 +75,18 @@ def publish(of: Holding, parts: Sequence[Part]) -> None:
 
 def are_in_host_memory(parts: Sequence[Part]) -> bool:
     """Whether the memory of the variables is that which ranks can have in common."""
-    return not any("GPU" in handle(inner(part.variable)).device for part in parts)
+    return not any("GPU" in find_handle(find_inner(part.variable)).device for part in parts)
 
 
-def _have_memory_in_common() -> bool:
+def _is_memory_shared() -> bool:
     """Whether ranks may read each other's weights where they lie."""
-    return settings.current().algorithm == "auto" and not world.current().has_several_nodes
+    return settings.get_settings().algorithm == "auto" and not world.get_world().has_several_nodes
 
 
-def _pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:
+def _list_pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:
     return {
-        "wholes": [handle(inner(part.variable)) for part in parts],
-        "pieces": [handle(part.piece) for part in parts],
-        "T": inner(parts[0].variable).dtype,
-        "starts": of.starts(parts),
+        "wholes": [find_handle(find_inner(part.variable)) for part in parts],
+        "pieces": [find_handle(part.piece) for part in parts],
+        "T": find_inner(parts[0].variable).dtype,
+        "starts": of.list_starts(parts),
     }

@@ -13,16 +13,16 @@ from matex_tf.analysis import elementwise
 from matex_tf.gradients import reduction
 from matex_tf.ops import overlap
 from matex_tf.runtime import notes
-from matex_tf.servers import holding, pieces, publishing
-from matex_tf.servers.holding import Holding, Part
-from matex_tf.servers.standing_in import handle, inner, standing_in
+from matex_tf.servers import partition, publishing, sharded_slots
+from matex_tf.servers.sharded_slots import Holding, Part
+from matex_tf.servers.variable_swap import find_handle, find_inner, swap_variables
 from matex_tf.world import world
 
 Apply = Callable[[list[Any], list[Any]], Any]
 """The last step of an optimizer: gradients in, variables updated."""
 
 
-def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
     """What `apply(gradients, variables)` gives, with the update in pieces where that is chosen and proved.
 
     Only the last step of the optimizer runs on pieces: clipping, weight decay, accumulation, constraints and averages
@@ -39,44 +39,44 @@ def update(optimizer: Any, apply: Apply, gradients: Sequence[Any], variables: Se
     if not is_chosen():
         return apply(gradients, variables)
     parts: list[Part | None] = []
-    why = _why_not_here()
+    why = _find_obstacle()
     if why is None:
-        parts, why = _proved(optimizer, apply, gradients, variables)
+        parts, why = _prove_update(optimizer, apply, gradients, variables)
     if why is not None:
         say_not(optimizer, why)
     cut = [part for part in parts if part is not None]
     if not cut:
         return apply(gradients, variables)
-    shares = {one: [part for part in one.parts if part in cut] for one in _holdings(cut)}
-    places = {one: one.places() for one in shares}
+    shares = {one: [part for part in one.parts if part in cut] for one in _list_holdings(cut)}
+    places = {one: one.find_places() for one in shares}
     for one, of_one in shares.items():
         one.take_apart()
-        publishing.lend(one, of_one)
+        publishing.lend_weights(one, of_one)
     own = [
-        one if part is None else publishing.taken(one, part, places[part.holding])
+        one if part is None else publishing.take_piece(one, part, places[part.holding])
         for part, one in zip(parts, gradients)
     ]
-    with standing_in([pair for part in cut for pair in part.pairs]):
+    with swap_variables([pair for part in cut for pair in part.pairs]):
         result = apply(own, variables)
     for one, of_one in shares.items():
-        publishing.publish(one, of_one)
+        publishing.publish_weights(one, of_one)
     return result
 
 
 def is_chosen() -> bool:
     """Whether updates are to be sharded where they can be."""
     # A phantom, whose other ranks are not there, could not get their pieces.
-    name = settings.name_of_strategy(settings.current().strategy)
-    return name in ("sharded", "servers") and world.is_active() and not world.current().is_phantom
+    name = settings.get_strategy_name(settings.get_settings().strategy)
+    return name in ("sharded", "servers") and world.is_active() and not world.get_world().is_phantom
 
 
-def owners() -> list[int]:
+def list_owners() -> list[int]:
     """The ranks that own a piece.
 
     Raises:
         RankError: there are fewer ranks than owners were asked for.
     """
-    here, strategy = world.current(), settings.current().strategy
+    here, strategy = world.get_world(), settings.get_settings().strategy
     _, _, told = strategy.partition(":")
     if told and int(told) > here.size:
         raise world.RankError(
@@ -84,30 +84,32 @@ def owners() -> list[int]:
             f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "
             "each rank is one."
         )
-    return pieces.owners(here.nodes, int(told) if told else here.size)
+    return partition.choose_owners(here.nodes, int(told) if told else here.size)
 
 
 def say_owners() -> None:
     """Say which ranks own a piece, where not all do."""
-    if is_chosen() and len(owners()) < world.current().size:
-        which = ", ".join(map(str, owners()))
-        notes.note(f"MATEX_STRATEGY={settings.current().strategy}: the optimizer's variables are on rank {which}")
+    if is_chosen() and len(list_owners()) < world.get_world().size:
+        which = ", ".join(map(str, list_owners()))
+        notes.print_note(
+            f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank {which}"
+        )
 
 
 def say_not(optimizer: Any, why: str) -> None:
     """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen."""
     if is_chosen():
         name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
-        strategy = settings.current().strategy
-        notes.note(f"MATEX_STRATEGY={strategy}: the optimizer '{name}' runs as allreduce: {why}")
+        strategy = settings.get_settings().strategy
+        notes.print_note(f"MATEX_STRATEGY={strategy}: the optimizer '{name}' runs as allreduce: {why}")
 
 
-def _why_not_here() -> str | None:
+def _find_obstacle() -> str | None:
     """Why no update can be sharded where ops are being made now."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
-    if settings.current().elastic:
+    if settings.get_settings().elastic:
         return "with MATEX_ELASTIC the state of a lost rank is needed on those that are left"
     if tf.executing_eagerly() or not ops.inside_function():
         return "it is called outside of a tf.function"
@@ -116,7 +118,7 @@ def _why_not_here() -> str | None:
     return None
 
 
-def _proved(
+def _prove_update(
     optimizer: Any, apply: Apply, gradients: list[Any], variables: list[Any]
 ) -> tuple[list[Part | None], str | None]:
     """The part of each variable, None of one that stays whole, and why that is so.
@@ -129,42 +131,42 @@ def _proved(
     chosen = [variable for variable, fits in zip(variables, can) if fits]
     why = None
     if len(chosen) < len(variables):
-        first = reduction.name_of(variables[can.index(False)])
+        first = reduction.find_name(variables[can.index(False)])
         why = f"{can.count(False)} of its variables have sparse gradients or no fixed shape, such as '{first}'"
     if not chosen:
         return [], why
     given = [gradient for gradient, fits in zip(gradients, can) if fits]
     before = dict(vars(optimizer))
-    whole = _traced(apply, chosen, [tf.TensorSpec(one.shape, one.dtype) for one in given])
-    held = holding.parts_of(optimizer)
-    slots = holding.slots_of(chosen, [outer for outer, _ in whole.captures])
-    new = [index for index, variable in enumerate(chosen) if id(inner(variable)) not in held]
+    whole = _trace_update(apply, chosen, [tf.TensorSpec(one.shape, one.dtype) for one in given])
+    held = sharded_slots.find_parts(optimizer)
+    slots = sharded_slots.list_slots(chosen, [outer for outer, _ in whole.captures])
+    new = [index for index, variable in enumerate(chosen) if id(find_inner(variable)) not in held]
     made = []
-    for dtype in dict.fromkeys(inner(chosen[index]).dtype for index in new):
-        same = [index for index in new if inner(chosen[index]).dtype == dtype]
-        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same], owners()))
-    found = {**held, **{id(inner(part.variable)): part for one in made for part in one.parts}}
-    parts = [found[id(inner(variable))] for variable in chosen]
+    for dtype in dict.fromkeys(find_inner(chosen[index]).dtype for index in new):
+        same = [index for index in new if find_inner(chosen[index]).dtype == dtype]
+        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same], list_owners()))
+    found = {**held, **{id(find_inner(part.variable)): part for one in made for part in one.parts}}
+    parts = [found[id(find_inner(variable))] for variable in chosen]
     pieces, failed = None, None
-    with standing_in([pair for part in parts for pair in part.pairs]):
+    with swap_variables([pair for part in parts for pair in part.pairs]):
         try:
-            pieces = _traced(apply, chosen, [tf.TensorSpec([None], one.dtype) for one in given])
+            pieces = _trace_update(apply, chosen, [tf.TensorSpec([None], one.dtype) for one in given])
         except Exception as error:  # whatever Python may raise that needs to know a shape
             failed = f"its update takes no piece of a variable ({type(error).__name__})"
     changed = [name for name, value in vars(optimizer).items() if before.get(name, before) is not value]
     if changed:
         vars(optimizer).update({name: before[name] for name in changed if name in before})
         return [], f"each trace of its update changes it ({changed[0]})"
-    failed = failed or elementwise.why_not(whole, _roles(parts, 0), pieces, _roles(parts, 1))
+    failed = failed or elementwise.find_obstacle(whole, _map_roles(parts, 0), pieces, _map_roles(parts, 1))
     if failed is not None:
         return [], failed
     for one in made:
-        one.begin()
+        one.begin_holding()
     held.update(found)
-    return [found[id(inner(variable))] if fits else None for variable, fits in zip(variables, can)], why
+    return [found[id(find_inner(variable))] if fits else None for variable, fits in zip(variables, can)], why
 
 
-def _holdings(parts: Sequence[Part]) -> list[Holding]:
+def _list_holdings(parts: Sequence[Part]) -> list[Holding]:
     return list(dict.fromkeys(part.holding for part in parts))
 
 
@@ -172,27 +174,27 @@ def _can_be_cut(variable: Any, gradient: Any) -> bool:
     import tensorflow as tf
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-    one = inner(variable)
+    one = find_inner(variable)
     if not isinstance(one, BaseResourceVariable) or "_handle" not in vars(one) or not one.shape.is_fully_defined():
         return False
     return not isinstance(gradient, tf.IndexedSlices) and gradient.shape == one.shape
 
 
-def _traced(apply: Apply, variables: list[Any], gradients: list[Any]) -> Any:
+def _trace_update(apply: Apply, variables: list[Any], gradients: list[Any]) -> Any:
     """The graph of an update that is never run."""
     from tensorflow.python.framework import func_graph
 
     def body(*given: Any) -> None:
         apply(list(given), list(variables))
 
-    with holding.as_they_are():
+    with sharded_slots.leave_as_is():
         return func_graph.func_graph_from_py_func("matex_update", body, gradients, {}, add_control_dependencies=False)
 
 
-def _roles(parts: list[Part], which: int) -> dict[int, Any]:
+def _map_roles(parts: list[Part], which: int) -> dict[int, Any]:
     """By the ids of handles, what an update takes of `parts`: of what is whole (0) or of the pieces (1)."""
     return {
-        id(handle(inner(pair[which]))): ("slot" if at else "variable", index, at)
+        id(find_handle(find_inner(pair[which]))): ("slot" if at else "variable", index, at)
         for index, part in enumerate(parts)
         for at, pair in enumerate(part.pairs)
     }

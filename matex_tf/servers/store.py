@@ -32,66 +32,66 @@ class Turn(NamedTuple):
     behind: int
 
 
-def make(size: int) -> bool:
+def make_store(size: int) -> bool:
     """Make a store with room for `size` bytes; whether the ranks can have one. Collective."""
-    made, c = ctypes.c_int(), ops.library().c
-    with objects.exchange("making the memory in which ranks train together"):
+    made, c = ctypes.c_int(), ops.get_library().c
+    with objects.start_exchange("making the memory in which ranks train together"):
         failed = c.matex_store_make(size, ctypes.byref(made))
     if failed:
-        raise world.RankError(interface.last_error(c))
+        raise world.RankError(interface.get_last_error(c))
     return bool(made.value)
 
 
-def drop() -> None:
+def drop_store() -> None:
     """Give the store back; its memory lives as long as a variable has its value there."""
-    ops.library().c.matex_store_drop()
+    ops.get_library().c.matex_store_drop()
 
 
-def view(handle: Any, offset: int, writes: bool) -> None:
+def view_variable(handle: Any, offset: int, writes: bool) -> None:
     """From now on the value of the variable with this handle lies in the store.
 
     `writes`: what it is now is put there.
     """
-    ops.library().ops.matex_view(variable=handle, offset=offset, writes=writes)
+    ops.get_library().ops.matex_view(variable=handle, offset=offset, writes=writes)
 
 
-def deal(count: int) -> None:
+def deal_batches(count: int) -> None:
     """Deal the batches from 0 to `count`; one rank does, while no other has one. Rank r begins with batch r."""
-    ops.library().c.matex_store_deal(count)
+    ops.get_library().c.matex_store_deal(count)
 
 
-def begin(bound: int, seconds: float) -> Turn:
+def begin_batch(bound: int, seconds: float) -> Turn:
     """Take the next batch, unless there is one already, and wait until it may be trained, for some `seconds`."""
     ticket, behind = ctypes.c_int64(-1), ctypes.c_int(-1)
-    begun = ops.library().c.matex_store_begin(bound, seconds, ctypes.byref(ticket), ctypes.byref(behind))
+    begun = ops.get_library().c.matex_store_begin(bound, seconds, ctypes.byref(ticket), ctypes.byref(behind))
     return Turn(Begun(begun), ticket.value, behind.value)
 
 
-def end() -> int:
+def end_batch() -> int:
     """The batch is trained. How many others have been since it was begun."""
-    return ops.library().c.matex_store_end()
+    return ops.get_library().c.matex_store_end()
 
 
-def leave() -> None:
+def leave_batches() -> None:
     """Nobody waits for this rank any more."""
-    ops.library().c.matex_store_leave()
+    ops.get_library().c.matex_store_leave()
 
 
-def stop() -> None:
+def stop_batches() -> None:
     """No rank takes a batch any more."""
-    ops.library().c.matex_store_stop()
+    ops.get_library().c.matex_store_stop()
 
 
-def trained() -> int:
+def count_trained() -> int:
     """The batches that all ranks have trained since they were dealt."""
-    return ops.library().c.matex_store_trained()
+    return ops.get_library().c.matex_store_trained()
 
 
-def want(place: int) -> None:
+def want_batch(place: int) -> None:
     """The pipeline of this process is to give the batch at this place of it; -1: all of them."""
-    ops.library().c.matex_store_want(place)
+    ops.get_library().c.matex_store_want(place)
 
 
 def is_wanted(place: Any) -> Any:
     """In a pipeline: whether the batch at `place` is the one that this rank is to train."""
-    return ops.library().ops.matex_is_wanted(place=place)
+    return ops.get_library().ops.matex_is_wanted(place=place)

@@ -14,7 +14,7 @@ Taken = collections.namedtuple("Taken", ["place", "data"])
 """A whole batch, which this rank trains by itself, and its place in the pipeline."""
 
 
-def taken(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def take_batches(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], None]) -> Any:
     """A dataset of `Taken`: of the batches of `dataset` those at the places that this rank wants when it asks.
 
     `are_arrays`: it is Keras' pipeline over arrays, of which the batches of others are left out before their rows are
@@ -22,20 +22,20 @@ def taken(dataset: Any, are_arrays: bool, on_first: Callable[[tuple[int, int]], 
     """
     import tensorflow as tf
 
-    parts = pipeline_shapes.of_arrays(dataset) if are_arrays else None
+    parts = pipeline_shapes.match_arrays(dataset) if are_arrays else None
     if parts is None:
-        made = _wanted(dataset, on_first)
+        made = _select_wanted(dataset, on_first)
     else:
         indices, data, grab = parts
-        made = tf.data.Dataset.zip((_wanted(indices, on_first), data)).map(
-            lambda mine, arrays: Taken(_not_ahead(mine.place), grab(mine.data, arrays))
+        made = tf.data.Dataset.zip((_select_wanted(indices, on_first), data)).map(
+            lambda mine, arrays: Taken(_prevent_read_ahead(mine.place), grab(mine.data, arrays))
         )
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # what is wanted shows when it is asked for
     return iteration.exempt_dataset(made.with_options(options))
 
 
-def _not_ahead(place: Any) -> Any:
+def _prevent_read_ahead(place: Any) -> Any:
     """`place`, by an op with a state: else tf.data makes the map around it a parallel one, which reads ahead."""
     import tensorflow as tf
 
@@ -43,13 +43,13 @@ def _not_ahead(place: Any) -> Any:
         return tf.identity(place)
 
 
-def _wanted(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
+def _select_wanted(dataset: Any, on_first: Callable[[tuple[int, int]], None]) -> Any:
     import tensorflow as tf
 
     spec = dataset.element_spec
 
     def show(*parts: Any) -> bool:
-        on_first(fingerprint.batch_digest(tf.nest.pack_sequence_as(spec, parts, expand_composites=True)))
+        on_first(fingerprint.digest_batch(tf.nest.pack_sequence_as(spec, parts, expand_composites=True)))
         return True
 
     def is_wanted(one: Taken) -> Any:

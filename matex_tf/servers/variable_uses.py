@@ -24,12 +24,12 @@ _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 
 
-def users(handle: Any) -> list[Any]:
+def list_users(handle: Any) -> list[Any]:
     """The ops, so far, of the graph being built that compute with a value of the variable: it is to stay till then."""
-    return [op for _, op in _readers(handle)]
+    return [op for _, op in _iterate_readers(handle)]
 
 
-def _readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
+def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
     """Each op that computes with the variable's value, and what read that; itself among them."""
     for read in tensor.consumers():
         if read.type in ADDS:
@@ -47,17 +47,17 @@ def _readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
                     pending += op.outputs
 
 
-def read_before_and_used_after(tensor: Any) -> str:
+def find_stale_use(tensor: Any) -> str:
     """An op that uses what was read of a variable before that was added to, and was made afterwards; "" if none."""
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
     adds = [numbers[op.name] for op in tensor.consumers() if op.type in ADDS]
-    for read, op in _readers(tensor):
+    for read, op in _iterate_readers(tensor):
         if any(numbers[read.name] < add < numbers[op.name] for add in adds):
             return op.name
     return ""
 
 
-def handles(graph: Any) -> list[tuple[Any, Any]]:
+def list_handles(graph: Any) -> list[tuple[Any, Any]]:
     """The handles of variables that a graph uses: outside of it and within."""
     import tensorflow as tf
 
@@ -72,28 +72,28 @@ class Use(NamedTuple):
     name: str  # of the op
 
 
-def uses_of(graph: Any) -> dict[int, list[Use]]:
+def list_uses(graph: Any) -> dict[int, list[Use]]:
     """By the id of each handle that the graph captures what is done with it, in the functions that it calls, too."""
     found: dict[int, list[Use]] = {}
-    for outer, within in handles(graph):
+    for outer, within in list_handles(graph):
         uses = found.setdefault(id(outer), [])
         for op in within.consumers():
             for place, tensor in enumerate(op.inputs):
                 if tensor.name == within.name:
-                    uses += _use(graph, op.node_def, place, frozenset())
+                    uses += _iterate_uses(graph, op.node_def, place, frozenset())
     return found
 
 
-def _use(graph: Any, node: Any, place: int, within: frozenset[str]) -> Iterator[Use]:
+def _iterate_uses(graph: Any, node: Any, place: int, within: frozenset[str]) -> Iterator[Use]:
     """What the op `node` does with its input at `place`."""
     if node.op not in _CALLS:
         yield Use(node.op, within, node.name)
         return
     argument = place - 1 if node.op in BRANCHES else place
-    for name in graph_ops.functions_of(node):
+    for name in graph_ops.list_functions(node):
         definition = graph._get_function(name).cached_definition
         given = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:
             for at, text in enumerate(inner_node.input):
                 if text.partition(":")[0] == given:
-                    yield from _use(graph, inner_node, at, within | {node.op})
+                    yield from _iterate_uses(graph, inner_node, at, within | {node.op})

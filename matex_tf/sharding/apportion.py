@@ -10,18 +10,18 @@ from functools import lru_cache
 from matex_tf.sharding import row_shares
 
 
-def share_rows_taken(counts: Sequence[int], rows: int) -> list[int]:
+def apportion_rows(counts: Sequence[int], rows: int) -> list[int]:
     """How many rows of each rank are among the first `rows`, when ranks holding `counts` rows are consumed evenly.
 
     Row i of a rank with n rows stands at (i + 1/2) / n, and rows are taken in that order, at equal places the lower
     rank's first (Webster's method of apportionment, so a rank's number never falls as `rows` grows and is within one
     of its proportion for two ranks).
     """
-    return list(_taken(tuple(int(count) for count in counts), int(rows)))
+    return list(_apportion_rows(tuple(int(count) for count in counts), int(rows)))
 
 
 @lru_cache(maxsize=256)
-def _taken(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
+def _apportion_rows(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
     total = sum(counts)
     rows = max(0, min(rows, total))
     if total == 0:
@@ -52,7 +52,7 @@ def _taken(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def share_step_rows(
+def apportion_step_rows(
     counts: Sequence[int], step: int, batch_size: int, dealt_batch_size: int | None = None
 ) -> list[int]:
     """Rows of each rank in global step `step` (from 0) when shares of `counts` rows are consumed `batch_size` a step.
@@ -64,20 +64,20 @@ def share_step_rows(
 
     def taken(rows: int) -> list[int]:
         if dealt_batch_size is None:
-            return share_rows_taken(counts, rows)
-        return batch_rows_taken(sum(counts), dealt_batch_size, len(counts), rows)
+            return apportion_rows(counts, rows)
+        return count_rows_taken(sum(counts), dealt_batch_size, len(counts), rows)
 
     before, after = taken(step * batch_size), taken((step + 1) * batch_size)
     return [b - a for a, b in zip(before, after, strict=True)]
 
 
-def batch_rows_taken(total: int, batch_size: int, size: int, rows: int) -> list[int]:
+def count_rows_taken(total: int, batch_size: int, size: int, rows: int) -> list[int]:
     """How many rows of each rank are among the first `rows` of `total`, when of every `batch_size` rows in turn each
     rank has its slice. `rows` is `total` or a multiple of `batch_size`.
     """
     rows = max(0, min(rows, total))
     whole, rest = divmod(rows, batch_size)
     slices = [
-        (row_shares.rows_of(batch_size, rank, size), row_shares.rows_of(rest, rank, size)) for rank in range(size)
+        (row_shares.deal_block(batch_size, rank, size), row_shares.deal_block(rest, rank, size)) for rank in range(size)
     ]
     return [whole * (stop - start) + rest_stop - rest_start for (start, stop), (rest_start, rest_stop) in slices]

@@ -20,24 +20,24 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
     some 16 MiB are held. Every rank puts its rows in a random order and deals them out to all ranks in turn.
     """
-    me = world.current()
+    me = world.get_world()
     rows = len(arrays[0])
     mine = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
     counts = [count for count, *_ in objects.allgather(mine, "exchanging rows between the ranks")]
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
-    communicator = world.communicator("readers")
+    communicator = world.get_communicator("readers")
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
     sizes = objects.allgather(row_bytes, "exchanging rows between the ranks")
     step = max(1, _ROUND_BYTES // max(sizes) // me.size) * me.size
-    with ops.exchanging("exchanging rows between the ranks"):
+    with ops.announce_exchange("exchanging rows between the ranks"):
         for start in range(0, max(counts), step):
             chosen = order[start : start + step]
-            send, receive = _plan(counts, start, step, me.rank)
+            send, receive = _plan_round(counts, start, step, me.rank)
             for array in arrays:
-                _exchange(communicator, array, chosen, send, receive)
+                _exchange_round(communicator, array, chosen, send, receive)
 
 
-def _plan(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.ndarray, list[int]]:
+def _plan_round(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.ndarray, list[int]]:
     """To whom each row of this rank goes in the round of rows `start` to `start + step`, and how many come from each.
 
     Rows are numbered through over all ranks and dealt in turn, which leaves every rank as many as it had.
@@ -52,7 +52,7 @@ def _plan(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.n
     return destinations(rank), [int((destinations(other) == rank).sum()) for other in range(size)]
 
 
-def _exchange(comm: Any, array: np.ndarray, chosen: np.ndarray, send: np.ndarray, receive: list[int]) -> None:
+def _exchange_round(comm: Any, array: np.ndarray, chosen: np.ndarray, send: np.ndarray, receive: list[int]) -> None:
     # All rows of one destination lie together.
     outgoing = np.ascontiguousarray(np.asarray(array)[chosen[np.argsort(send, kind="stable")]])
     incoming = np.empty((sum(receive), *array.shape[1:]), array.dtype)

@@ -18,10 +18,10 @@ def digest_value(value: Any, seed: int = 0) -> int:
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if array.dtype == object or array.dtype.kind in "SU":
         array = np.frombuffer(repr(array.tolist()).encode(), np.uint8)
-    return ops.content_hash(np.ascontiguousarray(array), seed)
+    return ops.hash_content(np.ascontiguousarray(array), seed)
 
 
-def batch_digest(element: Any) -> tuple[int, int]:
+def digest_batch(element: Any) -> tuple[int, int]:
     """(rows, hash) of a batch: any structure of eager tensors."""
     import tensorflow as tf
 
@@ -29,7 +29,7 @@ def batch_digest(element: Any) -> tuple[int, int]:
     for part in tf.nest.flatten(element, expand_composites=True):
         if isinstance(part, tf.Tensor):
             total = digest_value(part, total)
-    return int(row_shares.batch_rows(element)), total
+    return int(row_shares.count_batch_rows(element)), total
 
 
 def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
@@ -43,7 +43,7 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     """
     everyone = objects.allgather(mine, f"comparing {what}")
     seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
-    hosts = world.current().hosts
+    hosts = world.get_world().hosts
     for rank, (rows, _) in seen:
         first_rank, (first_rows, _) = seen[0]
         if rows != first_rows:
@@ -53,12 +53,12 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
                 "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
             )
     if seen and 0 < seen[0][1][0] < len(everyone):
-        notes.note(
+        notes.print_note(
             f"a batch of {seen[0][1][0]} rows is fewer than the {len(everyone)} ranks ({what}): the ranks without a "
             "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
         )
     if len({content for _, (_, content) in seen}) > 1:
-        notes.note(
+        notes.print_note(
             f"the ranks see different rows in the same step ({what}): data or their order differ between ranks, for "
             "instance by a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the "
             "order in which files are listed. Each rank computes its slice of its own batch; the results are not "
@@ -77,18 +77,19 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     Raises:
         RankError: on every rank, if they are neither.
     """
-    everyone = _marks_and_contents(arrays, what)
+    everyone = _gather_contents(arrays, what)
     marks = [marked for marked, _ in everyone]
     of_rows = [[(dtype, shape[1:]) for dtype, shape, _ in theirs] for _, theirs in everyone]
     alike = of_rows if all(marks) else everyone
     other = next((rank for rank, theirs in enumerate(alike) if theirs != alike[0]), None)
     if other is None:
         return all(marks)
-    hosts = world.current().hosts
+    hosts = world.get_world().hosts
     first, differing = everyone[0], everyone[other]
     found = (
-        f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe(*first)}, rank {other} ({hosts[other]}) has "
-        f"{_describe(*differing, first[1])}."
+        f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe_arrays(*first)}, rank {other} "
+        f"({hosts[other]}) has "
+        f"{_describe_arrays(*differing, first[1])}."
     )
     if all(marks):
         raise world.RankError(f"{found} Shares may differ in their rows only.")
@@ -103,18 +104,18 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
 
 def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` are marked as a share, or differ between ranks, so that no rank can do another's. Collective."""
-    everyone = _marks_and_contents(arrays, what)
+    everyone = _gather_contents(arrays, what)
     return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
 
 
-def _marks_and_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
+def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
     """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
     marked = any(share_arrays.is_share(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest_value(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")
 
 
-def _describe(marked: bool, arrays: list[Any], others: list[Any] | None = None) -> str:
+def _describe_arrays(marked: bool, arrays: list[Any], others: list[Any] | None = None) -> str:
     """Arrays in words; of those that look like `others`, another rank's, but are not, it is said."""
 
     def one(array: tuple[Any, ...], other: tuple[Any, ...] | None) -> str:

@@ -19,7 +19,7 @@ def iterate_instead(dataset: Any, other: Any) -> None:
     _instead[dataset] = other
 
 
-def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
+def prepare_iteration(dataset: Any, work: Callable[[], None]) -> None:
     """Whoever first iterates `dataset`, or a map of it, has `work` done before.
 
     The dataset holds `work`, which may hold the dataset: both go where nobody iterates it.
@@ -27,7 +27,7 @@ def before_iteration(dataset: Any, work: Callable[[], None]) -> None:
     tags.set_tag(dataset, _BEFORE, work)
 
 
-def in_place_of(dataset: Any) -> Any:
+def find_replacement(dataset: Any) -> Any:
     """What is to be iterated in place of a dataset."""
     for one in (dataset, getattr(dataset, "_input_dataset", None)):
         work = None if one is None else tags.remove_tag(one, _BEFORE)
@@ -47,4 +47,4 @@ def exempt_dataset(dataset: Any) -> Any:
 
 
 def is_exempt(dataset: Any) -> bool:
-    return dataset in _exempt or any(source in _exempt for source in row_shares.pipeline_of(dataset))
+    return dataset in _exempt or any(source in _exempt for source in row_shares.list_pipeline(dataset))

@@ -36,7 +36,7 @@ def push_down_slices(
     """
     if are_arrays:
         return deal_arrays(dataset, on_first, shares) or sliced_dataset.slice_dataset(dataset, on_first, shares), None
-    why = pipeline_shapes.why_whole(dataset)
+    why = pipeline_shapes.find_obstacle(dataset)
     if why is None:
         return deal_rows(dataset, on_first, shares), None
     return sliced_dataset.slice_dataset(dataset, on_first, shares), why
@@ -52,7 +52,7 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
     """
     import tensorflow as tf
 
-    parts = pipeline_shapes.of_arrays(dataset)
+    parts = pipeline_shapes.match_arrays(dataset)
     if parts is None:
         return None
     indices, data, grab = parts
@@ -66,7 +66,8 @@ def deal_arrays(dataset: Any, on_first: Callable[[tuple[int, int]], None], share
 
 
 def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = None) -> Any:
-    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one of which `why_whole` gives None.
+    """A dataset of `Batch` for a pipeline that maps rows and then batches them: one of which `find_obstacle` gives
+    None.
 
     Rows are dropped ahead of the maps by the ranks that do not compute them.
 
@@ -75,8 +76,8 @@ def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = No
     """
     import tensorflow as tf
 
-    batching, above = pipeline_shapes.around_batch(dataset)
-    maps, source = pipeline_shapes.maps_below(batching)
+    batching, above = pipeline_shapes.find_batching(dataset)
+    maps, source = pipeline_shapes.list_maps(batching)
     plan = _Plan(int(source.cardinality()), int(batching._batch_size), bool(batching._drop_remainder))
     first = _First(plan.first_batch, on_first)
 
@@ -85,39 +86,39 @@ def deal_rows(dataset: Any, on_first: OnFirst, shares: leases.Leases | None = No
         parts = tf.nest.flatten(row, expand_composites=True)
         iteration = tf.cond(
             position < plan.first_batch,
-            lambda: tf.ensure_shape(tf.py_function(first.see, [iteration, position, *parts], tf.int64), []),
+            lambda: tf.ensure_shape(tf.py_function(first.see_row, [iteration, position, *parts], tf.int64), []),
             lambda: iteration,
         )
         return iteration, element
 
     seen = py_functions.hold_py_functions(lambda: source.enumerate().scan(tf.constant(0, tf.int64), look))
     # -1: without an end.
-    repeats = [int(step._count) for step in reversed(above) if pipeline_shapes.kind(step) == "RepeatDataset"]
+    repeats = [int(step._count) for step in reversed(above) if pipeline_shapes.name_kind(step) == "RepeatDataset"]
     if shares is None:
-        result = _by_plan(seen, maps, plan).apply(tf.data.experimental.assert_cardinality(plan.batches))
+        result = _choose_by_plan(seen, maps, plan).apply(tf.data.experimental.assert_cardinality(plan.batches))
         for count in repeats:
             result = result.repeat(count)
     else:
         for count in repeats:
             seen = seen.repeat(count)  # batches are numbered through, as they are read ahead
         number = -1 if -1 in repeats else plan.batches * prod(repeats)
-        result = _by_shares(seen, maps, plan, shares).apply(tf.data.experimental.assert_cardinality(number))
+        result = _choose_by_shares(seen, maps, plan, shares).apply(tf.data.experimental.assert_cardinality(number))
     return iteration.exempt_dataset(result.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE))
 
 
-def _by_plan(numbered: Any, maps: list[Any], plan: _Plan) -> Any:
+def _choose_by_plan(numbered: Any, maps: list[Any], plan: _Plan) -> Any:
     """The batches of (position, row) where a rank has the same share of each."""
-    result = numbered.filter(lambda position, _: plan.takes(position)).map(lambda position, row: row)
+    result = numbered.filter(lambda position, _: plan.is_own_row(position)).map(lambda position, row: row)
     for step in maps:
-        result = result.map(step._map_func._func, **_ways(step))
+        result = result.map(step._map_func._func, **_list_options(step))
     return (
         result.batch(plan.own_rows)
         .enumerate()
-        .map(lambda number, data: sliced_dataset.Batch(data, plan.numbers(number)), num_parallel_calls=1)
+        .map(lambda number, data: sliced_dataset.Batch(data, plan.compute_numbers(number)), num_parallel_calls=1)
     )
 
 
-def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Leases) -> Any:
+def _choose_by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Leases) -> Any:
     """The same where shares change. Rows go through the maps beside a key of their batch: its number, how many of its
     rows are here, and whether they count.
     """
@@ -125,8 +126,8 @@ def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Lease
 
     def begin_batch(state: Any, of_rows: Any) -> Any:
         number, lease, _ = state
-        lease = shares.ask(lease, number)
-        start, stop, has_rows = row_shares.slice_bounds(of_rows, world.current().rank, lease[1])
+        lease = shares.ask_shares(lease, number)
+        start, stop, has_rows = row_shares.find_slice_bounds(of_rows, world.get_world().rank, lease[1])
         key = number * _ROWS + 2 * (stop - start) + tf.cast(has_rows, tf.int64)
         return number + 1, lease, tf.stack([start, stop, key])
 
@@ -135,7 +136,7 @@ def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Lease
         number, within = position // plan.batch_size, position % plan.batch_size
         is_batch = number < plan.batches  # and not a remainder that is dropped
         begins = is_batch & tf.equal(within, 0)
-        state = tf.cond(begins, lambda: begin_batch(state, plan.rows(number)), lambda: state)
+        state = tf.cond(begins, lambda: begin_batch(state, plan.count_rows(number)), lambda: state)
         start, stop, key = tf.unstack(state[2], num=3)
         return state, (is_batch & (within >= start) & (within < stop), key, row)
 
@@ -145,13 +146,15 @@ def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Lease
 
     def batch(keys: Any, data: Any) -> sliced_dataset.Batch:
         number, rows = keys[0] // _ROWS % plan.batches, keys[0] % _ROWS
-        return sliced_dataset.Batch(data, step_weight.slice_tensor(rows % 2 > 0, 0, rows // 2, plan.rows(number)))
+        return sliced_dataset.Batch(
+            data, step_weight.make_slice_tensor(rows % 2 > 0, 0, rows // 2, plan.count_rows(number))
+        )
 
-    nothing = tf.constant(0, tf.int64), shares.begin(), tf.zeros([3], tf.int64)
+    nothing = tf.constant(0, tf.int64), shares.make_state(), tf.zeros([3], tf.int64)
     result = py_functions.hold_py_functions(lambda: numbered.scan(nothing, choose))
     result = result.filter(lambda mine, *_: mine).map(lambda _, key, row: (key, row))
     for step in maps:
-        result = result.map(mapped(step), **_ways(step))
+        result = result.map(mapped(step), **_list_options(step))
     result = result.group_by_window(
         key_func=lambda key, _: key,
         reduce_func=lambda key, rows: rows.batch(key % _ROWS // 2),
@@ -160,7 +163,7 @@ def _by_shares(numbered: Any, maps: list[Any], plan: _Plan, shares: leases.Lease
     return result.map(batch, num_parallel_calls=1)
 
 
-def _ways(step: Any) -> dict[str, Any]:
+def _list_options(step: Any) -> dict[str, Any]:
     """How a map of the script's is made: by how many threads, and whether in order."""
     calls = getattr(step, "_num_parallel_calls", None)
     exact = {"true": True, "false": False}.get(getattr(step, "_deterministic", "default"))
@@ -171,14 +174,14 @@ class _Plan:
     """Which rows of a sequence this rank computes: its slices of batches of equal size and of a smaller last one."""
 
     def __init__(self, rows: int, batch_size: int, drop_remainder: bool):
-        me = world.current()
+        me = world.get_world()
         self.batch_size = batch_size
         self.full, rest = divmod(rows, batch_size)
         rest = 0 if drop_remainder else rest
         self.batches = self.full + bool(rest)
         self.first_batch = batch_size if self.full else rest
         # (start, stop, whether its rows count, rows of the batch) of a full batch and of the last one.
-        self.slices = [(*row_shares.slice_bounds(size, me.rank, me.size), size) for size in (batch_size, rest)]
+        self.slices = [(*row_shares.find_slice_bounds(size, me.rank, me.size), size) for size in (batch_size, rest)]
 
     @property
     def own_rows(self) -> int:
@@ -186,22 +189,22 @@ class _Plan:
         start, stop, *_ = self.slices[0 if self.full else 1]
         return stop - start
 
-    def takes(self, position: Any) -> Any:
+    def is_own_row(self, position: Any) -> Any:
         """Whether this rank is to have row number `position`, a tensor."""
         number, within = position // self.batch_size, position % self.batch_size
-        start, stop, _, _ = self._slice(number)
+        start, stop, _, _ = self._slice_batch(number)
         return (number < self.batches) & (within >= start) & (within < stop)
 
-    def rows(self, number: Any) -> Any:
+    def count_rows(self, number: Any) -> Any:
         """How many rows all ranks have in batch `number`, a tensor."""
-        return self._slice(number)[3]
+        return self._slice_batch(number)[3]
 
-    def numbers(self, number: Any) -> Any:
+    def compute_numbers(self, number: Any) -> Any:
         """The numbers of the step that computes batch `number`, a tensor."""
-        start, stop, has_rows, of_rows = self._slice(number)
-        return step_weight.slice_tensor(has_rows > 0, start, stop, of_rows)
+        start, stop, has_rows, of_rows = self._slice_batch(number)
+        return step_weight.make_slice_tensor(has_rows > 0, start, stop, of_rows)
 
-    def _slice(self, number: Any) -> list[Any]:
+    def _slice_batch(self, number: Any) -> list[Any]:
         import tensorflow as tf
 
         full, last = (tf.constant([int(part) for part in slice_], tf.int64) for slice_ in self.slices)
@@ -220,7 +223,7 @@ class _First:
         self.begun = 0
         self.content = 0
 
-    def see(self, iteration: Any, position: Any, *parts: Any) -> int:
+    def see_row(self, iteration: Any, position: Any, *parts: Any) -> int:
         """The number of the iteration, of which a row is there."""
         if position == 0:
             self.begun, self.content = self.begun + 1, 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-def rows_of(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
+def deal_block(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` when `n` rows are dealt to ranks in contiguous blocks.
 
     Args:
@@ -27,15 +27,15 @@ def rows_of(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     """
     if isinstance(shares, int):
         base, extra = n // shares, n % shares
-        return rank * base + _minimum(rank, extra), (rank + 1) * base + _minimum(rank + 1, extra)
+        return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
     if _is_tensor(n) or _is_tensor(shares):
-        return _rows_in_graph(n, rank, shares)
-    rows = dealt_rows(n, shares)
+        return _deal_block_in_graph(n, rank, shares)
+    rows = count_dealt_rows(n, shares)
     return sum(rows[:rank]), sum(rows[: rank + 1])
 
 
-def dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
-    """How many of `n` rows each rank has, as in `rows_of`."""
+def count_dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
+    """How many of `n` rows each rank has, as in `deal_block`."""
     total = sum(shares)
     rows = [n * share // total for share in shares]
     order = sorted(range(len(shares)), key=lambda rank: -(n * shares[rank] % total))
@@ -44,7 +44,7 @@ def dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
     return rows
 
 
-def _rows_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
+def _deal_block_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     import tensorflow as tf
 
     shares = tf.cast(shares, tf.int64)
@@ -58,20 +58,21 @@ def _rows_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     return start, start + tf.cast(rows[rank], dtype)
 
 
-def slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
-    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes, with `shares` as in `rows_of`.
+def find_slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
+    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes, with `shares` as in
+    `deal_block`.
 
     A rank without rows of its own computes the first row, to be given weight 0: (0, 1, False); models cannot be
     relied on to accept an empty batch. Only an empty batch has an empty slice, (0, 0, False). `n` is an int, and so
     are the bounds, or a scalar integer tensor, and so are the bounds, of its dtype, with has_rows a bool tensor.
     """
-    start, stop = rows_of(n, rank, shares)
+    start, stop = deal_block(n, rank, shares)
     if not _is_tensor(start):
         return (start, stop, True) if stop > start else (0, min(1, n), False)
     import tensorflow as tf
 
     has_rows = stop > start
-    return tf.where(has_rows, start, tf.zeros_like(start)), tf.where(has_rows, stop, _minimum(1, n)), has_rows
+    return tf.where(has_rows, start, tf.zeros_like(start)), tf.where(has_rows, stop, _take_minimum(1, n)), has_rows
 
 
 def slice_rows(component: Any, start: Any, stop: Any) -> Any:
@@ -112,7 +113,7 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
     )
 
 
-def batch_rows(batch: Any) -> Any:
+def count_batch_rows(batch: Any) -> Any:
     """The number of rows of a batch (any structure of arrays and tensors): the first dimension of its first component
     that has one. An int for NumPy arrays, a scalar int64 tensor for tensors.
 
@@ -136,7 +137,7 @@ def is_batched(dataset: Any) -> bool | None:
     """Whether the elements of a tf.data.Dataset are batches: True or False where its steps tell, None where they do not
     (a generator may yield either).
     """
-    for step in pipeline_of(dataset):
+    for step in list_pipeline(dataset):
         name = type(step).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:
             return False
@@ -145,7 +146,7 @@ def is_batched(dataset: Any) -> bool | None:
     return None
 
 
-def pipeline_of(x: Any) -> list[Any]:
+def list_pipeline(x: Any) -> list[Any]:
     """A dataset and all it is made from, nearest first; empty for anything else."""
     found: list[Any] = []
     waiting = [x] if hasattr(x, "element_spec") and hasattr(x, "_inputs") else []
@@ -163,7 +164,7 @@ def _is_tensor(x: Any) -> bool:
     return tf is not None and tf.is_tensor(x)
 
 
-def _minimum(a: Any, b: Any) -> Any:
+def _take_minimum(a: Any, b: Any) -> Any:
     if not (_is_tensor(a) or _is_tensor(b)):
         return min(a, b)
     import tensorflow as tf

@@ -32,7 +32,7 @@ class ShareArray(np.ndarray):
     """Rows that belong to this rank alone: the other ranks hold the others, so nobody slices them again.
 
     The mark stays with whatever NumPy makes of the array (slices, `astype`, arithmetic, `np.concatenate`, `np.where`,
-    ...). `dealt` stays where the rows do.
+    ...). `find_deal` stays where the rows do.
     """
 
     dealt: Dealt | None = None
@@ -49,14 +49,14 @@ class ShareArray(np.ndarray):
         return array[()] if array.ndim == 0 else array.view(ShareArray)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return _marked(super().__array_function__(function, types, args, kwargs))
+        return _mark_result(super().__array_function__(function, types, args, kwargs))
 
 
-def _marked(result: Any) -> Any:
+def _mark_result(result: Any) -> Any:
     if type(result) is np.ndarray and result.ndim:
         return result.view(ShareArray)
     if type(result) in (list, tuple):
-        return type(result)(_marked(item) for item in result)
+        return type(result)(_mark_result(item) for item in result)
     return result
 
 
@@ -71,19 +71,19 @@ def is_share(x: Any) -> bool:
     A dataset made from a share by further steps (`map`, `prefetch`, ...) is one too.
     """
     if isinstance(x, np.ndarray):
-        return _share_behind(x) is not None
-    return any(dataset in _shares for dataset in row_shares.pipeline_of(x))
+        return _find_share(x) is not None
+    return any(dataset in _shares for dataset in row_shares.list_pipeline(x))
 
 
-def dealt(x: Any) -> Dealt:
+def find_deal(x: Any) -> Dealt:
     """How the rows of an array came to this rank; empty where that makes no difference."""
-    share = _share_behind(x) if isinstance(x, np.ndarray) else None
+    share = _find_share(x) if isinstance(x, np.ndarray) else None
     if share is None or share.shape[:1] != x.shape[:1]:
         return Dealt()
     return share.dealt or Dealt()
 
 
-def _share_behind(x: Any) -> ShareArray | None:
+def _find_share(x: Any) -> ShareArray | None:
     while x is not None:
         if isinstance(x, ShareArray):
             return x
@@ -98,7 +98,7 @@ def mark_share(dataset: Any) -> Any:
     return dataset
 
 
-def whole_of(dataset: Any) -> Any:
+def find_whole(dataset: Any) -> Any:
     """The dataset of whole batches of which `shard` made `dataset`; None of any other."""
     return _wholes.get(dataset)
 
@@ -108,7 +108,7 @@ def note_numbered(dataset: Any, numbered: Any) -> None:
     _numbered[dataset] = numbered
 
 
-def numbered_of(dataset: Any) -> Any:
+def find_numbered(dataset: Any) -> Any:
     """What a reader gave by `note_numbered`; None of any other dataset."""
     return _numbered.get(dataset)
 
@@ -118,7 +118,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 
     An array or eager tensor gives this rank's contiguous rows as a ShareArray (`rows_of`); tuples and dicts of arrays
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
-    (`slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
+    (`find_slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
     which a training step weighs 0). What is a share already comes back as it is. `rank` and `size` default to this
     process's place in the world. Raises TypeError for anything else, ValueError for an array without rows, arrays of
     different numbers of rows, or a dataset that isn't batched.
@@ -126,7 +126,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     if rank is None or size is None:
         from matex_tf.world import world
 
-        here = world.current()
+        here = world.get_world()
         rank, size = (here.rank if rank is None else rank), (here.size if size is None else size)
     if not 0 <= rank < size:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
@@ -149,7 +149,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         array = np.asarray(x)
         if array.ndim == 0:
             raise ValueError("shard: an array of at least one dimension was expected; this one has none, so no rows")
-        start, stop = row_shares.rows_of(len(array), rank, size)
+        start, stop = row_shares.deal_block(len(array), rank, size)
         return as_share(array[start:stop])
     raise TypeError(
         "shard: expected a NumPy array, an eager tensor, a tuple or dict of them, or a tf.data.Dataset; "
@@ -175,7 +175,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
     def mine(*batch: Any) -> Any:
-        start, stop, _ = row_shares.slice_bounds(row_shares.batch_rows(batch), rank, size)
+        start, stop, _ = row_shares.find_slice_bounds(row_shares.count_batch_rows(batch), rank, size)
         sliced = tf.nest.map_structure(lambda component: row_shares.slice_rows(component, start, stop), batch)
         return sliced if len(sliced) > 1 else sliced[0]
 

@@ -28,14 +28,16 @@ def share_dataset(
     import numpy as np
     import tensorflow as tf
 
-    me = world.current()
+    me = world.get_world()
     number = -(-sum(counts) // batch_size)
-    taken = np.array([apportion.share_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(number)])
+    taken = np.array(
+        [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(number)]
+    )
     taken = taken.reshape(-1, me.size)
     mine, totals = taken[:, me.rank].astype(np.int64), taken.sum(axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(mine)[:-1]]).astype(np.int64)
     plan = tf.data.Dataset.from_tensor_slices((starts, mine, totals))
-    take, before_epoch = _rows_of(inputs, counts, dealt.reshuffle)
+    take, before_epoch = _make_row_reader(inputs, counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[me.rank], dtype=tf.int64)
@@ -47,7 +49,9 @@ def share_dataset(
     def gather(rows: Any, own: Any, total: Any) -> sliced_dataset.Batch:
         # Past the last row of a rank without rows there is none to compute with weight 0; take its first.
         rows = tf.cond(tf.size(rows) > 0, lambda: rows, lambda: tf.zeros([1], tf.int64))
-        return sliced_dataset.Batch(take(rows), step_weight.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total))
+        return sliced_dataset.Batch(
+            take(rows), step_weight.make_slice_tensor(own > 0, tf.constant(0, tf.int64), own, total)
+        )
 
     chosen = tf.data.Dataset.range(epochs).map(order).flat_map(steps_of)
     dataset = py_functions.hold_py_functions(lambda: chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
@@ -58,12 +62,12 @@ def share_dataset(
     return dataset
 
 
-def _rows_of(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
+def _make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
     """A function that gives chosen rows of `inputs`, and what is to be called before each epoch (None if nothing)."""
     import numpy as np
     import tensorflow as tf
 
-    rows = counts[world.current().rank]
+    rows = counts[world.get_world().rank]
     # A rank without rows computes one of zeros, with weight 0.
     arrays = tf.nest.map_structure(
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
@@ -86,15 +90,15 @@ def _rows_of(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple
     return take, BeforeEpoch([array[:rows] for array in flat], reshuffle)
 
 
-def before_epoch(dataset: Any) -> None:
+def prepare_epoch(dataset: Any) -> None:
     """What has to be done, on all ranks, before `dataset` is iterated anew."""
-    for step in row_shares.pipeline_of(dataset):
+    for step in row_shares.list_pipeline(dataset):
         action = _before_epoch.get(step)
         if action is not None:
             action()
 
 
-def own_batches(dataset: Any, number: int | None) -> Any:
+def make_own_batches(dataset: Any, number: int | None) -> Any:
     """A dataset of `OwnBatch` over a rank's own batches, `number` of them; None for one that does not end.
 
     A rank that has fewer batches goes on with its first row, which counts 0.
@@ -103,7 +107,7 @@ def own_batches(dataset: Any, number: int | None) -> Any:
 
     def own(*element: Any) -> sliced_dataset.OwnBatch:
         data = element if len(element) > 1 else element[0]
-        return sliced_dataset.OwnBatch(data, row_shares.batch_rows(data))
+        return sliced_dataset.OwnBatch(data, row_shares.count_batch_rows(data))
 
     def nothing(*element: Any) -> sliced_dataset.OwnBatch:
         data = element if len(element) > 1 else element[0]

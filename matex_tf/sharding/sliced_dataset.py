@@ -1,6 +1,6 @@
 """This rank's slices of the batches of a `tf.data` pipeline.
 
-`slice_dataset` cuts a pipeline ahead of the training step, `my_slice` a batch within it.
+`slice_dataset` cuts a pipeline ahead of the training step, `take_slice` a batch within it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from matex_tf.world import world
 
 _passed = threading.local()
 Batch = collections.namedtuple("Batch", ["data", "numbers"])
-"""An element of a pipeline that was sliced ahead of the step: this rank's rows, and their `step_weight.numbers`."""
+"""An element of a pipeline that was sliced ahead of the step: this rank's rows, and their "
+"`step_weight.read_numbers`."""
 OwnBatch = collections.namedtuple("OwnBatch", ["data", "rows"])
 """One of a pipeline over a rank's own share: only the step knows how many rows the other ranks have in it."""
 
@@ -48,44 +49,44 @@ def _open_rows(part: Any) -> Any:
     return tf.compat.v1.placeholder_with_default(part, [None, *part.shape.as_list()[1:]])
 
 
-def my_slice(element: Any, shares: Any) -> tuple[Any, Any]:
+def take_slice(element: Any, shares: Any) -> tuple[Any, Any]:
     """This rank's rows of a batch in a graph, and the numbers of the step (float64, shape [4])."""
     import tensorflow as tf
 
-    count = row_shares.batch_rows(element)
-    start, stop, has_rows = row_shares.slice_bounds(count, world.current().rank, shares)
-    even, most = evenness(element)
-    numbers = step_weight.slice_tensor(has_rows, start, stop, count)
-    numbers = tf.where(even, numbers, tf.constant(step_weight.whole_values(), tf.float64))
+    count = row_shares.count_batch_rows(element)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, world.get_world().rank, shares)
+    even, most = measure_evenness(element)
+    numbers = step_weight.make_slice_tensor(has_rows, start, stop, count)
+    numbers = tf.where(even, numbers, tf.constant(step_weight.list_whole_values(), tf.float64))
     start, stop = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop, most)
     return take_rows(element, start, stop), numbers
 
 
-def slice_of(element: Any) -> Batch:
-    """`my_slice` of an eager batch, whose number of rows is known."""
+def make_slice(element: Any) -> Batch:
+    """`take_slice` of an eager batch, whose number of rows is known."""
     import tensorflow as tf
 
     if is_uneven(element):
         say_uneven()
-        return Batch(element, tf.constant(step_weight.whole_values(), tf.float64))
-    me, count = world.current(), int(row_shares.batch_rows(element))
-    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
-    numbers = step_weight.slice_values(stop - start if has_rows else 0, count)
+        return Batch(element, tf.constant(step_weight.list_whole_values(), tf.float64))
+    me, count = world.get_world(), int(row_shares.count_batch_rows(element))
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
+    numbers = step_weight.list_slice_values(stop - start if has_rows else 0, count)
     return Batch(take_rows(element, start, stop), tf.constant(numbers, tf.float64))
 
 
-def _rows_of_parts(element: Any) -> list[Any]:
+def _count_part_rows(element: Any) -> list[Any]:
     """The number of rows of each component of a batch that has a first dimension."""
     import tensorflow as tf
 
-    return [row_shares.batch_rows(part) for part in tf.nest.flatten(element) if part.shape.rank]
+    return [row_shares.count_batch_rows(part) for part in tf.nest.flatten(element) if part.shape.rank]
 
 
-def evenness(element: Any) -> tuple[Any, Any]:
+def measure_evenness(element: Any) -> tuple[Any, Any]:
     """Whether all components of a batch in a graph have the same number of rows, and the largest number."""
     import tensorflow as tf
 
-    rows = _rows_of_parts(element) or [row_shares.batch_rows(element)]
+    rows = _count_part_rows(element) or [row_shares.count_batch_rows(element)]
     rows = tf.stack([tf.cast(number, tf.int64) for number in rows])
     return tf.reduce_all(tf.equal(rows, rows[0])), tf.reduce_max(rows)
 
@@ -94,22 +95,24 @@ def is_uneven(element: Any) -> bool:
     """Whether the components of an eager batch have different numbers of rows, as of datasets zipped together."""
     import tensorflow as tf
 
-    return len({int(rows) for rows in _rows_of_parts(tf.nest.flatten(element))}) > 1
+    return len({int(rows) for rows in _count_part_rows(tf.nest.flatten(element))}) > 1
 
 
 def say_uneven() -> None:
-    notes.note(
+    notes.print_note(
         "the parts of a batch have different numbers of rows (as of datasets with other batch sizes, zipped together), "
         "so every rank computes whole batches. The result is right, training is no faster"
     )
 
 
-def whole_dataset(dataset: Any) -> Any:
+def make_whole_dataset(dataset: Any) -> Any:
     """A dataset of `Batch` of whole batches, which every rank computes."""
     import tensorflow as tf
 
     def batch(*element: Any) -> Batch:
-        return Batch(element if len(element) > 1 else element[0], tf.constant(step_weight.whole_values(), tf.float64))
+        return Batch(
+            element if len(element) > 1 else element[0], tf.constant(step_weight.list_whole_values(), tf.float64)
+        )
 
     return iteration.exempt_dataset(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
 
@@ -123,38 +126,38 @@ def slice_dataset(
     """
     import tensorflow as tf
 
-    spec, equal = dataset.element_spec, world.current().size
+    spec, equal = dataset.element_spec, world.get_world().size
 
     def show(*parts: Any) -> bool:
         element = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
         if is_uneven(element):
             say_uneven()
-        on_first(fingerprint.batch_digest(element))
+        on_first(fingerprint.digest_batch(element))
         return True
 
     def cut(index: Any, element: Any, of_batch: Any = equal) -> Batch:
         parts = tf.nest.flatten(element, expand_composites=True)
         shown = tf.cond(index == 0, lambda: tf.py_function(show, parts, tf.bool), lambda: tf.constant(True))
         with tf.control_dependencies([shown]):
-            return Batch(*my_slice(tf.nest.map_structure(tf.identity, element), of_batch))
+            return Batch(*take_slice(tf.nest.map_structure(tf.identity, element), of_batch))
 
     def cut_up() -> Any:
         if shares is None:
             return dataset.enumerate().map(cut, num_parallel_calls=1)
-        both = tf.data.Dataset.zip((dataset.enumerate(), shares.of_batches()))
+        both = tf.data.Dataset.zip((dataset.enumerate(), shares.make_dataset()))
         return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch), num_parallel_calls=1)
 
     return iteration.exempt_dataset(py_functions.hold_py_functions(cut_up).prefetch(tf.data.AUTOTUNE))
 
 
-def numbers_of(batch: Any) -> Any:
+def find_numbers(batch: Any) -> Any:
     """The numbers of the step that computes `batch`, a `Batch` or an `OwnBatch` (then collective)."""
     import tensorflow as tf
 
     if isinstance(batch, Batch):
         return batch.numbers
     total = ops.allreduce(batch.rows, op="sum", name="the rows of each rank's batch")
-    return step_weight.slice_tensor(batch.rows > 0, tf.constant(0, tf.int64), batch.rows, total)
+    return step_weight.make_slice_tensor(batch.rows > 0, tf.constant(0, tf.int64), batch.rows, total)
 
 
 @contextlib.contextmanager
@@ -171,7 +174,7 @@ def pass_sources(sources: Sequence[Any]) -> Iterator[None]:
         stack.pop()
 
 
-def argument_behind(source: Any) -> Any:
+def find_argument(source: Any) -> Any:
     """The argument that `source`, a bare handle in a function's graph, stands for; any other is its own."""
     if type(source).__name__ != "_VariantDataset" and getattr(source, "_dataset", None) is not None:
         return source
@@ -192,7 +195,7 @@ def has_fixed_rows(source: Any) -> bool:
     return any(shape is not None and shape.rank and shape.as_list()[0] is not None for shape in shapes)
 
 
-def yields_batches_to_slice(dataset: Any) -> bool:
+def has_batches_to_slice(dataset: Any) -> bool:
     """Whether a training loop over `dataset` is to work on slices of its batches, or on batches of a share."""
     if not world.is_active() or iteration.is_exempt(dataset):
         return False

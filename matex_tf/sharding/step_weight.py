@@ -1,6 +1,6 @@
 """What the current training step works on, a slice of the global batch or all of it, and what that weighs.
 
-`numbers` defines the four numbers of a step; `slice_values` and `whole_values` give them.
+`read_numbers` defines the four numbers of a step; `list_slice_values` and `list_whole_values` give them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.analysis import declarations
-from matex_tf.analysis.placement import unknown
+from matex_tf.analysis.placement import make_unknown
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
@@ -25,35 +25,35 @@ _within: list[Any] = []
 _alone = ThreadFlag()
 
 
-def whole_values() -> list[float]:
+def list_whole_values() -> list[float]:
     """The numbers of a step in which every rank computes the whole batch.
 
     It counts on rank 0 alone, so that the result is bit for bit the sequential one.
     """
-    mine = 1.0 if world.current().rank == 0 else 0.0
+    mine = 1.0 if world.get_world().rank == 0 else 0.0
     return [mine, mine, mine, 0.0]
 
 
-def whole_count() -> Any:
+def count_whole() -> Any:
     """Whether what every rank computes whole counts in metrics here: 1 or 0, or a tensor where that may change."""
     global _is_first
-    if not settings.current().elastic or in_session_graph():
-        return whole_values()[2]
+    if not settings.get_settings().elastic or is_in_session_graph():
+        return list_whole_values()[2]
     if _is_first is None:
         import tensorflow as tf
 
-        _is_first = hidden_variable(whole_values()[2], tf.float64, "matex_tf_first")
+        _is_first = make_hidden_variable(list_whole_values()[2], tf.float64, "matex_tf_first")
     return _is_first.read_value()
 
 
-def slice_values(rows: int, of_rows: int) -> list[float]:
+def list_slice_values(rows: int, of_rows: int) -> list[float]:
     """The numbers of a step in which this rank computes `rows` of the batch's `of_rows` rows."""
     mine = 1.0 if rows > 0 else 0.0
     return [rows / of_rows if of_rows else 0.0, mine, mine, float(of_rows)]
 
 
-def slice_tensor(has_rows: Any, start: Any, stop: Any, of_rows: Any) -> Any:
-    """`slice_values` as a float64 tensor of shape [4], from tensors."""
+def make_slice_tensor(has_rows: Any, start: Any, stop: Any, of_rows: Any) -> Any:
+    """`list_slice_values` as a float64 tensor of shape [4], from tensors."""
     import tensorflow as tf
 
     of_rows = tf.cast(of_rows, tf.float64)
@@ -62,33 +62,33 @@ def slice_tensor(has_rows: Any, start: Any, stop: Any, of_rows: Any) -> Any:
     return tf.stack([tf.math.divide_no_nan(rows, of_rows), mine, mine, of_rows])
 
 
-def variable() -> Any:
+def get_variable() -> Any:
     """The variable that holds the numbers (float64, shape [4]); made at first use, outside of any function."""
     global _variable
     if _variable is None:
         import tensorflow as tf
 
-        _variable = hidden_variable(whole_values(), tf.float64, "matex_tf_step")
+        _variable = make_hidden_variable(list_whole_values(), tf.float64, "matex_tf_step")
     return _variable
 
 
-def own_variables() -> list[Any]:
+def list_own_variables() -> list[Any]:
     """The variables of this module, which are none of the script's."""
     return [variable for variable in (_variable, _is_first) if variable is not None]
 
 
-def hidden_variable(value: Any, dtype: Any, name: str) -> Any:
+def make_hidden_variable(value: Any, dtype: Any, name: str) -> Any:
     """A variable outside of any function that no creator of variables sees, `tf.function`'s own included."""
     import tensorflow as tf
     from tensorflow.python.ops import resource_variable_ops
 
     with tf.init_scope(), tf.device("CPU:0"):
         made = resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
-    declarations.exempt(made.handle)
+    declarations.exempt_variable(made.handle)
     return made
 
 
-def in_session_graph() -> bool:
+def is_in_session_graph() -> bool:
     """Whether ops are now being added to a graph of `tf.compat.v1`, which a session will run."""
     import tensorflow as tf
     from tensorflow.python.framework import ops as framework_ops
@@ -96,7 +96,7 @@ def in_session_graph() -> bool:
     return not tf.executing_eagerly() and not framework_ops.inside_function()
 
 
-def placeholder() -> Any:
+def make_placeholder() -> Any:
     """The numbers in a graph of `tf.compat.v1`: a placeholder that a sliced run feeds; whole batches need not."""
     import tensorflow as tf
 
@@ -104,13 +104,13 @@ def placeholder() -> Any:
     found = graph.get_collection(_GRAPH_KEY)
     if not found:
         with tf.control_dependencies(None), tf.device("CPU:0"):
-            default = tf.constant(whole_values(), tf.float64)
+            default = tf.constant(list_whole_values(), tf.float64)
             found = [tf.compat.v1.placeholder_with_default(default, [4], name="matex_tf_step")]
         graph.add_to_collection(_GRAPH_KEY, found[0])
     return found[0]
 
 
-def numbers() -> Any:
+def read_numbers() -> Any:
     """This step's four numbers as a tensor, wherever ops are being made.
 
     They are in a variable of TensorFlow, so that a traced function reads this step's, not those it was traced with:
@@ -123,18 +123,24 @@ def numbers() -> Any:
     import tensorflow as tf
 
     within = not tf.executing_eagerly() and _within and isinstance(_within[-1], tf.Tensor)
-    found = tf.identity(_within[-1]) if within else placeholder() if in_session_graph() else variable().read_value()
+    found = (
+        tf.identity(_within[-1])
+        if within
+        else make_placeholder()
+        if is_in_session_graph()
+        else get_variable().read_value()
+    )
     if not tf.executing_eagerly():
         # Who uses them for what knows what comes of it, and declares that.
-        declarations.declare(found, unknown(found.op, "it depends on which rows a rank has"))
+        declarations.declare_placement(found, make_unknown(found.op, "it depends on which rows a rank has"))
     return found
 
 
-def weight_and_rows(of_sum: bool = False) -> Any:
+def read_weight_and_rows(of_sum: bool = False) -> Any:
     """This rank's weight for a mean (or a sum) over rows and the rows of the global batch: float64, shape [2]."""
     import tensorflow as tf
 
-    return tf.gather(numbers(), [1 if of_sum else 0, 3])
+    return tf.gather(read_numbers(), [1 if of_sum else 0, 3])
 
 
 def set_values(values: Any) -> None:
@@ -142,7 +148,7 @@ def set_values(values: Any) -> None:
     global _is_sliced
     if isinstance(values, list):
         _is_sliced = values[3] > 0
-    variable().assign(values)
+    get_variable().assign(values)
 
 
 def is_sliced() -> bool:
@@ -151,13 +157,14 @@ def is_sliced() -> bool:
 
 
 @contextlib.contextmanager
-def within_slice(numbers: Any) -> Iterator[None]:
-    """Within it the step works on this rank's rows, which `numbers` tells of, and its gradients are parts of a sum.
+def enter_slice(numbers: Any) -> Iterator[None]:
+    """Within it the step works on this rank's rows, which `read_numbers` tells of, and its gradients are parts of a
+    sum.
 
     Args:
-        numbers: `slice_values` in eager code, `slice_tensor` in a graph.
+        numbers: `list_slice_values` in eager code, `make_slice_tensor` in a graph.
     """
-    before = current_values() if isinstance(numbers, list) else None
+    before = read_values() if isinstance(numbers, list) else None
     if before is not None:
         set_values(numbers)
     _within.append(numbers)
@@ -169,7 +176,7 @@ def within_slice(numbers: Any) -> Iterator[None]:
             go_back_to(before)
 
 
-def alone() -> contextlib.AbstractContextManager[None]:
+def enter_alone() -> contextlib.AbstractContextManager[None]:
     """Within it a step is made of whole batches that this rank computes by itself: it needs no other rank."""
     return _alone.set()
 
@@ -183,45 +190,45 @@ def is_within_slice() -> bool:
 
 
 def go_back_to(values: list[float]) -> None:
-    """Make what `current_values` gave those of the current step again."""
-    set_values(values if values[3] else whole_values())  # which rank is the first may have changed
+    """Make what `read_values` gave those of the current step again."""
+    set_values(values if values[3] else list_whole_values())  # which rank is the first may have changed
 
 
-def current_values() -> list[float]:
+def read_values() -> list[float]:
     """The numbers of the current step, in eager code."""
-    return [float(number) for number in variable().numpy()]
+    return [float(number) for number in get_variable().numpy()]
 
 
 def set_whole() -> None:
     """From here on every rank computes whole batches."""
     if _variable is not None:
-        set_values(whole_values())
+        set_values(list_whole_values())
 
 
-def after_loss(became_first: bool) -> None:
+def handle_loss(became_first: bool) -> None:
     """What is computed whole counts on the first rank, which may be another now."""
     if _is_first is not None:
-        _is_first.assign(whole_values()[2])
-    if _variable is not None and not current_values()[3]:
+        _is_first.assign(list_whole_values()[2])
+    if _variable is not None and not read_values()[3]:
         set_whole()
 
 
 def set_metrics_weight(counts: float) -> None:
     """Change only whether this rank's metrics count."""
     if _variable is not None:
-        variable()[2].assign(counts)
+        get_variable()[2].assign(counts)
 
 
 def restore_metrics_weight() -> None:
     """Undo `set_metrics_weight`: metrics count where the slice has rows."""
     if _variable is not None:
-        variable()[2].assign(variable()[1])
+        get_variable()[2].assign(get_variable()[1])
 
 
 def announce_rows(rows: int, of_rows: int) -> None:
     """For a loop that feeds itself: the next step computes `rows` here of a global batch of `of_rows`."""
     global _announced
-    _announced = slice_values(rows, of_rows)
+    _announced = list_slice_values(rows, of_rows)
     import tensorflow as tf
 
     if tf.executing_eagerly():
@@ -231,6 +238,6 @@ def announce_rows(rows: int, of_rows: int) -> None:
 _announced: list[float] | None = None
 
 
-def announced() -> list[float] | None:
+def get_announced() -> list[float] | None:
     """What `announce_rows` said last, for runs of a session, which are fed the numbers."""
     return _announced

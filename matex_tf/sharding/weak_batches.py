@@ -15,10 +15,10 @@ def group_batches(dataset: Any) -> Any:
     """
     import tensorflow as tf
 
-    me = world.current()
+    me = world.get_world()
 
     def count(element: Any) -> Any:
-        return row_shares.batch_rows(element)
+        return row_shares.count_batch_rows(element)
 
     def pack(*element: Any) -> Any:
         return element if len(element) > 1 else element[0]
@@ -41,7 +41,7 @@ def group_batches(dataset: Any) -> Any:
         return (tf.where(last, tf.constant(0, tf.int64), position + 1), rows_of_group, numbers_of_mine, mine), result
 
     spec = dataset.element_spec
-    start = tf.nest.map_structure(_empty, spec)
+    start = tf.nest.map_structure(_make_empty, spec)
     zero = tf.constant(0, tf.int64)
     groups = real.concatenate(padding).scan((zero, zero, zero, start), step)
     groups = groups.filter(lambda mine, own, rows, last: tf.logical_and(last, rows > 0))
@@ -50,7 +50,7 @@ def group_batches(dataset: Any) -> Any:
         has_rows = own > 0
         first_row = sliced_dataset.take_rows(mine, zero, tf.constant(1, tf.int64))
         data = tf.cond(has_rows, lambda: mine, lambda: first_row)
-        return sliced_dataset.Batch(data, step_weight.slice_tensor(has_rows, zero, own, rows))
+        return sliced_dataset.Batch(data, step_weight.make_slice_tensor(has_rows, zero, own, rows))
 
     result = groups.map(batch, num_parallel_calls=1)
     total = int(dataset.cardinality())
@@ -61,7 +61,7 @@ def group_batches(dataset: Any) -> Any:
     return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))
 
 
-def _empty(spec: Any) -> Any:
+def _make_empty(spec: Any) -> Any:
     """A value of a dataset's component without rows, to begin with."""
     import tensorflow as tf
 

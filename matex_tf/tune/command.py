@@ -12,12 +12,12 @@ import click
 
 from matex_tf.deploy.options import parse_time
 from matex_tf.monitor.progress import format_seconds
-from matex_tf.tune import begin
-from matex_tf.tune.begin import Found, NoSearchError, Settings
+from matex_tf.tune import setup
 from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.engines.engine import NAMES, EngineMissingError
 from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
+from matex_tf.tune.setup import Found, NoSearchError, Settings
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials.trial import DONE
 
@@ -25,7 +25,7 @@ FAILED = 1
 _COUNT = click.IntRange(min=1)
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+def _parse_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
     try:
@@ -34,7 +34,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
         raise click.UsageError(f"--limit: {error}") from None
 
 
-def _epochs(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+def _parse_epochs(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
     try:
         return read_rungs(value) if value is not None else ()
     except ValueError as error:
@@ -75,9 +75,14 @@ class _Command(click.Command):
 @click.option("-n", "ranks", type=_COUNT, metavar="RANKS", help="How many ranks each trial has; 1 unless told.")
 @click.option("--engine", type=click.Choice(list(NAMES)), help="Who proposes: random unless told.")
 @click.option("--seed", type=int, metavar="SEED", help="Of what is drawn; 0 unless told.")
-@click.option("--limit", callback=_seconds, metavar="TIME", help="What a trial may take, as 30 (minutes) or 2:00:00.")
 @click.option(
-    "--rungs", callback=_epochs, metavar="EPOCHS", help="Trials pause after so many, as 1,3,9; the best third goes on."
+    "--limit", callback=_parse_seconds, metavar="TIME", help="What a trial may take, as 30 (minutes) or 2:00:00."
+)
+@click.option(
+    "--rungs",
+    callback=_parse_epochs,
+    metavar="EPOCHS",
+    help="Trials pause after so many, as 1,3,9; the best third goes on.",
 )
 @click.option("--run", multiple=True, metavar="OPTIONS", help="More of `matex run`: --run='--strategy sharded'.")
 @click.option(
@@ -120,14 +125,14 @@ def tune_command(
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script or --search")
             if odd := changed.keys() - {"trials", "parallel", "limit"}:
                 raise click.UsageError(f"--resume goes on as it was begun, without --{min(odd).replace('_', '-')}")
-            return _tell(Path(resume), changed)
+            return _run_and_report(Path(resume), changed)
         target = ["-m", *script] if is_module else list(script)
-        _check(target, space)
+        _check_target(target, space)
         settings = Settings(**changed, source=os.getcwd(), name=str(space))
-        where = begin.new_search(
+        where = setup.create_search(
             target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
         )
-        return _tell(where, {})
+        return _run_and_report(where, {})
     except (SpaceError, EngineMissingError, NoSearchError, FileExistsError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
     except (DatabaseError, OSError) as error:
@@ -135,7 +140,7 @@ def tune_command(
         return FAILED
 
 
-def _check(target: Sequence[str], space: str | None) -> None:
+def _check_target(target: Sequence[str], space: str | None) -> None:
     example = "For example: matex tune --search space.yaml train.py"
     if not target or target == ["-m"]:
         raise click.UsageError(f"no script is named. {example}")
@@ -147,11 +152,11 @@ def _check(target: Sequence[str], space: str | None) -> None:
         raise click.UsageError(f"there is no file {space} in {os.getcwd()}")
 
 
-def _tell(folder: Path, changed: dict[str, Any]) -> int:
+def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
     """Make the trials, and say what was found."""
     goes_on = f"matex tune --resume {folder}"
     try:
-        found = begin.run_search(folder, **changed)
+        found = setup.run_search(folder, **changed)
     except SearchError as error:
         print(f"matex tune: {error}\nOnce that is mended: {goes_on}", file=sys.stderr)
         return FAILED

@@ -80,7 +80,7 @@ class Record:
     curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
-def default_path() -> Path:
+def find_default_path() -> Path:
     """Where it is unless a user says otherwise."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(home, "matex", "tune.db")
@@ -91,16 +91,16 @@ class Database:
 
     def __init__(self, path: Path):
         self.path = path
-        with self._told():
+        with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
             self._file.execute(f"pragma busy_timeout = {int(_PATIENCE * 1000)}")
             self._file.execute("pragma journal_mode = wal")  # who reads does not wait for who writes
-            self._make()
+            self._make_tables()
 
-    def _make(self) -> None:
-        with self._writing():
-            version = self._one("pragma user_version")[0]
+    def _make_tables(self) -> None:
+        with self._open_transaction():
+            version = self._fetch_one("pragma user_version")[0]
             if version < VERSION:
                 for statement in (_SINCE_2 if version else _TABLES + _SINCE_2).split(";\n"):
                     self._file.execute(statement)
@@ -118,7 +118,7 @@ class Database:
         self, folder: str, target: Sequence[str], space: str, settings: dict[str, Any], objective: str
     ) -> Search:
         """Write down a new search."""
-        with self._writing():
+        with self._open_transaction():
             row = self._file.execute(
                 "insert into searches (folder, target, space, settings, objective, began) values (?, ?, ?, ?, ?, ?)",
                 (folder, json.dumps(list(target)), space, json.dumps(settings), objective, time.time()),
@@ -128,33 +128,35 @@ class Database:
 
     def find_search(self, number: int) -> Search | None:
         """The search of this number."""
-        with self._told():
-            row = self._one("select id, folder, target, space, settings, objective from searches where id = ?", number)
+        with self._translate_errors():
+            row = self._fetch_one(
+                "select id, folder, target, space, settings, objective from searches where id = ?", number
+            )
         return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
 
-    def began(self, search: int) -> float:
+    def read_begin(self, search: int) -> float:
         """When a search began, in seconds since 1970."""
-        with self._told():
-            return float(self._one("select began from searches where id = ?", search)[0])
+        with self._translate_errors():
+            return float(self._fetch_one("select began from searches where id = ?", search)[0])
 
     def note_task(self, search: int, features: dict[str, Any]) -> None:
         """Write down what a search learns, once."""
-        with self._writing():
+        with self._open_transaction():
             self._file.execute(
                 "insert or ignore into tasks (search, rows, columns, classes, parameters, loss) "
                 "values (?, ?, ?, ?, ?, ?)",
                 (search, *(features.get(name) for name in FEATURES)),
             )
 
-    def task(self, search: int) -> dict[str, Any] | None:
+    def read_task(self, search: int) -> dict[str, Any] | None:
         """What a search learns; None where that is not known."""
-        with self._told():
-            row = self._one(f"select {', '.join(FEATURES)} from tasks where search = ?", search)
+        with self._translate_errors():
+            row = self._fetch_one(f"select {', '.join(FEATURES)} from tasks where search = ?", search)
         return dict(zip(FEATURES, row)) if row else None
 
-    def other_tasks(self, search: int, objective: str) -> dict[int, dict[str, Any]]:
+    def list_other_tasks(self, search: int, objective: str) -> dict[int, dict[str, Any]]:
         """What other searches for the same objective have learnt, by their numbers."""
-        with self._told(), closing(self._file.execute(
+        with self._translate_errors(), closing(self._file.execute(
             f"select id, {', '.join(FEATURES)} from searches join tasks on search = id where id != ? and objective = ?",
             (search, objective),
         )) as rows:  # fmt: skip
@@ -162,25 +164,25 @@ class Database:
 
     # Trials
 
-    def begin(self, search: int, config: Config, origin: str) -> Record:
+    def add_trial(self, search: int, config: Config, origin: str) -> Record:
         """Write down a trial that is to start; it has the next number."""
-        with self._writing():
-            number = self._one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
+        with self._open_transaction():
+            number = self._fetch_one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
             self._file.execute(
                 "insert into trials (search, number, config, origin, state, began) values (?, ?, ?, ?, ?, ?)",
                 (search, number, json.dumps(config), origin, RUNNING, time.time()),
             )
         return Record(number, config, origin)
 
-    def begin_again(self, search: int, number: int) -> None:
+    def resume_trial(self, search: int, number: int) -> None:
         """Write down that a trial that had paused goes on."""
-        with self._writing():
+        with self._open_transaction():
             self._file.execute("update trials set state = ? where search = ? and number = ?", (RUNNING, search, number))
 
-    def end(self, search: int, record: Record) -> None:
+    def end_trial(self, search: int, record: Record) -> None:
         """Write down what became of a trial, at its end or where it pauses."""
         figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
-        with self._writing():
+        with self._open_transaction():
             self._file.execute(
                 "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
                 "where search = ? and number = ?", (record.state, *figures, search, record.number),
@@ -196,11 +198,11 @@ class Database:
                 [(search, record.number, rung, value) for rung, value in enumerate(record.rungs)],
             )
 
-    def trials(self, search: int) -> list[Record]:
+    def list_trials(self, search: int) -> list[Record]:
         """The trials of a search, with their curves and rungs."""
         curves: dict[int, list[Point]] = {}
         rungs: dict[int, list[float]] = {}
-        with self._told():
+        with self._translate_errors():
             for number, value in self._file.execute(
                 "select number, value from rungs where search = ? order by number, rung", (search,)
             ):
@@ -222,12 +224,12 @@ class Database:
 
     # The file
 
-    def _one(self, statement: str, *values: Any) -> Any:
+    def _fetch_one(self, statement: str, *values: Any) -> Any:
         return self._file.execute(statement, values).fetchone()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._told():
+    def _open_transaction(self) -> Iterator[None]:
+        with self._translate_errors():
             self._file.execute("begin immediate")
             try:
                 yield
@@ -238,7 +240,7 @@ class Database:
                 raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:

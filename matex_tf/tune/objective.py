@@ -29,36 +29,36 @@ class Objective:
     regex: str = ""
     take: str = "last"
 
-    def cost(self, value: float) -> float:
+    def compute_cost(self, value: float) -> float:
         """What is to be made small."""
         return -value if self.maximize else value
 
-    def curve(self, lines: Iterable[Mapping[str, Any]], output: str = "") -> list[Point]:
+    def read_curve(self, lines: Iterable[Mapping[str, Any]], output: str = "") -> list[Point]:
         """The objective in the `lines` that a trial has noted; with a regular expression, in its `output`.
 
         Raises:
             ValueError: the expression finds what is no number.
         """
         if self.regex:
-            return [Point(place + 1, _number(found)) for place, found in enumerate(self._matches(output))]
+            return [Point(place + 1, _parse_number(found)) for place, found in enumerate(self._find_matches(output))]
         found = [line for line in drop_repeated(lines) if self.name in line.get("logs", {})]
         return [
             Point(int(line.get("epoch") or place + 1), float(line["logs"][self.name]))
             for place, line in enumerate(found)
         ]
 
-    def _matches(self, output: str) -> list[str]:
+    def _find_matches(self, output: str) -> list[str]:
         pattern = re.compile(self.regex, re.MULTILINE)
-        return [found[pattern.groups] for found in pattern.finditer(final_text(output))]
+        return [found[pattern.groups] for found in pattern.finditer(drop_overwritten(output))]
 
-    def value(self, curve: Sequence[Point]) -> float:
+    def choose_value(self, curve: Sequence[Point]) -> float:
         """The one that counts of a curve that is not empty; NaN where that is what counts."""
         if self.take == "best":
             finite = [point.value for point in curve if math.isfinite(point.value)]
-            return min(finite, key=self.cost, default=math.nan)
+            return min(finite, key=self.compute_cost, default=math.nan)
         return curve[-1].value
 
-    def why_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:
+    def explain_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:
         """What there is in place of the objective, of a trial that ended without it."""
         if self.regex:
             return f"nothing that it printed is as {self.regex!r}"
@@ -83,12 +83,12 @@ def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return list(found.values())
 
 
-def final_text(output: str) -> str:
+def drop_overwritten(output: str) -> str:
     """What ranks print, as a terminal shows it in the end: of a line that was overwritten its last state."""
     return _RETURNS.sub("", output.replace("\r\n", "\n"))
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.tune import begin
-from matex_tf.tune.begin import Found, Settings
+from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
+from matex_tf.tune.setup import Found, Settings
 
 
 def tune(
@@ -46,36 +46,36 @@ def tune(
         DatabaseError, EngineMissingError: the text says what to do.
     """
     for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
-        arguments.whole_number("tune", name, value)
-    arguments.whole_number("tune", "seed", seed, None)
-    arguments.choice("tune", "engine", engine, tuple(NAMES))
-    if arguments.number("tune", "limit", limit) < 0:
+        arguments.check_whole_number("tune", name, value)
+    arguments.check_whole_number("tune", "seed", seed, None)
+    arguments.check_choice("tune", "engine", engine, tuple(NAMES))
+    if arguments.check_number("tune", "limit", limit) < 0:
         raise ValueError(f"tune: expected limit to be seconds, 0 or more; given {limit!r}")
     for value in rungs:
-        arguments.whole_number("tune", "rungs", value)
+        arguments.check_whole_number("tune", "rungs", value)
     if not os.path.isfile(script):
         raise FileNotFoundError(f"there is no file {os.fspath(script)} in {os.getcwd()}")
     if isinstance(search, Mapping):
-        name, text = "search", _as_text({"search": search, **({"objective": objective} if objective else {})})
+        name, text = "search", _format_yaml({"search": search, **({"objective": objective} if objective else {})})
     elif objective is not None:
         raise TypeError(f"tune: the objective stands in {os.fspath(search)}, too: give it there")
     else:
         name, text = os.fspath(search), Path(search).read_text(encoding="utf-8")
     settings = Settings(
         trials=trials, parallel=parallel, ranks=ranks, engine=engine, seed=seed, limit=float(limit),
-        warm_start=arguments.flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
+        warm_start=arguments.check_flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
         rungs=check_rungs(rungs),
     )  # fmt: skip
     target = [os.fspath(script), *map(str, args)]
-    return begin.run_search(begin.new_search(target, text, settings, os.fspath(database), os.fspath(folder)))
+    return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 
 
-def _as_text(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     """Python's data as YAML. Scalars are texts, as a script is told them: True is `True`."""
-    return json.dumps(_texts(value), indent=1)
+    return json.dumps(_convert_to_texts(value), indent=1)
 
 
-def _texts(value: Any) -> Any:
+def _convert_to_texts(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _texts(one) for name, one in value.items()}
-    return [_texts(one) for one in value] if isinstance(value, (list, tuple)) else str(value)
+        return {str(name): _convert_to_texts(one) for name, one in value.items()}
+    return [_convert_to_texts(one) for one in value] if isinstance(value, (list, tuple)) else str(value)

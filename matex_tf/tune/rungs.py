@@ -36,7 +36,7 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
     everyone = list(trials)
     for rung in reversed(range(max((len(one.rungs) for one in everyone), default=0))):
         seen = [one for one in everyone if len(one.rungs) > rung]
-        best = sorted(seen, key=lambda one: (objective.cost(one.rungs[rung]), one.number))[: len(seen) // SHARE]
+        best = sorted(seen, key=lambda one: (objective.compute_cost(one.rungs[rung]), one.number))[: len(seen) // SHARE]
         for one in best:
             if one.state == PAUSED and len(one.rungs) == rung + 1:
                 return one
@@ -45,10 +45,12 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
 
 def choose_last(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The paused trial that goes on where none has come to its end and nothing else is to be done: the best one."""
-    return min((one for one in trials if one.state == PAUSED), key=lambda one: rank_of(one, objective), default=None)
+    return min(
+        (one for one in trials if one.state == PAUSED), key=lambda one: make_sort_key(one, objective), default=None
+    )
 
 
-def rank_of(record: Record, objective: Objective) -> tuple[float, float]:
+def make_sort_key(record: Record, objective: Objective) -> tuple[float, float]:
     """By which trials are sorted, best first: those that have come to their ends, then those of higher rungs."""
     depth = math.inf if record.state == DONE else len(record.rungs)
-    return -depth, objective.cost(math.inf if record.value is None else record.value)
+    return -depth, objective.compute_cost(math.inf if record.value is None else record.value)

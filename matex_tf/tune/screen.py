@@ -14,7 +14,7 @@ from rich.text import Text
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
-from matex_tf.tune.space import Config, Space, text_of
+from matex_tf.tune.space import Config, Space, format_value
 from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
 _REDRAW = 0.5  # seconds
@@ -45,21 +45,21 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._running = {}
-            self._live.update(self.picture(len(self._ended) + _AROUND), refresh=True)
+            self._live.update(self.draw_table(len(self._ended) + _AROUND), refresh=True)
             self._live.stop()
 
-    def started(self, record: Record) -> None:
+    def show_start(self, record: Record) -> None:
         """A trial starts."""
         self._began[record.number] = record
 
-    def looked(self, trials: dict[int, Trial]) -> None:
+    def show_running(self, trials: dict[int, Trial]) -> None:
         """The trials that run were looked at."""
         self._running = trials
         if self._live is not None and time.monotonic() - self._drawn > _REDRAW:
             self._drawn = time.monotonic()
-            self._live.update(self.picture(self._console.height), refresh=True)
+            self._live.update(self.draw_table(self._console.height), refresh=True)
 
-    def ended(self, record: Record, best: Record | None) -> None:
+    def show_end(self, record: Record, best: Record | None) -> None:
         """A trial has ended, or has come to a rung."""
         self._ended.pop(record.number, None)
         self._ended[record.number] = record
@@ -67,10 +67,10 @@ class Screen:
         if self._live is None:
             if not self._has_head:
                 self._has_head = True
-                print(self._line([*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names]), flush=True)
-            print(self._line(self._cells(record)), flush=True)
+                print(self._format_line([*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names]), flush=True)
+            print(self._format_line(self._format_cells(record)), flush=True)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line for people."""
         line = f"matex tune: {text}"
         if self._live is not None:
@@ -78,7 +78,7 @@ class Screen:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def picture(self, height: int) -> RenderableType:
+    def draw_table(self, height: int) -> RenderableType:
         """The trials that run, and of those that have ended the best and the last, in so many lines."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in (*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names):
@@ -89,10 +89,10 @@ class Screen:
             shown = [self._best, *shown[1:]]
         for record in shown:
             style = "bold green" if self._is_best(record) else "red" if record.state == FAILED else ""
-            table.add_row(*self._cells(record), style=style)
+            table.add_row(*self._format_cells(record), style=style)
         for number, trial in self._running.items():
-            table.add_row(*self._cells_under_way(number, trial), style="dim")
-        return Group(table, Text(self._foot()))
+            table.add_row(*self._format_running_cells(number, trial), style="dim")
+        return Group(table, Text(self._format_foot()))
 
     @property
     def _names(self) -> list[str]:
@@ -101,32 +101,39 @@ class Screen:
     def _is_best(self, record: Record) -> bool:
         return self._best is not None and record.number == self._best.number
 
-    def _cells(self, record: Record) -> list[str]:
+    def _format_cells(self, record: Record) -> list[str]:
         value = "-" if record.value is None else f"{record.value:.4g}"
         state = "best" if self._is_best(record) and record.state == DONE else record.state
         if record.state == FAILED:
             state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
         epochs = str(record.curve[-1].epoch) if record.curve else "-"
-        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._values(record.config)]
+        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._format_values(record.config)]
 
-    def _cells_under_way(self, number: int, trial: Trial) -> list[str]:
+    def _format_running_cells(self, number: int, trial: Trial) -> list[str]:
         logged = [line for line in trial.lines if line.get("epoch")]
         figures = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
         value = f"{figures[-1]:.4g}" if figures else "-"
         epochs = str(logged[-1]["epoch"]) if logged else "-"
-        return [str(number), value, epochs, "runs", f"{trial.seconds:.0f}", *self._values(self._began[number].config)]
+        return [
+            str(number),
+            value,
+            epochs,
+            "runs",
+            f"{trial.seconds:.0f}",
+            *self._format_values(self._began[number].config),
+        ]
 
-    def _values(self, config: Config) -> list[str]:
-        return [text_of(config[name]) if name in config else "" for name in self._names]
+    def _format_values(self, config: Config) -> list[str]:
+        return [format_value(config[name]) if name in config else "" for name in self._names]
 
-    def _line(self, cells: Sequence[str]) -> str:
+    def _format_line(self, cells: Sequence[str]) -> str:
         widths = [5, max(8, len(self._objective.name)), 6, 7, 5, *(max(8, len(name)) for name in self._names)]
         return "  ".join(
             f"{cell:<{width}}" if place == 3 else f"{cell:>{width}}"
             for place, (cell, width) in enumerate(zip(cells, widths))
         )
 
-    def _foot(self) -> str:
+    def _format_foot(self) -> str:
         left = self._wanted - len(self._ended)
         said = f"{len(self._ended)} of {self._wanted} trials"
         if self._best is not None and self._best.value is not None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.tune import rungs, warm
+from matex_tf.tune import rungs, warm_start
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
+from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
-from matex_tf.tune.under_way import Starter, UnderWay, trial_folder
 
 LOOK_EACH = 0.05
 """Seconds between looks at the trials."""
@@ -30,16 +30,16 @@ class SearchError(RuntimeError):
 class Screen(Protocol):
     """Where the search is seen."""
 
-    def started(self, record: Record) -> None:
+    def show_start(self, record: Record) -> None:
         """A trial starts."""
 
-    def looked(self, trials: dict[int, Trial]) -> None:
+    def show_running(self, trials: dict[int, Trial]) -> None:
         """The trials that run were looked at."""
 
-    def ended(self, record: Record, best: Record | None) -> None:
+    def show_end(self, record: Record, best: Record | None) -> None:
         """A trial has ended."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line for people."""
 
 
@@ -72,7 +72,7 @@ class Searching:
     _ended: list[Record] = field(default_factory=list)
     _task: dict[str, Any] | None = None
 
-    def run(self) -> Record | None:
+    def run_trials(self) -> Record | None:
         """Make the trials; gives the best of all, None if there is none.
 
         Raises:
@@ -80,13 +80,13 @@ class Searching:
             DatabaseError: what became of a trial cannot be written down.
         """
         with hold_search(self.starter.folder):
-            self._go_on()
+            self._resume_trials()
             self._free = list(self.slots)
             try:
                 while not self.stop and self._is_unfinished():
-                    self._start_some()
+                    self._start_trials()
                     time.sleep(LOOK_EACH)
-                    self._look()
+                    self._look_at_trials()
             finally:
                 self._end_all()
                 self.proposals.close()
@@ -96,53 +96,53 @@ class Searching:
     def best(self) -> Record | None:
         """Of those that have come to their ends; while there are none, of those that have come to the highest rung."""
         known = [record for record in self._known.values() if record.value is not None]
-        return min(known, key=lambda one: rungs.rank_of(one, self.asked.objective), default=None)
+        return min(known, key=lambda one: rungs.make_sort_key(one, self.asked.objective), default=None)
 
     def _is_unfinished(self) -> bool:
         left = bool(self._under or self._waiting) or len(self._known) < self.wanted
-        return left or self._promoted() is not None
+        return left or self._choose_promoted() is not None
 
-    def _go_on(self) -> None:
+    def _resume_trials(self) -> None:
         """Take up what is written down: trials that have ended are told, those that have not are made again."""
-        for record in self.database.trials(self.search.id):
+        for record in self.database.list_trials(self.search.id):
             self._known[record.number] = record
             if record.state == RUNNING:
                 self._waiting.append(record)
             else:
-                self._tell(record)
-        self._task = self.database.task(self.search.id)
+                self._tell_cost(record)
+        self._task = self.database.read_task(self.search.id)
         if self._task is not None:
-            self._warm()
+            self._add_warm_starts()
 
     # Starting
 
-    def _start_some(self) -> None:
+    def _start_trials(self) -> None:
         while self._free and not self.stop:
-            record = self._next()
+            record = self._choose_next()
             if record is None:
                 return
             self._known[record.number] = record
-            self._under[record.number] = self.starter.begin(record, self._free.pop(0))
-            self.screen.started(record)
+            self._under[record.number] = self.starter.start_trial(record, self._free.pop(0))
+            self.screen.show_start(record)
 
-    def _next(self) -> Record | None:
+    def _choose_next(self) -> Record | None:
         """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""
         if self._waiting:
             return self._waiting.pop(0)
-        if promoted := self._promoted():
-            self.database.begin_again(self.search.id, promoted.number)
+        if promoted := self._choose_promoted():
+            self.database.resume_trial(self.search.id, promoted.number)
             return replace(promoted, state=RUNNING)
         if len(self._known) >= self.wanted:
             return None
         try:
-            found = self.proposals.next()
+            found = self.proposals.take_next()
         except ExhaustedError:
             self.wanted = len(self._known)
-            self.screen.say(f"every configuration there is was tried: {self.wanted}")
-            return self._next()
-        return self.database.begin(self.search.id, *found) if found else None
+            self.screen.print_line(f"every configuration there is was tried: {self.wanted}")
+            return self._choose_next()
+        return self.database.add_trial(self.search.id, *found) if found else None
 
-    def _promoted(self) -> Record | None:
+    def _choose_promoted(self) -> Record | None:
         """The paused trial that goes on now; at the end of the search the best, if none has come to its own end."""
         known, objective = self._known.values(), self.asked.objective
         over = not self._under and not self._waiting and len(known) >= self.wanted
@@ -153,13 +153,13 @@ class Searching:
 
     # Ends
 
-    def _look(self) -> None:
+    def _look_at_trials(self) -> None:
         for number, under in list(self._under.items()):
-            for line in under.trial.look():
+            for line in under.trial.read_new_lines():
                 if "task" in line and self._task is None:
                     self._task = line["task"]
                     self.database.note_task(self.search.id, line["task"])
-                    self._warm()
+                    self._add_warm_starts()
             outcome = under.trial.poll()
             if outcome is not None:
                 del self._under[number]
@@ -167,34 +167,34 @@ class Searching:
                 if outcome.state == STOPPED:  # not by the search: it goes on from its state
                     self._waiting.append(under.record)
                     continue
-                self._end(under, outcome)
+                self._end_trial(under, outcome)
                 self._give_up_if_alike()
-        self.screen.looked({number: under.trial for number, under in self._under.items()})
+        self.screen.show_running({number: under.trial for number, under in self._under.items()})
 
-    def _end(self, under: UnderWay, outcome: Outcome) -> None:
+    def _end_trial(self, under: UnderWay, outcome: Outcome) -> None:
         """Write down what became of a trial that has come to its own end, or pauses at a rung."""
-        record = self.starter.end(under, outcome)
+        record = self.starter.end_trial(under, outcome)
         if record.state == PAUSED and record.value is None:  # there are no rungs any more
             self._waiting.append(replace(record, state=RUNNING))
             return
-        self.database.end(self.search.id, record)
+        self.database.end_trial(self.search.id, record)
         self._known[record.number] = record
-        self._tell(record)
-        self.screen.ended(record, self.best)
+        self._tell_cost(record)
+        self.screen.show_end(record, self.best)
         self._ended.append(record)
 
-    def _tell(self, record: Record) -> None:
+    def _tell_cost(self, record: Record) -> None:
         """A trial that has failed costs as much as the worst, once there is one."""
         self._untold.append(record)
-        costs = [self._cost(one) for one in self._known.values() if one.value is not None]
+        costs = [self._compute_cost(one) for one in self._known.values() if one.value is not None]
         if not costs:
             return
         for one in self._untold:
-            self.proposals.tell(one.config, self._cost(one) if one.value is not None else max(costs))
+            self.proposals.tell(one.config, self._compute_cost(one) if one.value is not None else max(costs))
         self._untold = []
 
-    def _cost(self, record: Record) -> float:
-        return self.asked.objective.cost(math.nan if record.value is None else record.value)
+    def _compute_cost(self, record: Record) -> float:
+        return self.asked.objective.compute_cost(math.nan if record.value is None else record.value)
 
     def _give_up_if_alike(self) -> None:
         first = self._ended[:ALIKE]
@@ -202,13 +202,13 @@ class Searching:
             last = first[-1]
             raise SearchError(
                 f"the first {ALIKE} trials have failed alike ({last.why}). What the last of them printed "
-                f"({trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
+                f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
     def _end_all(self) -> None:
         """End the trials under way. They are made again when the search goes on."""
         for under in self._under.values():
-            under.trial.end("")
+            under.trial.stop_trial("")
         while self._under:
             time.sleep(LOOK_EACH)
             for number, under in list(self._under.items()):
@@ -217,19 +217,26 @@ class Searching:
                     del self._under[number]
                     with contextlib.suppress(DatabaseError, OSError):  # then it is made again, as the others are
                         if outcome.state != STOPPED:  # it had come to its end
-                            self._end(under, outcome)
+                            self._end_trial(under, outcome)
 
-    def _warm(self) -> None:
+    def _add_warm_starts(self) -> None:
         """Begin with what searches of tasks that are near have found, and say of which."""
         if not self.warms or self._task is None or any(one.origin == WARM for one in self._known.values()):
             return
         objective = self.search.objective
-        others = self.database.other_tasks(self.search.id, objective)
-        best = {number: warm.sort_best_first(self.database.trials(number), self.asked.objective) for number in others}
-        starts = warm.choose_starts({name: self._task.get(name) for name in FEATURES}, others, best, self.asked.space)
+        others = self.database.list_other_tasks(self.search.id, objective)
+        best = {
+            number: warm_start.sort_best_first(self.database.list_trials(number), self.asked.objective)
+            for number in others
+        }
+        starts = warm_start.choose_starts(
+            {name: self._task.get(name) for name in FEATURES}, others, best, self.asked.space
+        )
         if self.proposals.put_first(start.config for start in starts):
             names = [found.folder for start in starts if (found := self.database.find_search(start.search))]
-            self.screen.say(f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)")
+            self.screen.print_line(
+                f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
+            )
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class Number:
     whole: bool = False
     when: Condition = ()
 
-    def at(self, share: float) -> Value:
+    def compute_value(self, share: float) -> Value:
         """The value at a place from 0 to 1: rounded, so that what is shown is what a trial was given."""
         half = 0.5 if self.whole else 0.0  # as many places for the first and the last as for each between
         low, high = self.low - half, self.high + half
@@ -43,16 +43,16 @@ class Number:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             value = low + share * (high - low)
-        return self.rounded(value)
+        return self.round_value(value)
 
-    def rounded(self, value: float) -> Value:
+    def round_value(self, value: float) -> Value:
         """`value` as trials are given it, within the range: a ten-thousandth of that is told apart."""
         if self.whole:
             return int(min(max(round(value), self.low), self.high))
         if self.log:
-            shown = float(f"{value:.{_DIGITS + max(0, -_power(math.log(self.high / self.low)))}g}")
+            shown = float(f"{value:.{_DIGITS + max(0, -_find_power(math.log(self.high / self.low)))}g}")
         else:
-            shown = round(value, _DIGITS - _power(self.high - self.low)) + 0.0  # never -0.0
+            shown = round(value, _DIGITS - _find_power(self.high - self.low)) + 0.0  # never -0.0
         return min(max(shown, self.low), self.high)
 
     def allows(self, value: Value) -> bool:
@@ -77,7 +77,7 @@ class Choice:
     is_flag: bool = False
     when: Condition = ()
 
-    def at(self, share: float) -> Value:
+    def compute_value(self, share: float) -> Value:
         """The value at a place from 0 to 1."""
         return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
 
@@ -94,7 +94,7 @@ class Choice:
 Parameter = Number | Choice
 
 
-def _power(value: float) -> int:
+def _find_power(value: float) -> int:
     """The power of ten of its first digit."""
     return math.floor(math.log10(value))
 
@@ -109,13 +109,13 @@ class Space:
         """Whether `parameter` has a value beside those that `config` has of the parameters before it."""
         return all(config.get(name) in allowed for name, allowed in parameter.when)
 
-    def sample(self, draw: random.Random) -> Config:
+    def sample_config(self, draw: random.Random) -> Config:
         """A configuration, each parameter drawn evenly."""
         config: Config = {}
         for parameter in self.parameters:
             place = draw.random()
             if self.is_active(parameter, config):
-                config[parameter.name] = parameter.at(place)
+                config[parameter.name] = parameter.compute_value(place)
         return config
 
     def allows(self, config: Config) -> bool:
@@ -133,26 +133,26 @@ class Space:
         """Every configuration there is; None where they are too many to be listed."""
         if any(parameter.values is None for parameter in self.parameters):
             return None
-        listed = list(itertools.islice(self._list(0, {}), _MOST_LISTED + 1))
+        listed = list(itertools.islice(self._list_configs(0, {}), _MOST_LISTED + 1))
         return listed if len(listed) <= _MOST_LISTED else None
 
-    def _list(self, place: int, config: Config) -> Iterator[Config]:
+    def _list_configs(self, place: int, config: Config) -> Iterator[Config]:
         if place == len(self.parameters):
             yield dict(config)
             return
         parameter = self.parameters[place]
         if not self.is_active(parameter, config):
-            yield from self._list(place + 1, config)
+            yield from self._list_configs(place + 1, config)
             return
         for value in parameter.values or ():
-            yield from self._list(place + 1, {**config, parameter.name: value})
+            yield from self._list_configs(place + 1, {**config, parameter.name: value})
 
 
-def key_of(config: Config) -> str:
+def make_key(config: Config) -> str:
     """What two configurations have in common that are the same."""
     return json.dumps(config, sort_keys=True)
 
 
-def text_of(value: Value) -> str:
+def format_value(value: Value) -> str:
     """A value as a script is told it: digits that give the same number back."""
     return repr(value) if isinstance(value, (float, int)) else value

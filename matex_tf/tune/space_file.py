@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from matex_tf.arguments import unknown
+from matex_tf.arguments import describe_unknown
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
@@ -54,118 +54,128 @@ def read_space(text: str, name: str) -> Asked:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}" if mark else name
         raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
-    return _Reader(name).read(top)
+    return _Reader(name).read_asked(top)
 
 
 class _Reader:
     def __init__(self, name: str):
         self.name = name
 
-    def read(self, top: yaml.Node | None) -> Asked:
+    def read_asked(self, top: yaml.Node | None) -> Asked:
         if top is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
-        parts = dict(self._members(top, "the file", _TOP))
+        parts = dict(self._list_members(top, "the file", _TOP))
         if "search" not in parts:
-            self._refuse(top, "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}")
+            self._refuse_node(
+                top, "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
+            )
         found: dict[str, tuple[yaml.Node, Parameter, str | None]] = {}
-        for name, node in self._members(parts["search"], "search"):
+        for name, node in self._list_members(parts["search"], "search"):
             if not _NAME.fullmatch(name):
-                self._refuse(
+                self._refuse_node(
                     node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
                     "placeholder in one of files (lr)"
                 )  # fmt: skip
-            found[name] = (node, *self._parameter(name, node))
+            found[name] = (node, *self._read_parameter(name, node))
         if not found:
-            self._refuse(parts["search"], "search: there is no parameter")
-        files = self._files(parts["files"]) if "files" in parts else ()
+            self._refuse_node(parts["search"], "search: there is no parameter")
+        files = self._read_files(parts["files"]) if "files" in parts else ()
         self._check_conditions(found)
         self._check_placeholders(found, files)
         otherwise = tuple((name, text) for name, (_, _, text) in found.items() if text is not None)
-        objective = self._objective(parts["objective"]) if "objective" in parts else Objective()
-        return Asked(Space(self._in_order(found)), objective, files, otherwise)
+        objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
+        return Asked(Space(self._sort_parameters(found)), objective, files, otherwise)
 
     # Parameters
 
-    def _parameter(self, name: str, node: yaml.Node) -> tuple[Parameter, str | None]:
+    def _read_parameter(self, name: str, node: yaml.Node) -> tuple[Parameter, str | None]:
         if isinstance(node, yaml.ScalarNode):
             if node.value == _FLAG:
-                return self._flag(name, node, ()), None
-            self._refuse(node, f"{name}: expected a list of choices, or a range as {{log: [1e-5, 0.1]}}; "
+                return self._read_flag(name, node, ()), None
+            self._refuse_node(node, f"{name}: expected a list of choices, or a range as {{log: [1e-5, 0.1]}}; "
                          f"given {node.value!r}")  # fmt: skip
         if isinstance(node, yaml.SequenceNode):
-            choices = self._texts(name, node)
+            choices = self._read_texts(name, node)
             if len(choices) == 2 and all(map(_is_number, choices)):
                 given = ", ".join(choices)
-                self._refuse(node, f"{name}: [{given}] may be a range or two choices: write {{float: [{given}]}}, "
+                self._refuse_node(node, f"{name}: [{given}] may be a range or two choices: write {{float: [{given}]}}, "
                              f"{{int: [{given}]}} or {{choice: [{given}]}}")  # fmt: skip
             return Choice(name, choices), None
-        members = dict(self._members(node, name, (*_KINDS, _WHEN, _ELSE)))
+        members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
         kinds = [kind for kind in members if kind in _KINDS]
         if len(kinds) != 1:
-            self._refuse(node, f"{name}: expected one of {', '.join(_KINDS)}; given {', '.join(kinds) or 'none'}")
+            self._refuse_node(node, f"{name}: expected one of {', '.join(_KINDS)}; given {', '.join(kinds) or 'none'}")
         kind = kinds[0]
-        when = self._when(name, members[_WHEN]) if _WHEN in members else ()
-        otherwise = self._text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
+        when = self._read_condition(name, members[_WHEN]) if _WHEN in members else ()
+        otherwise = self._read_text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
         if otherwise is not None and (not when or not _is_placeholder(name)):
-            self._refuse(members[_ELSE], f"{name}: `{_ELSE}` is of placeholders with `{_WHEN}`; a flag or a variable "
+            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` is of placeholders with `{_WHEN}`; a flag or a "
+            f"variable "
                          "is left out")  # fmt: skip
         if _is_placeholder(name) and when and otherwise is None:
-            self._refuse(node, f"{name}: what stands in its place where `{_WHEN}` does not hold? Say `{_ELSE}: TEXT`")
+            self._refuse_node(
+                node, f"{name}: what stands in its place where `{_WHEN}` does not hold? Say `{_ELSE}: TEXT`"
+            )
         if kind == _FLAG:
-            return self._flag(name, members[kind], when), otherwise
+            return self._read_flag(name, members[kind], when), otherwise
         if kind == _CHOICE:
-            return Choice(name, self._texts(name, members[kind]), when=when), otherwise
-        return replace(self._range(name, kind, members[kind]), when=when), otherwise
+            return Choice(name, self._read_texts(name, members[kind]), when=when), otherwise
+        return replace(self._read_range(name, kind, members[kind]), when=when), otherwise
 
-    def _flag(self, name: str, node: yaml.Node, when: Condition) -> Choice:
+    def _read_flag(self, name: str, node: yaml.Node, when: Condition) -> Choice:
         if not name.startswith("-"):
-            self._refuse(node, f"{name}: only an option of the command line, as --{name.lstrip('$')}, may be a flag")
+            self._refuse_node(
+                node, f"{name}: only an option of the command line, as --{name.lstrip('$')}, may be a flag"
+            )
         return Choice(name, (OFF, ON), is_flag=True, when=when)
 
-    def _range(self, name: str, kind: str, node: yaml.Node) -> Number:
+    def _read_range(self, name: str, kind: str, node: yaml.Node) -> Number:
         log, whole = _RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
-            self._refuse(node, f"{name}: expected {kind}: [LEAST, MOST]")
-        low, high = (self._number(name, each, whole) for each in node.value)
+            self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
+        low, high = (self._read_number(name, each, whole) for each in node.value)
         if not low < high:
-            self._refuse(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
+            self._refuse_node(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
         if log and low <= 0:
-            self._refuse(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
+            self._refuse_node(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
         return Number(name, low, high, log, whole)
 
-    def _number(self, name: str, node: yaml.Node, whole: bool) -> float:
-        text = self._text(name, node)
+    def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
+        text = self._read_text(name, node)
         # YAML takes 1e-5, without a dot, for text.
         if not _is_number(text) or not math.isfinite(float(text)):
-            self._refuse(node, f"{name}: expected a number; given {text!r}")
+            self._refuse_node(node, f"{name}: expected a number; given {text!r}")
         if whole and not float(text).is_integer():
-            self._refuse(node, f"{name}: expected a whole number; given {text}")
+            self._refuse_node(node, f"{name}: expected a whole number; given {text}")
         return float(text)
 
     # Conditions
 
-    def _when(self, name: str, node: yaml.Node) -> Condition:
+    def _read_condition(self, name: str, node: yaml.Node) -> Condition:
         return tuple(
-            (on, self._texts(f"{name}: {_WHEN}", one) if isinstance(one, yaml.SequenceNode)
-             else (self._text(f"{name}: {_WHEN}", one),))
-            for on, one in self._members(node, f"{name}: {_WHEN}")
+            (on, self._read_texts(f"{name}: {_WHEN}", one) if isinstance(one, yaml.SequenceNode)
+             else (self._read_text(f"{name}: {_WHEN}", one),))
+            for on, one in self._list_members(node, f"{name}: {_WHEN}")
         )  # fmt: skip
 
     def _check_conditions(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> None:
         for name, (node, parameter, _) in found.items():
             for on, values in parameter.when:
                 if on not in found or on == name:
-                    self._refuse(
-                        node, f"{name}: {_WHEN}: {unknown('parameter', on, [one for one in found if one != name])}"
+                    self._refuse_node(
+                        node,
+                        f"{name}: {_WHEN}: {describe_unknown('parameter', on, [one for one in found if one != name])}",
                     )
                 other = found[on][1]
                 if not isinstance(other, Choice):
-                    self._refuse(node, f"{name}: {_WHEN}: {on} is a range; a condition is on choices or a flag")
+                    self._refuse_node(node, f"{name}: {_WHEN}: {on} is a range; a condition is on choices or a flag")
                 for value in values:
                     if value not in other.choices:
-                        self._refuse(node, f"{name}: {_WHEN}: {on}: {unknown('choice', value, other.choices)}")
+                        self._refuse_node(
+                            node, f"{name}: {_WHEN}: {on}: {describe_unknown('choice', value, other.choices)}"
+                        )
 
-    def _in_order(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
+    def _sort_parameters(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
         """Each parameter after those that its condition names."""
         ordered: dict[str, Parameter] = {}
         while len(ordered) < len(found):
@@ -175,14 +185,18 @@ class _Reader:
             ]  # fmt: skip
             if not free:
                 name = next(name for name in found if name not in ordered)
-                self._refuse(found[name][0], f"{name}: its condition hangs, by others, on itself")
+                self._refuse_node(found[name][0], f"{name}: its condition hangs, by others, on itself")
             ordered |= {one.name: one for one in free}
         return tuple(ordered.values())
 
     # The other parts
 
-    def _files(self, node: yaml.Node) -> tuple[str, ...]:
-        return self._texts("files", node) if isinstance(node, yaml.SequenceNode) else (self._text("files", node),)
+    def _read_files(self, node: yaml.Node) -> tuple[str, ...]:
+        return (
+            self._read_texts("files", node)
+            if isinstance(node, yaml.SequenceNode)
+            else (self._read_text("files", node),)
+        )
 
     def _check_placeholders(self, found: Iterable[str], files: tuple[str, ...]) -> None:
         names = [name for name in found if _is_placeholder(name)]
@@ -194,59 +208,61 @@ class _Reader:
         if files and not names:
             raise SpaceError(f"{self.name}: files are named, and nothing is searched that is a placeholder in them")
 
-    def _objective(self, node: yaml.Node) -> Objective:
-        members = dict(self._members(node, "objective", _OBJECTIVE))
-        texts = {name: self._text(f"objective: {name}", one) for name, one in members.items()}
+    def _read_objective(self, node: yaml.Node) -> Objective:
+        members = dict(self._list_members(node, "objective", _OBJECTIVE))
+        texts = {name: self._read_text(f"objective: {name}", one) for name, one in members.items()}
         if "minimize" in texts and "maximize" in texts:
-            self._refuse(node, "objective: minimize or maximize, not both")
+            self._refuse_node(node, "objective: minimize or maximize, not both")
         if texts.get("take", "last") not in _TAKEN:
-            self._refuse(members["take"], f"objective: {unknown('word for take', texts['take'], _TAKEN)}")
+            self._refuse_node(members["take"], f"objective: {describe_unknown('word for take', texts['take'], _TAKEN)}")
         if "regex" in texts:
             try:
                 groups = re.compile(texts["regex"]).groups
             except re.error as error:
-                self._refuse(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
+                self._refuse_node(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
             if groups > 1:
-                self._refuse(
+                self._refuse_node(
                     members["regex"], "objective: regex has several groups (); the number is in one. (?:) is none"
                 )
         elif not {"minimize", "maximize"} & texts.keys():
-            self._refuse(node, "objective: expected minimize, maximize or regex, as objective: {minimize: val_loss}")
+            self._refuse_node(
+                node, "objective: expected minimize, maximize or regex, as objective: {minimize: val_loss}"
+            )
         name = texts.get("maximize") or texts.get("minimize") or "value"
         return Objective(name, "maximize" in texts, texts.get("regex", ""), texts.get("take", "last"))
 
     # Nodes
 
-    def _members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
+    def _list_members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
         """The members of a mapping, each once, and of `known` if that is not empty."""
         if not isinstance(node, yaml.MappingNode):
-            self._refuse(node, f"{what}: expected `name: value` lines")
+            self._refuse_node(node, f"{what}: expected `name: value` lines")
         seen = set()
         for key, value in node.value:
-            name = self._text(what, key)
+            name = self._read_text(what, key)
             if name in seen:
-                self._refuse(key, f"{what}: {name} stands there twice")
+                self._refuse_node(key, f"{what}: {name} stands there twice")
             if known and name not in known:
-                self._refuse(key, f"{what}: {unknown('word', name, known)}")
+                self._refuse_node(key, f"{what}: {describe_unknown('word', name, known)}")
             seen.add(name)
             yield name, value
 
-    def _texts(self, name: str, node: yaml.Node) -> tuple[str, ...]:
+    def _read_texts(self, name: str, node: yaml.Node) -> tuple[str, ...]:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
-            self._refuse(node, f"{name}: expected a list, as [adam, sgd]")
-        texts = tuple(self._text(name, each) for each in node.value)
+            self._refuse_node(node, f"{name}: expected a list, as [adam, sgd]")
+        texts = tuple(self._read_text(name, each) for each in node.value)
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            self._refuse(node, f"{name}: {twice} stands there twice")
+            self._refuse_node(node, f"{name}: {twice} stands there twice")
         return texts
 
-    def _text(self, name: str, node: yaml.Node) -> str:
+    def _read_text(self, name: str, node: yaml.Node) -> str:
         """A scalar as it is written: a script is told `1e-3` or `True` as the file has it."""
         if not isinstance(node, yaml.ScalarNode):
-            self._refuse(node, f"{name}: expected a single value")
+            self._refuse_node(node, f"{name}: expected a single value")
         return str(node.value)
 
-    def _refuse(self, node: yaml.Node, what: str) -> NoReturn:
+    def _refuse_node(self, node: yaml.Node, what: str) -> NoReturn:
         raise SpaceError(f"{self.name}, line {node.start_mark.line + 1}: {what}")
 
 
@@ -255,10 +271,10 @@ def _is_placeholder(name: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return _parses(float, text)
+    return _can_parse(float, text)
 
 
-def _parses(read: Callable[[str], Any], text: str) -> bool:
+def _can_parse(read: Callable[[str], Any], text: str) -> bool:
     try:
         read(text)
     except ValueError:

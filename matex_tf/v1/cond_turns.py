@@ -29,12 +29,12 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):
         for op in collectives:
-            contexts = list(_contexts(op))
+            contexts = list(_iterate_contexts(op))
             if any(context.IsWhileContext() for context in contexts):
                 within_loops.add(op)
                 continue
             for context in contexts:
-                with _inside(graph, context.outer_context):
+                with _enter_context(graph, context.outer_context):
                     taken = tf.raw_ops.Switch(data=context.pred, pred=context.pred)
                     other = taken.output_true if context.branch == 0 else taken.output_false
                     made.append(ops.pass_turn(other, op.get_attr("turn")))
@@ -44,7 +44,7 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
     return every, within_loops
 
 
-def _contexts(op: Any) -> Iterator[Any]:
+def _iterate_contexts(op: Any) -> Iterator[Any]:
     """The branches and loops that `op` is in, the innermost first."""
     context = op._get_control_flow_context()
     while context is not None:
@@ -53,7 +53,7 @@ def _contexts(op: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _inside(graph: Any, context: Any) -> Iterator[None]:
+def _enter_context(graph: Any, context: Any) -> Iterator[None]:
     before = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:

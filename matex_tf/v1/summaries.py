@@ -9,39 +9,39 @@ _MERGED = "MergeSummary"
 _PLAIN = ("ScalarSummary", "HistogramSummary", "ImageSummary")
 
 
-def _plain_in(leaf: Any) -> list[Any]:
+def _list_writers(leaf: Any) -> list[Any]:
     """The ops that write the summaries of which `leaf`, a serialised one, is made."""
     op = getattr(leaf, "op", None)
     if op is None or op.type not in (_MERGED, *_PLAIN):
         return []
-    return [op] if op.type in _PLAIN else [found for tensor in op.inputs for found in _plain_in(tensor)]
+    return [op] if op.type in _PLAIN else [found for tensor in op.inputs for found in _list_writers(tensor)]
 
 
 def is_summary(leaf: Any) -> bool:
     """Whether `leaf` is a serialised summary that is known to be one."""
-    return bool(_plain_in(leaf))
+    return bool(_list_writers(leaf))
 
 
-def values_in(leaves: Sequence[Any]) -> list[Any]:
+def list_values(leaves: Sequence[Any]) -> list[Any]:
     """The tensors that the summaries among `leaves` show."""
-    return [op.inputs[1] for leaf in leaves for op in _plain_in(leaf)]
+    return [op.inputs[1] for leaf in leaves for op in _list_writers(leaf)]
 
 
-def summaries_of(leaves: Sequence[Any], replaced: Mapping[int, Any]) -> dict[int, Any]:
+def rebuild_summaries(leaves: Sequence[Any], replaced: Mapping[int, Any]) -> dict[int, Any]:
     """By the ids of the summaries among `leaves` that show a tensor in `replaced`: ones that show the global value."""
     result = {}
     for leaf in leaves:
-        if any(id(op.inputs[1]) in replaced for op in _plain_in(leaf)):
-            result[id(leaf)] = _rebuilt(leaf, replaced)
+        if any(id(op.inputs[1]) in replaced for op in _list_writers(leaf)):
+            result[id(leaf)] = _rebuild_leaf(leaf, replaced)
     return result
 
 
-def _rebuilt(leaf: Any, replaced: Mapping[int, Any]) -> Any:
+def _rebuild_leaf(leaf: Any, replaced: Mapping[int, Any]) -> Any:
     import tensorflow as tf
 
     op = leaf.op
     if op.type == _MERGED:
-        return tf.raw_ops.MergeSummary(inputs=[_rebuilt(tensor, replaced) for tensor in op.inputs])
+        return tf.raw_ops.MergeSummary(inputs=[_rebuild_leaf(tensor, replaced) for tensor in op.inputs])
     # What shows nothing of the rows stays as it is: a variable is read at the same time as ever.
     if op.type not in _PLAIN or id(op.inputs[1]) not in replaced:
         return leaf

@@ -17,7 +17,7 @@ def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ())
     """
     library, wanted = ctypes.CDLL(None), set(cpus)
 
-    def begin() -> None:
+    def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # Who kills the parent means the child, too.
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -26,4 +26,4 @@ def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ())
         if wanted:
             os.sched_setaffinity(0, wanted)
 
-    return begin
+    return prepare_child

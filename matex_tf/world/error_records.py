@@ -23,7 +23,7 @@ _CLAIM = "matex_tf-error-"
 _RECENT = 60.0  # seconds after which a claim is that of an earlier run
 # Known at the import only: ranks keep from their children what the launcher told them.
 _FOLDER = os.environ.get("MATEX_PROOF", "")
-_JOB = task_environment.job_name(os.environ)
+_JOB = task_environment.make_job_name(os.environ)
 _held: list[int] = []
 
 

@@ -29,17 +29,19 @@ def is_loss_of_another(error: BaseException) -> bool:
     return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or LOST in str(error)
 
 
-def cannot_go_on(why: str) -> world.CannotGoOn:
+def make_loss_error(why: str) -> world.CannotGoOn:
     """The error by which the run ends after a loss."""
     return world.CannotGoOn(f"{LOST}, and those that are left cannot go on by themselves: {why}")
 
 
-def retry_with(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:
-    """Have `attempt` called with what fails where a rank is lost: what, work and undo of `elastic.attempt_work`."""
+def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:
+    """Have `attempt_collectives` called with what fails where a rank is lost: what, work and undo of
+    `elastic.attempt_work`.
+    """
     global _retry
     _retry = attempt
 
 
-def attempt(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
+def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """What `work` gives, a collective or several. With MATEX_ELASTIC those that are left make it again after a loss."""
     return work() if _retry is None else _retry(what, work, undo)

@@ -20,7 +20,7 @@ _PATIENCE = 5.0  # seconds for a process that has no more to do but to end
 
 
 @contextlib.contextmanager
-def time_limit(
+def limit_time(
     rank: int, size: int, what: str, hint: str = "", chosen: settings.Settings | None = None
 ) -> Iterator[None]:
     """Around what waits for other ranks: says so after MATEX_STALL_SECONDS, ends it after MATEX_ABORT_SECONDS.
@@ -33,7 +33,7 @@ def time_limit(
         hint: sentences on what that may come from.
         chosen: has the limits; this process's settings unless told.
     """
-    chosen = chosen or settings.current()
+    chosen = chosen or settings.get_settings()
     if not chosen.stall_seconds and not chosen.abort_seconds:
         yield
         return
@@ -46,7 +46,7 @@ def time_limit(
     command = [sys.executable, "-I", "-S", mpi_timeout_process.__file__, f"{os.getpid()}", chosen.proof or "", *numbers]
     try:
         watch = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal.descriptor(), cwd="/"
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal.get_descriptor(), cwd="/"
         )
     except OSError as error:
         terminal.write_text(f"matex_tf: nobody can look at how long rank {rank} waits for MPI: {error}\n")

@@ -26,7 +26,7 @@ def is_stopped(process: int) -> bool:
         return False
 
 
-def goes_on_within(seconds: float, process: int) -> bool:
+def await_progress(seconds: float, process: int) -> bool:
     """Wait for the word that the process has gone on. The time for which it, or this one, is stopped is not counted."""
     while seconds > 0:
         began = time.monotonic()
@@ -59,7 +59,7 @@ def main(process: int, folder: str, stall: float, told: str, abort: float, ended
     for after, text, kills in sorted([(stall, told, False), (abort, ended, True)], key=lambda one: (one[0], one[2])):
         if not after:
             continue
-        if goes_on_within(after - passed, process):
+        if await_progress(after - passed, process):
             return
         passed = after
         write_line(text)

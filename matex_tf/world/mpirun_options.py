@@ -39,7 +39,7 @@ HOST_OPTIONS = {
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 
-def option_name(word: str) -> str:
+def parse_option_name(word: str) -> str:
     """The bare name of an option: "bind-to" for `--bind-to`, `-bind-to` and `--bind-to=core`."""
     return word.lstrip("-").split("=", 1)[0]
 
@@ -59,7 +59,7 @@ def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tup
     while at < len(words) and words[at].startswith("-") and words[at] != "-m":
         if words[at] == "--":
             return list(words[:at]), list(words[at + 1 :])
-        name = option_name(words[at])
+        name = parse_option_name(words[at])
         whole = "=" in words[at]
         at += 1
         if whole:
@@ -72,22 +72,22 @@ def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tup
     return list(words[:at]), list(words[at:])
 
 
-def binds(options: Sequence[str]) -> bool:
+def has_binding_option(options: Sequence[str]) -> bool:
     """Whether mpirun's `options` say on which cores the ranks run."""
     for at, word in enumerate(options):
         if not word.startswith("-"):
             continue
-        name = option_name(word)
+        name = parse_option_name(word)
         if name in BINDING_OPTIONS:
             return True
         if name == "map-by":
             value = word.split("=", 1)[1] if word.startswith("--map-by=") else (*options[at + 1 : at + 2], "")[0]
-            if mapping_binds(value):
+            if is_binding_policy(value):
                 return True
     return False
 
 
-def mapping_binds(policy: str) -> bool:
+def is_binding_policy(policy: str) -> bool:
     """Whether a mapping policy (the value of --map-by) places ranks on parts of a node rather than on nodes."""
     return bool(
         re.search(r"(^|:)(l[123]cache|numa|package|socket|core|hwthread|pe-list|pe|rankfile)\b", policy.lower())
@@ -96,5 +96,5 @@ def mapping_binds(policy: str) -> bool:
 
 def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether the ranks go where a host list or a batch system says, rather than all on this machine."""
-    named = any(word.startswith("-") and option_name(word) in HOST_OPTIONS for word in options)
+    named = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
     return named or any(name in environment for name in ALLOCATIONS)

@@ -52,12 +52,12 @@ class Communicator:
         return False
 
 
-def only_rank(make: Callable[..., Any]) -> Any:
+def make_single_world(make: Callable[..., Any]) -> Any:
     """The world of one rank that works as one of several does: what the others would give is nothing."""
-    return world_of(make, Phantom(1, 0, 0, 1, ""))
+    return make_phantom_world(make, Phantom(1, 0, 0, 1, ""))
 
 
-def world_of(make: Callable[..., Any], asked: Phantom) -> Any:
+def make_phantom_world(make: Callable[..., Any], asked: Phantom) -> Any:
     """The world of rank 0 of the ranks that are asked for, one of several copies on this host."""
     here = make(
         size=asked.ranks, local_rank=asked.copy, local_size=asked.copies, nodes=[0] * asked.ranks,

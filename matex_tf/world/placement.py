@@ -61,7 +61,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def share_of_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> list[Core]:
+def choose_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> list[Core]:
     """The cores of one local rank: contiguous, equal to one core; all of them for each where ranks are more than cores.
 
     More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
@@ -73,7 +73,7 @@ def share_of_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> l
     return list(cores[start:stop])
 
 
-def threads_for(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
+def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
     """How many threads a rank's pools should have; None where TensorFlow's own choice, one for each CPU, is right.
 
     `cpus`: the CPUs the rank may use; `ranks_sharing`: how many ranks use those same CPUs; `quota`: the CPU seconds
@@ -85,7 +85,7 @@ def threads_for(cpus: int, ranks_sharing: int, quota: float | None, local_size: 
     return None if threads == cpus else threads
 
 
-def set_by_user(environment: Mapping[str, str], mode: str) -> str | None:
+def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
     """What in the environment says that the user set threads or binding himself; None if nothing does.
 
     In `mode` "spread" only threads count: binding is then known to be left to us.
@@ -99,22 +99,22 @@ def set_by_user(environment: Mapping[str, str], mode: str) -> str | None:
         if environment.get(name):
             return f"{name} is set"
     for name in MAPPING_VARIABLES:
-        if mpirun_options.mapping_binds(environment.get(name, "")):
+        if mpirun_options.is_binding_policy(environment.get(name, "")):
             return f"{name}={environment[name]}"
     return None
 
 
-def bound_by_launcher(name: str, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """What in the launcher, by its process name and command line, says that its binding is meant; None if nothing."""
     if name == "slurmstepd":
         policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
         meant = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
         return f"srun bound the tasks ({policy})" if meant else None
     options, _ = mpirun_options.split_options(words[1:])
-    return "mpirun was told how to bind" if mpirun_options.binds(options) else None
+    return "mpirun was told how to bind" if mpirun_options.has_binding_option(options) else None
 
 
-def bound_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
+def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
     """Whether Open MPI's binding to one core must be the user's wish: by itself it does so for one or two ranks only.
 
     For the nodes that mpirun itself does not run on, where its command line cannot be seen.
@@ -122,7 +122,7 @@ def bound_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_
     return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
 
 
-def gpu_of(local_rank: int, count: int, visible: str | None) -> str | None:
+def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
     """The CUDA_VISIBLE_DEVICES of one local rank, round robin over `count` GPUs or the list `visible`; or None."""
     names = [name.strip() for name in visible.split(",")] if visible is not None else [str(n) for n in range(count)]
     names = [name for name in names if name]
@@ -143,13 +143,13 @@ def read_file(path: str) -> str:
         return ""
 
 
-def environment_of(process: int) -> dict[str, str]:
+def read_environment(process: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is not ours to look at."""
     pairs = (entry.partition("=") for entry in read_file(f"/proc/{process}/environ").split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
 
 
-def cores(cpus: Iterable[int] | None = None) -> list[Core]:
+def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
     """The cores among `cpus` (default: those of this process), each with its hardware threads, by NUMA node."""
     usable = set(os.sched_getaffinity(0) if cpus is None else cpus)
     node_of = {
@@ -164,7 +164,7 @@ def cores(cpus: Iterable[int] | None = None) -> list[Core]:
     return sorted(found, key=lambda core: (node_of.get(core[0], 0), core))
 
 
-def cpu_quota() -> float | None:
+def read_cpu_quota() -> float | None:
     """The CPU seconds a second that the container's limit (cgroup v2 or v1) gives this process; None without one."""
     group = ""
     for line in read_file("/proc/self/cgroup").splitlines():
@@ -197,7 +197,7 @@ def find_launcher() -> tuple[int, str, list[str]] | None:
     return None
 
 
-def node_cpus(launcher_process: int | None) -> set[int]:
+def find_node_cpus(launcher_process: int | None) -> set[int]:
     """The CPUs that the ranks of this node may use: all of the cpuset, within what the launcher itself is held to."""
     before = os.sched_getaffinity(0)
     try:
@@ -214,7 +214,7 @@ def node_cpus(launcher_process: int | None) -> set[int]:
     return allowed
 
 
-def gpu_count() -> int:
+def count_gpus() -> int:
     """How many NVIDIA GPUs this node lets us open."""
     return len(glob("/dev/nvidia[0-9]*"))
 
@@ -238,23 +238,23 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
     # mpirun keeps its own variables from the ranks, and the library takes the task's away once it has read them.
-    environment = {**environment_of(launcher[0] if launcher else 0), **environment_of(os.getpid()), **os.environ}
-    reason = set_by_user(environment, mode)
+    environment = {**read_environment(launcher[0] if launcher else 0), **read_environment(os.getpid()), **os.environ}
+    reason = find_user_choice(environment, mode)
     if reason is None and launcher is not None and mode != "spread":
-        reason = bound_by_launcher(launcher[1], launcher[2], environment)
+        reason = find_launcher_binding(launcher[1], launcher[2], environment)
     if reason is None and mode != "spread":
         world = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
-        every_core = cores(node_cpus(None))
-        if bound_narrower_than_default(os.sched_getaffinity(0), every_core, world):
+        every_core = list_cores(find_node_cpus(None))
+        if is_narrower_than_default(os.sched_getaffinity(0), every_core, world):
             reason = "mpirun bound each rank to a core"
     if reason is not None:
         return f"cores left as they are: {reason}"
-    node = cores(node_cpus(launcher[0] if launcher else None))
-    mine = share_of_cores(node, local_rank, local_size)
+    node = list_cores(find_node_cpus(launcher[0] if launcher else None))
+    mine = choose_cores(node, local_rank, local_size)
     cpus = [cpu for core in mine for cpu in core]
     bind_all_threads(cpus)
     sharing = local_size if local_size > len(node) else 1
-    threads = threads_for(len(cpus), sharing, cpu_quota(), local_size)
+    threads = choose_thread_count(len(cpus), sharing, read_cpu_quota(), local_size)
     if threads is not None:
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, str(threads))
@@ -265,11 +265,11 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
 
 def place_gpu(local_rank: int, local_size: int) -> str:
     """Lets this rank see its own GPU, where the node has several; says what was done, "" if nothing."""
-    count = gpu_count()
+    count = count_gpus()
     if count == 0 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = gpu_of(local_rank, count, visible)
+    chosen = choose_gpu(local_rank, count, visible)
     if chosen is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen
     devices = len([name for name in visible.split(",") if name.strip()]) if visible is not None else count
@@ -284,7 +284,7 @@ def apply_placement(local_rank: int, local_size: int) -> str:
 
     `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
     """
-    mode = settings.current().placement
+    mode = settings.get_settings().placement
     if mode == "off":
         return "placement: off"
     return "placement: " + place_cores(local_rank, local_size, mode) + place_gpu(local_rank, local_size)

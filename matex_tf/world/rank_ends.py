@@ -64,17 +64,17 @@ class RankEnds:
         for process in self._ranks:
             os.close(process)
 
-    def look(self) -> bool:
+    def look_for_ranks(self) -> bool:
         """Whether ranks may be missing yet."""
         if self._missing:
             known = set(self._ranks.values())
             for note in read_notes(self._folder):
                 if note not in known:
-                    self._watch(note)
+                    self._watch_rank(note)
             self._missing = not self._ranks or len(self._ranks) < next(iter(self._ranks.values())).local_size
         return self._missing
 
-    def _watch(self, note: RankNote) -> None:
+    def _watch_rank(self, note: RankNote) -> None:
         try:
             process = os.pidfd_open(note.process)
         except OSError:  # it has ended, or this kernel has no such thing
@@ -83,7 +83,7 @@ class RankEnds:
         self._ranks[process] = note
         self._ended.register(process, select.EPOLLIN)
 
-    def first(self) -> RankNote | None:
+    def find_first(self) -> RankNote | None:
         """The rank of this host that ended first; None where none has ended or it is not known."""
         return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
 

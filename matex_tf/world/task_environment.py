@@ -53,26 +53,26 @@ class Task:
 def find_task(environment: Mapping[str, str]) -> Task | None:
     """The launcher's word on the process of this environment; None where no launcher started it."""
 
-    def number(name: str) -> int | None:
+    def read_number(name: str) -> int | None:
         text = environment.get(name, "")
         return int(text) if text.isascii() and text.isdigit() else None
 
     for launcher, size_name, rank_name in KNOWN:
-        rank = number(rank_name)
+        rank = read_number(rank_name)
         if rank is not None:
-            return Task(launcher, number(size_name) or 0, rank)
-    step = number("SLURM_STEP_ID")
+            return Task(launcher, read_number(size_name) or 0, rank)
+    step = read_number("SLURM_STEP_ID")
     if step is None:
-        step = number("SLURM_STEPID")
+        step = read_number("SLURM_STEPID")
     in_step = step is not None and step < _SLURM_FIRST_SPECIAL_STEP
-    if in_step and number("SLURM_PROCID") is not None:
-        return Task("Slurm's srun", number("SLURM_STEP_NUM_TASKS") or 0, number("SLURM_PROCID") or 0)
-    if number("PMIX_RANK") is not None:
-        return Task("a PMIx launcher", 0, number("PMIX_RANK") or 0)
+    if in_step and read_number("SLURM_PROCID") is not None:
+        return Task("Slurm's srun", read_number("SLURM_STEP_NUM_TASKS") or 0, read_number("SLURM_PROCID") or 0)
+    if read_number("PMIX_RANK") is not None:
+        return Task("a PMIx launcher", 0, read_number("PMIX_RANK") or 0)
     return None
 
 
-def job_name(environment: Mapping[str, str]) -> str:
+def make_job_name(environment: Mapping[str, str]) -> str:
     """A name that the ranks of a run have in common, on one host at least, and other runs of now have not."""
     name = environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
     return re.sub(r"\W", "-", name)
@@ -85,7 +85,7 @@ def keep_children_out() -> None:
             del os.environ[name]
 
 
-def without_task(environment: Mapping[str, str]) -> dict[str, str]:
+def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` less what a launcher told this task, for a run of its own; what a user set of MPI stays."""
     return {
         name: value

@@ -23,6 +23,6 @@ def write_text(text: str) -> None:
     stream.flush()
 
 
-def descriptor() -> int:
+def get_descriptor() -> int:
     """The descriptor of what the launcher's user reads, on any rank."""
     return 2 if _kept is None else _kept.fileno()

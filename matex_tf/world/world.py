@@ -72,7 +72,7 @@ _world: World | None = None
 script_knows_ranks = False
 
 
-def current() -> World:
+def get_world() -> World:
     """This process's world; the first call starts MPI where a launcher started several tasks.
 
     Raises `RankError` where the launcher started several tasks and MPI sees only one.
@@ -80,13 +80,13 @@ def current() -> World:
     global _world
     if _world is None or _world.process != os.getpid():
         # A forked child shares its parent's memory, not its place in the job.
-        _world = World() if _world is not None else _start()
+        _world = World() if _world is not None else _start_world()
     return _world
 
 
 def is_active() -> bool:
     """Whether this process is one of several ranks that train together."""
-    return current().is_several
+    return get_world().is_several
 
 
 def keeps_state() -> bool:
@@ -94,39 +94,39 @@ def keeps_state() -> bool:
 
     Alone nothing else reads the settings, in which there may be an error.
     """
-    return settings.PREFIX + "STATE" in os.environ and bool(settings.current().state)
+    return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
-def communicator(name: str) -> Any:
+def get_communicator(name: str) -> Any:
     """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control",
     "readers" or "watch".
     """
-    return current().communicators[name]
+    return get_world().communicators[name]
 
 
 def has_threads() -> bool:
     """Whether several threads of this process may be in MPI at once."""
-    if current().is_phantom:
+    if get_world().is_phantom:
         return True
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
-def _start() -> World:
+def _start_world() -> World:
     # Alone nothing else reads the settings, in which there may be an error.
     asked = settings.PREFIX + "PLAN" in os.environ
-    if asked and (phantom := settings.current().plan) and phantom.ranks:
-        return phantom_rank.world_of(World, phantom)
+    if asked and (phantom := settings.get_settings().plan) and phantom.ranks:
+        return phantom_rank.make_phantom_world(World, phantom)
     task = task_environment.find_task(os.environ)
-    if task is None or (task.size == 1 and not keeps_state()) or settings.current().disable:
-        in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.current().disable
-        return phantom_rank.only_rank(World) if in_parts and settings.current().microbatch else World()
+    if task is None or (task.size == 1 and not keeps_state()) or settings.get_settings().disable:
+        in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.get_settings().disable
+        return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
     _yield_when_crowded()
-    with mpi_timeout.time_limit(
+    with mpi_timeout.limit_time(
         task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE
     ):
-        return _join_as(task)
+        return _join_task(task)
 
 
 _UNREACHABLE = (
@@ -142,7 +142,7 @@ def abort_unjoined(task: task_environment.Task) -> None:
     crash, or never end, if a rank ends while another one connects to it.
     """
     what = "has waited for the others to start MPI, to end them for its error"
-    with mpi_timeout.time_limit(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
+    with mpi_timeout.limit_time(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError):
@@ -150,7 +150,7 @@ def abort_unjoined(task: task_environment.Task) -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
-def _join_as(task: task_environment.Task) -> World:
+def _join_task(task: task_environment.Task) -> World:
     try:
         import mpi4py
 
@@ -173,7 +173,7 @@ def _join_as(task: task_environment.Task) -> World:
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
             "built for the launcher's MPI."
         )
-    return _join(MPI)
+    return _join_ranks(MPI)
 
 
 def _yield_when_crowded() -> None:
@@ -183,23 +183,23 @@ def _yield_when_crowded() -> None:
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
-def _join(MPI: Any) -> World:
+def _join_ranks(MPI: Any) -> World:
     everyone = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise RankError(
             "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
-    world = _place_in(MPI, everyone, _of_life(everyone) if settings.current().elastic else None)
+    world = _make_world(MPI, everyone, _make_life_communicator(everyone) if settings.get_settings().elastic else None)
     task_environment.keep_children_out()
     return world
 
 
-def _place_in(MPI: Any, everyone: Any, life: Any) -> World:
+def _make_world(MPI: Any, everyone: Any, life: Any) -> World:
     """This process's world, of the ranks of the communicator `everyone`. Collective."""
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
     host = socket.gethostname()
-    rank, together = everyone.Get_rank(), settings.current().ranks_per_node
+    rank, together = everyone.Get_rank(), settings.get_settings().ranks_per_node
     first = node.bcast(rank)
     world = World(
         rank=rank,
@@ -218,7 +218,7 @@ def _place_in(MPI: Any, everyone: Any, life: Any) -> World:
     return world
 
 
-def _of_life(everyone: Any) -> Any:
+def _make_life_communicator(everyone: Any) -> Any:
     try:
         life = everyone.Dup()
         life.Agree(1)
@@ -231,34 +231,34 @@ def _of_life(everyone: Any) -> Any:
     return life
 
 
-def revoke() -> None:
+def revoke_communicators() -> None:
     """Have every rank that is in a collective, or comes to one, told that it cannot end."""
-    for communicator in current().communicators.values():
+    for communicator in get_world().communicators.values():
         communicator.Revoke()
 
 
-def all_have(done: bool) -> bool:
+def agree_on_success(done: bool) -> bool:
     """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective."""
     from mpi4py import MPI
 
     try:
-        return current().life.Agree(int(done)) == 1
+        return get_world().life.Agree(int(done)) == 1
     except MPI.Exception:
         return False
 
 
-def shrink() -> list[int]:
+def shrink_world() -> list[int]:
     """Make the world that of the ranks which are left; gives those of before, by rank. Collective among them."""
     from mpi4py import MPI
 
-    me = current()
+    me = get_world()
     left = me.life
     while True:
         left = left.Shrink()
         left.Set_errhandler(MPI.ERRORS_RETURN)
         made = None
         try:
-            made = _place_in(MPI, left, left)
+            made = _make_world(MPI, left, left)
         except MPI.Exception:
             left.Revoke()  # one more was lost meanwhile
         try:

@@ -6,8 +6,8 @@ from typing import Any
 
 from matex_tf.world import world
 
-from ..library import library, on_load
-from ..order import in_order
+from ..library import get_library, on_load
+from ..order import make_in_order
 from . import common
 from .allreduce import allreduce
 
@@ -18,7 +18,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     The first dimension may differ between ranks and may be 0; the others and the dtype must be the same. Scalars give a
     vector of one element for each rank. The gradient of a rank's rows is the sum of all ranks' gradients of them.
     """
-    tensor = common.dense_tensor("allgather", tensor)
+    tensor = common.make_dense_tensor("allgather", tensor)
     if not world.is_active():
         import tensorflow as tf
 
@@ -28,24 +28,24 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
     """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
-    gathered = in_order(library().ops.matex_allgather, x=tensor, place=name or "", turn=common.next_turn())
+    gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.take_turn())
     return gathered.y, gathered.rows
 
 
-def _gradient(op: Any, gradient: Any, _rows: Any) -> Any:
+def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:
     import tensorflow as tf
 
-    summed = allreduce(gradient, "sum", common.gradient_name(op))
-    rank = world.current().rank
+    summed = allreduce(gradient, "sum", common.name_gradient(op))
+    rank = world.get_world().rank
     rows = op.outputs[1]
     start = tf.reduce_sum(rows[:rank])
-    return common.with_order(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
+    return common.add_order_gradient(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
 
 
-def _register() -> None:
+def _register_gradient() -> None:
     import tensorflow as tf
 
-    tf.RegisterGradient("MatexAllgather")(_gradient)
+    tf.RegisterGradient("MatexAllgather")(_compute_gradient)
 
 
-on_load.append(_register)
+on_load.append(_register_gradient)

@@ -7,8 +7,8 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.world import world
 
-from ..library import library, on_load
-from ..order import in_order
+from ..library import get_library, on_load
+from ..order import make_in_order
 from . import common
 
 REDUCTIONS = ("mean", "sum", "min", "max")
@@ -33,10 +33,10 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
     The gradient of a sum or mean is the sum or mean of the ranks' gradients; that of a minimum or maximum goes to the
     ranks that have it, in equal parts.
     """
-    arguments.choice("allreduce", "op", op, REDUCTIONS)
+    arguments.check_choice("allreduce", "op", op, REDUCTIONS)
     if isinstance(tensor, (list, tuple)):
         return [allreduce(one, op, name) for one in tensor]
-    tensor = common.dense_tensor("allreduce", tensor)
+    tensor = common.make_dense_tensor("allreduce", tensor)
     if tensor.dtype.is_bool and op in ("mean", "sum"):
         raise TypeError(f"allreduce: the {op} of bool tensors is not defined; cast to an integer or float type")
     import tensorflow as tf
@@ -45,32 +45,34 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
         return tf.identity(tensor)
     if op == "mean" and tensor.dtype in (tf.int32, tf.uint8):
         # Their sum over many ranks may not fit.
-        return tf.cast(_reduce(tf.cast(tensor, tf.int64), op, name), tensor.dtype)
-    return _reduce(tensor, op, name)
+        return tf.cast(_reduce_tensor(tf.cast(tensor, tf.int64), op, name), tensor.dtype)
+    return _reduce_tensor(tensor, op, name)
 
 
-def _reduce(tensor: Any, op: str, name: str | None) -> Any:
-    return in_order(library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=common.next_turn())
+def _reduce_tensor(tensor: Any, op: str, name: str | None) -> Any:
+    return make_in_order(
+        get_library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=common.take_turn()
+    )
 
 
-def _gradient(op: Any, gradient: Any) -> Any:
+def _compute_gradient(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     reduction = op.get_attr("reduction").decode()
     if reduction in ("sum", "mean"):
-        return common.with_order(op, allreduce(gradient, reduction, common.gradient_name(op)))
+        return common.add_order_gradient(op, allreduce(gradient, reduction, common.name_gradient(op)))
     # Ranks whose value is the extreme one share the gradient equally, as tf.reduce_max does with equal elements.
     mine = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)
-    ranks = allreduce(mine, "sum", common.gradient_name(op))
-    return common.with_order(
-        op, tf.math.divide_no_nan(mine, ranks) * allreduce(gradient, "sum", common.gradient_name(op))
+    ranks = allreduce(mine, "sum", common.name_gradient(op))
+    return common.add_order_gradient(
+        op, tf.math.divide_no_nan(mine, ranks) * allreduce(gradient, "sum", common.name_gradient(op))
     )
 
 
-def _register() -> None:
+def _register_gradient() -> None:
     import tensorflow as tf
 
-    tf.RegisterGradient("MatexAllreduce")(_gradient)
+    tf.RegisterGradient("MatexAllreduce")(_compute_gradient)
 
 
-on_load.append(_register)
+on_load.append(_register_gradient)

@@ -6,8 +6,8 @@ from typing import Any
 
 from matex_tf.world import world
 
-from ..library import library
-from ..order import in_order
+from ..library import get_library
+from ..order import make_in_order
 from . import common
 
 
@@ -17,4 +17,4 @@ def barrier(name: str | None = None) -> Any:
         import tensorflow as tf
 
         return None if tf.executing_eagerly() else tf.no_op()
-    return in_order(library().ops.matex_barrier, place=name or "", turn=common.next_turn())
+    return make_in_order(get_library().ops.matex_barrier, place=name or "", turn=common.take_turn())

@@ -18,18 +18,18 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 _turns = itertools.count()
 
 
-def dense_tensor(function: str, value: Any) -> Any:
+def make_dense_tensor(function: str, value: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"{function}: expected a dense tensor, not a {type(value).__name__}")
-    tensor = converted(function, value)
+    tensor = make_tensor(function, value)
     if tensor.dtype.name not in DTYPES:
         raise TypeError(f"{function}: expected a tensor of {', '.join(DTYPES)}, not of {tensor.dtype.name}")
     return tensor
 
 
-def converted(function: str, value: Any, dtype: Any = None) -> Any:
+def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
     import tensorflow as tf
 
     if isinstance(value, np.ma.MaskedArray):
@@ -39,11 +39,11 @@ def converted(function: str, value: Any, dtype: Any = None) -> Any:
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f"{function}: expected a tensor or what can be made one; given {arguments.given(value)}: {error}"
+            f"{function}: expected a tensor or what can be made one; given {arguments.describe_value(value)}: {error}"
         ) from error
 
 
-def next_turn() -> int:
+def take_turn() -> int:
     """The next turn for an op in a v1 graph; elsewhere ops run in the order in which they were made, and have none."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
@@ -51,11 +51,11 @@ def next_turn() -> int:
     return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)
 
 
-def gradient_name(op: Any) -> str:
+def name_gradient(op: Any) -> str:
     place = op.get_attr("place").decode()
     return f"the gradient of {place}" if place else "a gradient"
 
 
-def with_order(op: Any, gradient: Any) -> Any:
+def add_order_gradient(op: Any, gradient: Any) -> Any:
     """A gradient for the first input of `op` and none for the handle that orders it, where it has one."""
     return gradient if len(op.inputs) == 1 else [gradient, *[None] * (len(op.inputs) - 1)]

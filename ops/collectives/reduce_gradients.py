@@ -9,8 +9,8 @@ from matex_tf import arguments
 from matex_tf.world import world
 
 from .. import announcing, overlap
-from ..library import library, on_load
-from ..order import in_order, order_handles
+from ..library import get_library, on_load
+from ..order import list_order_handles, make_in_order
 from . import common
 
 
@@ -46,15 +46,15 @@ def reduce_gradients(
     if not isinstance(tensors, (list, tuple)) or not isinstance(names, (list, tuple)):
         raise TypeError(
             "reduce_gradients: expected a list of tensors and one of names; "
-            f"given {arguments.given(tensors)} and {arguments.given(names)}"
+            f"given {arguments.describe_value(tensors)} and {arguments.describe_value(names)}"
         )
-    tensors = [common.converted("reduce_gradients", tensor) for tensor in tensors]
+    tensors = [common.make_tensor("reduce_gradients", tensor) for tensor in tensors]
     if len(names) != len(tensors):
         raise ValueError(f"reduce_gradients: expected {len(tensors)} names, one for each tensor, not {len(names)}")
     for tensor, name in zip(tensors, names):
         if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
-    weight = common.converted("reduce_gradients", weight, tf.float64)
+    weight = common.make_tensor("reduce_gradients", weight, tf.float64)
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if overlap.is_chosen(tensors):
@@ -63,7 +63,7 @@ def reduce_gradients(
         factor = weight if weight.shape.rank == 0 else weight[0]
         return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
     if not overlap.is_for_xla():
-        announcing.hold_collectives(tensors, order_handles())
+        announcing.hold_collectives(tensors, list_order_handles())
     return reduce_inline(tensors, names, weight, place, checked, variables)
 
 
@@ -77,26 +77,26 @@ def reduce_inline(
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     return list(
-        in_order(
-            library().ops.matex_reduce_gradients,
+        make_in_order(
+            get_library().ops.matex_reduce_gradients,
             gradients=tensors,
             weight=weight,
             names=list(names),
             variables=list(variables),
             place=place,
             checked=checked,
-            turn=common.next_turn(),
+            turn=common.take_turn(),
         )
     )
 
 
-def _gradient(op: Any, *gradients: Any) -> list[Any]:
+def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     import tensorflow as tf
 
     names = [name.decode() for name in op.get_attr("names")]
     weight = op.inputs[len(names)]
     weight = weight if weight.shape.rank == 0 else weight[0]
-    summed = reduce_gradients(gradients, names, 1.0, common.gradient_name(op))
+    summed = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
     weighted = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
     return [*weighted, *[None] * (len(op.inputs) - len(names))]
 
@@ -108,15 +108,15 @@ def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     name = announced.get_attr("names")[op.get_attr("entry")].decode()
     weight = announced.inputs[0]
     weight = weight if weight.shape.rank == 0 else weight[0]
-    (summed,) = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.gradient_name(announced))
+    (summed,) = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announced))
     return [tf.where(weight == 0, tf.zeros_like(summed), summed * tf.cast(weight, summed.dtype)), None]
 
 
-def _register() -> None:
+def _register_gradients() -> None:
     import tensorflow as tf
 
-    tf.RegisterGradient("MatexReduceGradients")(_gradient)
+    tf.RegisterGradient("MatexReduceGradients")(_compute_gradient)
     tf.RegisterGradient("MatexHandOverGradient")(_hand_over_gradient)
 
 
-on_load.append(_register)
+on_load.append(_register_gradients)

@@ -33,34 +33,34 @@ class Transfers:
         self._stack = stack
         self._files: dict[int, Any] = {}
 
-    def run(self, action: Callable[[], Result]) -> Result:
+    def run_action(self, action: Callable[[], Result]) -> Result:
         """`action()`, which calls `fetch`; then takes part until every rank is done. Collective."""
         try:
             result = action()
         except agreement.FailedElsewhere:
             raise
         except Exception:
-            self._next(_FAILED)
+            self._agree_on_next(_FAILED)
             raise
         else:
-            while (wish := self._next(None)) is not None:
+            while (wish := self._agree_on_next(None)) is not None:
                 self._take_along(wish)
             return result
         finally:
             # In the order of opening, which is the same on all ranks.
             for file in self._files.values():
-                library.call(file.close, _MOST_SECONDS)
+                library.call_library(file.close, _MOST_SECONDS)
 
     def fetch(self, path: Path, name: str, action: Callable[[Any], Result]) -> Result:
         """`action(variable)`, with the variable `name` of the commonly open file."""
         names = [one for of_field in self._stack.wanted.values() for one in of_field]
         mine = (self._stack.files.index(path), names.index(name), name)
-        while (wish := self._next(mine)) != mine:
+        while (wish := self._agree_on_next(mine)) != mine:
             assert wish is not None  # there is at least this rank's own
             self._take_along(wish)
-        return self._transfer(mine, action)
+        return self._make_transfer(mine, action)
 
-    def _next(self, mine: Wish | None) -> Wish | None:
+    def _agree_on_next(self, mine: Wish | None) -> Wish | None:
         """What all ranks read next; None when none wants anything more."""
         wishes = [wish for wish in objects.allgather(mine, "reading files together") if wish is not None]
         if _FAILED in wishes and mine != _FAILED:
@@ -68,20 +68,20 @@ class Transfers:
         return min(wishes, default=None)
 
     def _take_along(self, wish: Wish) -> None:
-        self._transfer(wish, lambda variable: variable.get(0, 1))
+        self._make_transfer(wish, lambda variable: variable.read_samples(0, 1))
 
-    def _transfer(self, wish: Wish, action: Callable[[Any], Result]) -> Result:
+    def _make_transfer(self, wish: Wish, action: Callable[[Any], Result]) -> Result:
         number, _, name = wish
         path = self._stack.files[number]
-        with self._stack.errors(path, f"reading {name!r} with all ranks from"):
+        with self._stack.convert_errors(path, f"reading {name!r} with all ranks from"):
             if number not in self._files:
-                self._files[number] = library.call(
-                    lambda: self._stack.open_together(path, world.communicator("readers")), _MOST_SECONDS
+                self._files[number] = library.call_library(
+                    lambda: self._stack.open_together(path, world.get_communicator("readers")), _MOST_SECONDS
                 )
-            variable = library.call(lambda: self._stack.variable(self._files[number], path, name))
+            variable = library.call_library(lambda: self._stack.find_variable(self._files[number], path, name))
 
             def transfer() -> Result:
-                with variable.collectively():
+                with variable.enter_collective():
                     return action(variable)
 
-            return library.call(transfer, _MOST_SECONDS)
+            return library.call_library(transfer, _MOST_SECONDS)

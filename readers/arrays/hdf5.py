@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays.stack import Stack, Variable, numeric
+from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
 from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -43,7 +43,7 @@ class Hdf5(Stack):
                 "and reads its own rows, which needs no such build"
             )
 
-    def open(self, path: Path) -> Any:
+    def open_file(self, path: Path) -> Any:
         import h5py
 
         with open(path, "rb") as file:
@@ -60,7 +60,7 @@ class Hdf5(Stack):
 
         return h5py.File(path, "r", driver="mpio", comm=communicator)
 
-    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+    def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         import h5py
 
         *groups, last = name.strip("/").split("/")
@@ -73,7 +73,7 @@ class Hdf5(Stack):
                 return _Variable(self, path, name, file[key])
         return None
 
-    def names(self, file: Any) -> list[str]:
+    def list_names(self, file: Any) -> list[str]:
         import h5py
 
         found: list[str] = []
@@ -103,35 +103,35 @@ class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found a dataset without any")
-        self.dtype = numeric(path, name, dataset.dtype)
+        self.dtype = check_numeric(path, name, dataset.dtype)
         self._owner, self._path, self._dataset = owner, path, dataset
         self.name, self.shape = name, tuple(dataset.shape)
-        self.axis = owner.axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
+        self.axis = owner.find_axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
         if dataset.is_virtual:
             _check_sources(path, name, dataset)
 
-    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         direct = self.axis == 0 and target.flags.c_contiguous and target.dtype == self._dataset.dtype
-        for begin, end in self.slabs(start, stop, _SLAB_BYTES):
+        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             piece = target[begin - start : end - start]
             if direct and piece.size:
-                self._owner.fetch(self._path, self, lambda variable: variable.get_into(piece, begin, end))  # noqa: B023
+                self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
-                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
+                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
 
-    def get(self, start: int, stop: int) -> np.ndarray:
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.
         found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
         if found.size:
-            self._dataset.read_direct(found, self.index(start, stop))
+            self._dataset.read_direct(found, self.make_index(start, stop))
         return np.moveaxis(found, self.axis, 0)
 
-    def get_into(self, piece: np.ndarray, start: int, stop: int) -> None:
+    def read_into(self, piece: np.ndarray, start: int, stop: int) -> None:
         self._dataset.read_direct(piece.view(np.ndarray), np.s_[start:stop])
 
-    def collectively(self) -> contextlib.AbstractContextManager[object]:
+    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         return self._dataset.collective
 
 

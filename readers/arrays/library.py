@@ -46,29 +46,29 @@ class _Worker(threading.Thread):
             self.done.put((result, error))
             del action, result, error
 
-    def stop(self) -> None:
+    def stop_thread(self) -> None:
         """Let the thread sleep in its place for good: it would go on computing while the process ends, and crash it."""
         self.lost = True
         number = signal.SIGRTMIN + 7
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
         libc.signal(number, ctypes.cast(libc.pause, ctypes.c_void_p))
-        signal.pthread_kill(self._number(), number)
+        signal.pthread_kill(self._find_number(), number)
 
-    def processor_time(self) -> float:
-        return time.clock_gettime(time.pthread_getcpuclockid(self._number()))
+    def measure_processor_time(self) -> float:
+        return time.clock_gettime(time.pthread_getcpuclockid(self._find_number()))
 
-    def _number(self) -> int:
+    def _find_number(self) -> int:
         assert self.ident is not None  # it was started when it was made
         return self.ident
 
 
-def seconds(size: int) -> float:
+def estimate_seconds(size: int) -> float:
     """How long a call that reads `size` bytes may compute."""
     return _MOST_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
 
 
-def call(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
+def call_library(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
     """`action()`, which calls netCDF4 or h5py. Raises ReaderError if it does not come to an end."""
     most = _MOST_SECONDS if most_seconds is None else most_seconds
     global _worker
@@ -77,15 +77,15 @@ def call(action: Callable[[], Result], most_seconds: float | None = None) -> Res
             _worker = _Worker()
         if _worker.lost:
             raise ReaderError("a library was lost in a damaged file before; start Python anew to read other files")
-        begin = _worker.processor_time()
+        begin = _worker.measure_processor_time()
         _worker.todo.put(action)
         while True:
             try:
                 result, error = _worker.done.get(timeout=_LOOK_EVERY)
                 break
             except queue.Empty:
-                if _worker.processor_time() - begin > most:
-                    _worker.stop()
+                if _worker.measure_processor_time() - begin > most:
+                    _worker.stop_thread()
                     raise ReaderError(f"its library computed for {most:.0f} s on one call and found no end") from None
     if error is not None:
         raise error

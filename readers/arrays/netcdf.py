@@ -11,9 +11,9 @@ import numpy as np
 
 from matex_tf.readers.arrays import netcdf_header
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
-from matex_tf.readers.arrays.stack import Stack, Variable, numeric
+from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
 from matex_tf.readers.base.formats import ReaderError, register
-from matex_tf.readers.rows.missing import check_fits, found
+from matex_tf.readers.rows.missing import check_fits, make_missing_error
 from matex_tf.sharding.share_arrays import ShareArray
 
 # The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
@@ -50,13 +50,13 @@ class NetCdf(Stack):
                 "file by itself and reads its own rows, which needs no such build"
             )
 
-    def open(self, path: Path) -> Any:
+    def open_file(self, path: Path) -> Any:
         import netCDF4
 
         with open(path, "rb") as file:
             head = file.read(8)
         if netcdf_header.is_classic(head):
-            netcdf_header.check(path)
+            netcdf_header.check_header(path)
         elif head != SIGNATURE:
             raise ReaderError(
                 f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
@@ -76,12 +76,12 @@ class NetCdf(Stack):
 
         return netCDF4.Dataset(path, parallel=True, comm=communicator)
 
-    def dtype(self, field: str) -> np.dtype:
-        stored = super().dtype(field)
+    def find_dtype(self, field: str) -> np.dtype:
+        stored = super().find_dtype(field)
         # Any integer may be missing (there are fill values for all types), and only floats have a NaN.
         return np.dtype(np.float64) if self.missing == "nan" and stored.kind in "iu" else stored
 
-    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+    def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         group = file
         *groups, last = name.strip("/").split("/")
         for inner in groups:
@@ -90,7 +90,7 @@ class NetCdf(Stack):
             group = group.groups[inner]
         return _Variable(self, path, name, group.variables[last]) if last in group.variables else None
 
-    def names(self, file: Any) -> list[str]:
+    def list_names(self, file: Any) -> list[str]:
         def walk(group: Any, before: str) -> list[str]:
             inner = [name for key, part in group.groups.items() for name in walk(part, f"{before}{key}/")]
             return [before + name for name in group.variables] + inner
@@ -100,10 +100,10 @@ class NetCdf(Stack):
 
 class _Variable(Variable):
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
-        numeric(path, name, variable.dtype)
+        check_numeric(path, name, variable.dtype)
         self.name, self.shape = name, tuple(variable.shape)
         self._owner, self._path, self._variable = owner, path, variable
-        self.axis = owner.axis(path, name, variable.dimensions, self.shape)
+        self.axis = owner.find_axis(path, name, variable.dimensions, self.shape)
         chunks = variable.chunking()
         if isinstance(chunks, (list, tuple)):
             self.chunk = int(chunks[self.axis])
@@ -133,10 +133,10 @@ class _Variable(Variable):
         usual = netCDF4.default_fillvals[self.dtype.str[1:]]
         return self.dtype.type(getattr(variable, "_FillValue", usual))
 
-    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         least, most = _SLAB_BYTES
-        for begin, end in self.slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
-            slab = self._owner.fetch(self._path, self, lambda variable: variable.get(begin, end))  # noqa: B023
+        for begin, end in self.split_slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
+            slab = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
             if len(slab) != end - begin:
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
@@ -144,7 +144,7 @@ class _Variable(Variable):
             piece = target[begin - start : end - start]
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
-                self._unfill(values)
+                self._restore_missing(values)
                 piece[...] = values
                 continue
             piece[...] = np.ma.getdata(slab)
@@ -152,29 +152,29 @@ class _Variable(Variable):
             if mask is not np.ma.nomask:
                 self._put_missing(piece, mask, begin)
 
-    def take(self, start: int, stop: int) -> np.ndarray | None:
+    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
         if self._plain_fill is None or self.axis or not 0 < size <= _MOST_AT_ONCE:
             return None
-        found = self._owner.fetch(self._path, self, lambda variable: variable.get(start, stop), size)
+        found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
         values = np.ma.getdata(found)
         if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
             return None
         step = max(1, _PIECE_BYTES * len(values) // size)
         for begin in range(0, len(values), step):
-            self._unfill(values[begin : begin + step])
+            self._restore_missing(values[begin : begin + step])
         # Over a buffer, a ShareArray keeps its mark through np.asarray as if it owned its memory.
         return ShareArray(values.shape, values.dtype, memoryview(values))
 
-    def get(self, start: int, stop: int) -> np.ndarray:
-        return np.moveaxis(self._variable[self.index(start, stop)], self.axis, 0)
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
+        return np.moveaxis(self._variable[self.make_index(start, stop)], self.axis, 0)
 
     @contextlib.contextmanager
-    def collectively(self) -> Iterator[None]:
+    def enter_collective(self) -> Iterator[None]:
         self._variable.set_collective(True)
         yield
 
-    def _unfill(self, piece: np.ndarray) -> None:
+    def _restore_missing(self, piece: np.ndarray) -> None:
         # One pass as a rule, because what stands for missing values is larger than all others; NaN is not less.
         with np.errstate(invalid="ignore"):
             if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
@@ -188,6 +188,6 @@ class _Variable(Variable):
             how = self._owner.missing
             if how == "error":
                 row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise found(f"{self._path}, {self.name!r}{[begin + row, *index]}")
+                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *index]}")
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
             piece[mask] = how

@@ -20,7 +20,7 @@ def is_classic(head: bytes) -> bool:
     return head[:3] == b"CDF" and head[3:4] in (b"\x01", b"\x02", b"\x05")
 
 
-def check(path: Path) -> None:
+def check_header(path: Path) -> None:
     """Raises ReaderError where the header is not one or describes more or less than the file holds.
 
     The C library gives zeros for what lies past the end of a truncated file, and where bytes were put in it gives what
@@ -28,7 +28,7 @@ def check(path: Path) -> None:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        least, most = _Header(path, file, size).sizes()
+        least, most = _Header(path, file, size).compute_sizes()
     if size < least:
         raise ReaderError(f"{path}: truncated: its header describes {least} bytes, found {size}")
     if size > most:
@@ -38,7 +38,7 @@ def check(path: Path) -> None:
         )
 
 
-def _padded(count: int) -> int:
+def _pad_count(count: int) -> int:
     return count + -count % 4
 
 
@@ -49,11 +49,11 @@ class _Header:
         self._wide = 8 if version == 5 else 4
         self._offset = 4 if version == 1 else 8
 
-    def _wrong(self, expected: str, found: object) -> ReaderError:
+    def _make_error(self, expected: str, found: object) -> ReaderError:
         at = self._file.tell()
         return ReaderError(f"{self._path}: damaged NetCDF header before byte {at}: expected {expected}, found {found}")
 
-    def _number(self, width: int) -> int:
+    def _read_number(self, width: int) -> int:
         data = self._file.read(width)
         if len(data) < width:
             raise ReaderError(
@@ -61,69 +61,69 @@ class _Header:
             )
         return int.from_bytes(data, "big")
 
-    def _count(self, of: str) -> int:
-        count = self._number(self._wide)
+    def _read_count(self, of: str) -> int:
+        count = self._read_number(self._wide)
         if count > self._size:
-            raise self._wrong(f"a number of {of} that fits into {self._size} bytes", count)
+            raise self._make_error(f"a number of {of} that fits into {self._size} bytes", count)
         return count
 
-    def _skip(self, count: int) -> None:
+    def _skip_bytes(self, count: int) -> None:
         if self._file.tell() + count > self._size:
-            raise self._wrong(f"at most {self._size} bytes in all", f"{count} more")
-        self._file.seek(_padded(count), os.SEEK_CUR)
+            raise self._make_error(f"at most {self._size} bytes in all", f"{count} more")
+        self._file.seek(_pad_count(count), os.SEEK_CUR)
 
-    def _list(self, tag: int, of: str) -> int:
+    def _read_list(self, tag: int, of: str) -> int:
         """How many entries the list that begins here has."""
-        found, count = self._number(4), self._count(of)
+        found, count = self._read_number(4), self._read_count(of)
         if found not in (0, tag) or (found == 0 and count):
-            raise self._wrong(f"a list of {of} (tag {tag})", f"tag {found}")
+            raise self._make_error(f"a list of {of} (tag {tag})", f"tag {found}")
         return count
 
-    def _type(self) -> int:
-        kind = self._number(4)
+    def _read_type(self) -> int:
+        kind = self._read_number(4)
         if kind not in _BYTES or (kind > 6 and self._wide == 4):
-            raise self._wrong("a type of values", kind)
+            raise self._make_error("a type of values", kind)
         return _BYTES[kind]
 
-    def _attributes(self) -> None:
-        for _ in range(self._list(_ATTRIBUTE, "attributes")):
-            self._skip(self._count("letters"))
-            each = self._type()
-            self._skip(each * self._count("values"))
+    def _skip_attributes(self) -> None:
+        for _ in range(self._read_list(_ATTRIBUTE, "attributes")):
+            self._skip_bytes(self._read_count("letters"))
+            each = self._read_type()
+            self._skip_bytes(each * self._read_count("values"))
 
-    def sizes(self) -> tuple[int, int]:
+    def compute_sizes(self) -> tuple[int, int]:
         """The bytes that the file has to have for all values it describes: without the padding at its end, and with."""
-        records = self._number(self._wide)
+        records = self._read_number(self._wide)
         lengths = []
-        for _ in range(self._list(_DIMENSION, "dimensions")):
-            self._skip(self._count("letters"))
-            lengths.append(self._number(self._wide))
-        self._attributes()
+        for _ in range(self._read_list(_DIMENSION, "dimensions")):
+            self._skip_bytes(self._read_count("letters"))
+            lengths.append(self._read_number(self._wide))
+        self._skip_attributes()
         ends, per_record = [], []
-        for _ in range(self._list(_VARIABLE, "variables")):
-            self._skip(self._count("letters"))
-            dimensions = [self._number(self._wide) for _ in range(self._count("dimensions"))]
+        for _ in range(self._read_list(_VARIABLE, "variables")):
+            self._skip_bytes(self._read_count("letters"))
+            dimensions = [self._read_number(self._wide) for _ in range(self._read_count("dimensions"))]
             if any(dimension >= len(lengths) for dimension in dimensions):
-                raise self._wrong(f"dimensions below {len(lengths)}", dimensions)
-            self._attributes()
-            bytes_here = self._type()
-            self._number(self._wide)  # the size that is given here is wrong for large variables
-            begin = self._number(self._offset)
+                raise self._make_error(f"dimensions below {len(lengths)}", dimensions)
+            self._skip_attributes()
+            bytes_here = self._read_type()
+            self._read_number(self._wide)  # the size that is given here is wrong for large variables
+            begin = self._read_number(self._offset)
             varies = bool(dimensions) and lengths[dimensions[0]] == 0
             for dimension in dimensions[1:] if varies else dimensions:
                 bytes_here *= lengths[dimension]
             if varies:
                 per_record.append((begin, bytes_here))
             else:
-                ends.append((begin + bytes_here, begin + _padded(bytes_here)))
+                ends.append((begin + bytes_here, begin + _pad_count(bytes_here)))
         ends.append((self._file.tell(), self._file.tell()))
         # Where there are no records yet, the file goes on to where they would begin, or not.
         ends.append((0, min((begin for begin, _ in per_record), default=0)))
         if per_record and records:
             if records == 2 ** (8 * self._wide) - 1:
-                raise self._wrong("the number of records", "none (the file was not closed by its writer)")
+                raise self._make_error("the number of records", "none (the file was not closed by its writer)")
             # A single record variable is stored without padding, but the C library writes that of its last record.
             one = len(per_record) == 1
-            before = (records - 1) * sum(count if one else _padded(count) for _, count in per_record)
-            ends += [(begin + before + count, begin + before + _padded(count)) for begin, count in per_record]
+            before = (records - 1) * sum(count if one else _pad_count(count) for _, count in per_record)
+            ends += [(begin + before + count, begin + before + _pad_count(count)) for begin, count in per_record]
         return max(least for least, _ in ends), max(most for _, most in ends)

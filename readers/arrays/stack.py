@@ -42,25 +42,25 @@ class Variable(ABC):
         return self.shape[self.axis]
 
     @abstractmethod
-    def fill(self, target: np.ndarray, start: int, stop: int) -> None:
+    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
 
-    def take(self, start: int, stop: int) -> np.ndarray | None:
+    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
         return None
 
     @abstractmethod
-    def get(self, start: int, stop: int) -> np.ndarray:
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
         """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
 
     @abstractmethod
-    def collectively(self) -> contextlib.AbstractContextManager[object]:
+    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         """Within it every rank that has the file open takes part in each call that reads."""
 
-    def index(self, start: int, stop: int) -> tuple[slice, ...]:
+    def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))
 
-    def slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
+    def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
         """`start` to `stop` in pieces of about `bytes_each` that begin where a chunk of the file begins."""
         row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
         length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
@@ -84,17 +84,17 @@ class Stack(Format):
         sample: str | int | None = None,
         parallel: bool = False,
     ):
-        if arguments.flag("DataSet", "parallel", parallel):
+        if arguments.check_flag("DataSet", "parallel", parallel):
             self.require_parallel()
         self.parallel = parallel and world.is_active()
-        self.files = files.find(path)
+        self.files = files.find_files(path)
         self._transfers: collective.Transfers | None = None
         if isinstance(sample, bool) or not (sample is None or isinstance(sample, (str, int))):
             raise TypeError(
-                f"DataSet: expected sample to be a dimension's name or number; given {arguments.given(sample)}"
+                f"DataSet: expected sample to be a dimension's name or number; given {arguments.describe_value(sample)}"
             )
         self._sample = sample
-        self.wanted = {"data": _several(data), "labels": _several(labels)}
+        self.wanted = {"data": _list_names(data), "labels": _list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
         self._open_file: tuple[Path | None, Any] = (None, None)
@@ -111,7 +111,7 @@ class Stack(Format):
         """Raises ReaderError if the library was not built with MPI-IO, which `parallel=True` asks for."""
 
     @abstractmethod
-    def open(self, path: Path) -> Any:
+    def open_file(self, path: Path) -> Any:
         """The open file, with a `close`."""
 
     @abstractmethod
@@ -119,33 +119,33 @@ class Stack(Format):
         """The file, opened by all ranks of an MPI communicator."""
 
     @abstractmethod
-    def variable(self, file: Any, path: Path, name: str) -> Variable | None:
+    def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
 
     @abstractmethod
-    def names(self, file: Any) -> list[str]:
+    def list_names(self, file: Any) -> list[str]:
         """All variables, by the name under which `variable` finds them."""
 
-    def _file(self, path: Path) -> Any:
+    def _keep_open(self, path: Path) -> Any:
         # The last one is kept open: reading goes on where it was.
         if self._open_file[0] != path:
-            self.close()
-            with self.errors(path):
-                self._open_file = (path, library.call(lambda: self.open(path)))
+            self.close_file()
+            with self.convert_errors(path):
+                self._open_file = (path, library.call_library(lambda: self.open_file(path)))
         return self._open_file[1]
 
-    def close(self) -> None:
+    def close_file(self) -> None:
         """Close the file that is kept open."""
         file, self._open_file = self._open_file[1], (None, None)
         if file is not None:
-            library.call(file.close)
+            library.call_library(file.close)
 
     def together(self, action: Callable[[], Any]) -> Any:
         if not self.parallel:
             return action()
         self._transfers = collective.Transfers(self)
         try:
-            return self._transfers.run(action)
+            return self._transfers.run_action(action)
         finally:
             self._transfers = None
 
@@ -153,10 +153,10 @@ class Stack(Format):
         """`action(variable)`, a call of the library that reads `size` bytes; together where all ranks read together."""
         if self._transfers is not None:
             return self._transfers.fetch(path, variable.name, action)
-        return library.call(lambda: action(variable), library.seconds(size))
+        return library.call_library(lambda: action(variable), library.estimate_seconds(size))
 
     @contextlib.contextmanager
-    def errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
+    def convert_errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
         """Errors of the library that reads `path` become ReaderErrors that name it."""
         try:
             yield
@@ -176,33 +176,34 @@ class Stack(Format):
             ) from None
 
     def _look_into(self, path: Path) -> None:
-        file = self._file(path)
+        file = self._keep_open(path)
         lengths = {}
         for field, names in self.wanted.items():
             chosen: Sequence[str | None] = names or ([] if field == "labels" else [None])
             for name in chosen:
-                variable = self._variable(file, path, name)
+                variable = self._require_variable(file, path, name)
                 lengths[variable.name] = variable.length
-                self._agree(field, path, variable)
+                self._check_alike(field, path, variable)
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{count} in {name!r}" for name, count in lengths.items())
             raise ReaderError(f"{path}: expected the same number of samples in every variable, found {counts}")
         self._lengths.append(next(iter(lengths.values())))
 
-    def _variable(self, file: Any, path: Path, name: str | None) -> Variable:
-        with self.errors(path, "looking for variables in"):
-            found = library.call(lambda: self.variable(file, path, name)) if name is not None else None
+    def _require_variable(self, file: Any, path: Path, name: str | None) -> Variable:
+        with self.convert_errors(path, "looking for variables in"):
+            found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
             if found is not None:
                 return found
-            names = library.call(lambda: self.names(file))
-        there = files.listing(names, most=30)
+            names = library.call_library(lambda: self.list_names(file))
+        there = files.format_names(names, most=30)
         if name is None:
             raise TypeError(f"{path}: data= has to name the variable to read; the file has {there}")
         raise ReaderError(
-            f"{path}: expected a variable {name!r}, found none{files.similar(name, names)}; the file has {there}"
+            f"{path}: expected a variable {name!r}, found none{files.suggest_similar(name, names)}; the file has "
+            f"{there}"
         )
 
-    def _agree(self, field: str, path: Path, variable: Variable) -> None:
+    def _check_alike(self, field: str, path: Path, variable: Variable) -> None:
         here = (variable.row_shape, variable.dtype)
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
@@ -212,7 +213,7 @@ class Stack(Format):
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
-    def axis(self, path: Path, name: str, dimensions: Sequence[str], shape: Sequence[int]) -> int:
+    def find_axis(self, path: Path, name: str, dimensions: Sequence[str], shape: Sequence[int]) -> int:
         """The axis of a variable along which its samples lie."""
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
@@ -225,13 +226,13 @@ class Stack(Format):
         there = ", ".join(str(dimension) for dimension in dimensions) or f"{len(shape)} without names"
         raise ReaderError(
             f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions {there}"
-            f"{files.similar(self._sample, dimensions)}"
+            f"{files.suggest_similar(self._sample, dimensions)}"
         )
 
     def count(self, part: str) -> int:
         return int(self._starts[-1]) if part == "training" else 0
 
-    def dtype(self, field: str) -> np.dtype:
+    def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
         return self._dtypes[field]
 
@@ -247,25 +248,25 @@ class Stack(Format):
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.wanted[field]
-        spans = self._spans(start, stop)
+        spans = self._find_spans(start, stop)
         if len(spans) == 1 and self._single[field]:
             ((path, begin, end, _),) = spans
-            with self.errors(path, f"reading {names[0]!r} from"):
-                found = self._variable(self._file(path), path, names[0]).take(begin, end)
-            if found is not None and found.dtype == self.dtype(field):
+            with self.convert_errors(path, f"reading {names[0]!r} from"):
+                found = self._require_variable(self._keep_open(path), path, names[0]).take_samples(begin, end)
+            if found is not None and found.dtype == self.find_dtype(field):
                 return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
-        rows = ShareArray((stop - start, *shape), self.dtype(field))
+        rows = ShareArray((stop - start, *shape), self.find_dtype(field))
         for path, begin, end, at in spans:
-            file = self._file(path)
+            file = self._keep_open(path)
             target = rows[at : at + end - begin]
             for channel, name in enumerate(names):
-                with self.errors(path, f"reading {name!r} from"):
-                    variable = self._variable(file, path, name)
-                    variable.fill(target if self._single[field] else target[..., channel], begin, end)
+                with self.convert_errors(path, f"reading {name!r} from"):
+                    variable = self._require_variable(file, path, name)
+                    variable.fill_array(target if self._single[field] else target[..., channel], begin, end)
         return rows
 
-    def _spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
+    def _find_spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
         """The files that hold samples `start` to `stop`: which of their own, and the place of these from `start` on."""
         found = []
         for number, path in enumerate(self.files):
@@ -283,16 +284,18 @@ class Stack(Format):
         return f"{self.files[number]}, {name!r}{[row - int(self._starts[number]), *index]}"
 
 
-def _several(names: Names | None) -> list[str]:
+def _list_names(names: Names | None) -> list[str]:
     if names is None:
         return []
     several = [names] if isinstance(names, str) else names
     if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
-        raise TypeError(f"DataSet: expected data and labels to be names in the file; given {arguments.given(names)}")
+        raise TypeError(
+            f"DataSet: expected data and labels to be names in the file; given {arguments.describe_value(names)}"
+        )
     return list(several)
 
 
-def numeric(path: Path, name: str, dtype: Any) -> np.dtype:
+def check_numeric(path: Path, name: str, dtype: Any) -> np.dtype:
     """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers."""
     kind = getattr(dtype, "kind", "O")
     if kind not in "biufc":

@@ -19,7 +19,7 @@ class FailedElsewhere(Exception):
     """Another rank has failed, so that what this one is reading is of no use."""
 
 
-def on_all_ranks(
+def run_on_all_ranks(
     action: Callable[[], Result],
     what: str,
     describe: Callable[[Result], str] | None = None,
@@ -51,7 +51,7 @@ def on_all_ranks(
     _take_messages(messages, [rank for rank, (text, _, _) in enumerate(reports) if text])
     if error is not None:
         raise error
-    hosts = world.current().hosts
+    hosts = world.get_world().hosts
     for rank, (text, _, _) in enumerate(reports):
         if text:
             raise ReaderError(f"{what} failed on rank {rank} ({hosts[rank]}): {text}")
@@ -66,14 +66,14 @@ def on_all_ranks(
 
 def stop_if_others_failed() -> None:
     """Called between the pieces of a long read: ends it where another rank has failed."""
-    if getattr(_state, "watching", False) and world.communicator("readers").Iprobe(tag=_FAILED):
+    if getattr(_state, "watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILED):
         raise FailedElsewhere
 
 
 def _tell_the_others() -> list[Any]:
     if not world.is_active():
         return []
-    me, comm = world.current(), world.communicator("readers")
+    me, comm = world.get_world(), world.get_communicator("readers")
     return [comm.isend(None, dest=rank, tag=_FAILED) for rank in range(me.size) if rank != me.rank]
 
 
@@ -82,7 +82,7 @@ def _take_messages(sent: list[Any], failed: list[int]) -> None:
     if not world.is_active():
         return
     for rank in failed:
-        if rank != world.current().rank:
-            world.communicator("readers").recv(source=rank, tag=_FAILED)
+        if rank != world.get_world().rank:
+            world.get_communicator("readers").recv(source=rank, tag=_FAILED)
     for request in sent:
         request.wait()

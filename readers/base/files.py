@@ -16,7 +16,7 @@ from matex_tf import arguments
 _HEADER = 1 << 16
 
 
-def find(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) -> list[Path]:
+def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) -> list[Path]:
     """The files that `path` names: one file, a pattern such as "run_*.nc" (in the order of names), or a list of these.
 
     Raises FileNotFoundError with near names where there is none, and TypeError where `path` is no such thing.
@@ -24,8 +24,8 @@ def find(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) 
     if isinstance(path, (list, tuple)):
         if not path:
             raise FileNotFoundError("expected at least one file, given an empty list")
-        return [file for one in path for file in find(one, allow_folder)]
-    text = text_of(path)
+        return [file for one in path for file in find_files(one, allow_folder)]
+    text = decode_path(path)
     here = Path(text)
     if here.is_file() or (allow_folder and here.is_dir()):
         return [here]
@@ -34,19 +34,23 @@ def find(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) 
         if found:
             return found
     if here.is_dir():
-        raise FileNotFoundError(f"{text}: expected a file, found a folder, which holds {listing(os.listdir(here))}")
-    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){near(here)}")
+        raise FileNotFoundError(
+            f"{text}: expected a file, found a folder, which holds {format_names(os.listdir(here))}"
+        )
+    raise FileNotFoundError(f"{text}: expected a file, found none (from {os.getcwd()}){describe_near(here)}")
 
 
-def text_of(path: Any) -> str:
+def decode_path(path: Any) -> str:
     """`path` as text. Raises TypeError where it is no path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise TypeError(f"DataSet: expected a path, a pattern or a list of them; given {arguments.given(path)}")
+        raise TypeError(
+            f"DataSet: expected a path, a pattern or a list of them; given {arguments.describe_value(path)}"
+        )
     return text
 
 
-def near(path: Path) -> str:
+def describe_near(path: Path) -> str:
     """ "; near names ..." where nothing lies at `path`: what does lie there, for a message."""
     folder = path.parent
     if not folder.is_dir():
@@ -55,22 +59,22 @@ def near(path: Path) -> str:
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     if close:
         return f"; near names in {folder} are {', '.join(close)}"
-    return f"; {folder} holds {listing(names)}"
+    return f"; {folder} holds {format_names(names)}"
 
 
-def listing(names: Iterable[str], most: int = 12) -> str:
+def format_names(names: Iterable[str], most: int = 12) -> str:
     """A few of `names`, for a message."""
     names = sorted(map(str, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "nothing"
 
 
-def similar(name: Any, choices: Iterable[str]) -> str:
+def suggest_similar(name: Any, choices: Iterable[str]) -> str:
     """ "; did you mean 'x'?" where one of `choices` is near `name`; else nothing."""
     close = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def fingerprint(paths: Iterable[Path]) -> str:
+def compute_fingerprint(paths: Iterable[Path]) -> str:
     """Size and a hash of the first bytes of each file, as text: the same where ranks see the same files."""
     parts = []
     for path in paths:

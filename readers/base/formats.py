@@ -131,12 +131,12 @@ def register(*names: str) -> Any:
     for name in names or (None,):
         if not isinstance(name, str) or not name:
             raise TypeError(
-                f'register: expected names of a format, as in @register("MINE"); given {arguments.given(name)}'
+                f'register: expected names of a format, as in @register("MINE"); given {arguments.describe_value(name)}'
             )
 
     def add(kind: type[Format]) -> type[Format]:
         if not isinstance(kind, type) or not issubclass(kind, Format):
-            raise TypeError(f"register: expected a subclass of Format; given {arguments.given(kind)}")
+            raise TypeError(f"register: expected a subclass of Format; given {arguments.describe_value(kind)}")
         for name in names:
             _formats[name.upper()] = kind
         return kind
@@ -144,19 +144,19 @@ def register(*names: str) -> Any:
     return add
 
 
-def known(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether a format of that name is registered."""
     return str(name).upper() in _formats
 
 
-def recognise(path: str | PathLike[str] | Sequence[Any]) -> str:
+def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
     """The name of the format of what lies at `path`, told by its content.
 
     Raises FileNotFoundError where nothing is there and ValueError where no format knows it.
     """
     from matex_tf.readers.base import files
 
-    first = files.find(path, allow_folder=True)[0]
+    first = files.find_files(path, allow_folder=True)[0]
     head = b""
     if not first.is_dir():
         with open(first, "rb") as file:
@@ -179,7 +179,8 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     kind = _formats.get(name.upper()) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(
-            f"DataSet: there is no format {arguments.given(name)}; the formats are {', '.join(sorted(_formats))}"
+            f"DataSet: there is no format {arguments.describe_value(name)}; the formats are "
+            f"{', '.join(sorted(_formats))}"
         )
     make: Callable[..., Format] = kind
     parameters = list(inspect.signature(kind).parameters.values())[1:]

@@ -12,7 +12,9 @@ from typing import Any
 from matex_tf.readers.base.formats import ReaderError
 
 
-def rows(path: Path, data: bytes, delimiter: str, quote: int | None, line: int = 1) -> Iterator[tuple[int, list[str]]]:
+def read_rows(
+    path: Path, data: bytes, delimiter: str, quote: int | None, line: int = 1
+) -> Iterator[tuple[int, list[str]]]:
     """(line, values) of each record, by Python's own slow reader. Raises ReaderError for what is not UTF-8."""
     try:
         text = data.decode("utf-8")
@@ -35,7 +37,7 @@ def rows(path: Path, data: bytes, delimiter: str, quote: int | None, line: int =
         raise ReaderError(f"{path}, line {line + before}: expected a record, found: {error}") from None
 
 
-def explain(
+def explain_error(
     path: Path,
     data: bytes,
     delimiter: str,
@@ -53,7 +55,7 @@ def explain(
     columns: dict[int, list[str]] = {number: [] for number in types}
     wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
     try:
-        for at, values in rows(path, data, delimiter, quote, line):
+        for at, values in read_rows(path, data, delimiter, quote, line):
             if not values:
                 continue
             if len(values) != len(names):
@@ -68,14 +70,14 @@ def explain(
         if pa.types.is_string(kind):
             continue
         texts = ["0" if text in nulls else text for text in columns[number][: len(lines)]]
-        index = _first_wrong(texts, kind)
+        index = _find_wrong(texts, kind)
         if index is None:
             continue
         text = texts[index]
         hint = (
             "; by the first MiB, or by dtype=, this column is read as integers; "
             f'dtype={{{names[number]!r}: "float64"}} reads others'
-            if pa.types.is_integer(kind) and _convert([text], pa.float64())
+            if pa.types.is_integer(kind) and _can_convert([text], pa.float64())
             else ""
         )
         wrong = ReaderError(
@@ -85,14 +87,14 @@ def explain(
     return wrong
 
 
-def _first_wrong(texts: Sequence[str], kind: Any) -> int | None:
+def _find_wrong(texts: Sequence[str], kind: Any) -> int | None:
     """The index of the first text that pyarrow does not take as a number of this type."""
-    if not texts or _convert(texts, kind):
+    if not texts or _can_convert(texts, kind):
         return None
-    return bisect.bisect_left(range(len(texts)), True, key=lambda index: not _convert(texts[: index + 1], kind))
+    return bisect.bisect_left(range(len(texts)), True, key=lambda index: not _can_convert(texts[: index + 1], kind))
 
 
-def _convert(texts: Sequence[str], kind: Any) -> bool:
+def _can_convert(texts: Sequence[str], kind: Any) -> bool:
     """Whether pyarrow takes all texts as numbers of this type."""
     import pyarrow as pa
     from pyarrow import csv

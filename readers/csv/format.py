@@ -16,7 +16,7 @@ from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
 from matex_tf.readers.csv import headers, joined_text, records
 from matex_tf.readers.csv.joined_text import Piece, Text
-from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, line_of, other_records, too_many
+from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, find_line, make_category_error, make_count_error
 from matex_tf.readers.csv.table import Column, Table
 from matex_tf.readers.rows import memory
 from matex_tf.sharding import row_shares
@@ -57,28 +57,28 @@ class Csv(Format):
         quote: str | None = '"',
         memory: int | None = None,
     ):
-        self.files = files.find(path)
+        self.files = files.find_files(path)
         for name, mark in (("delimiter", delimiter), ("quote", quote)):
             if mark and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
-                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.given(mark)}")
-        arguments.flag("DataSet", "header", header)
+                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.describe_value(mark)}")
+        arguments.check_flag("DataSet", "header", header)
         if memory is not None:
-            arguments.whole_number("DataSet", "memory, in bytes,", memory, 0)
+            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
         self._quote = ord(quote) if quote else None
         self._memory = memory
-        head = joined_text.head(self.files[0], headers.HEAD_BYTES)
-        delimiter = delimiter or headers.sniff(self.files[0], head)
+        head = joined_text.read_head(self.files[0], headers.HEAD_BYTES)
+        delimiter = delimiter or headers.sniff_delimiter(self.files[0], head)
         self._pieces: list[Piece] = []
         for file in self.files:
             known = head if file is self.files[0] else b""
-            names, start = headers.read(file, known, header, delimiter, self._quote)
+            names, start = headers.read_names(file, known, header, delimiter, self._quote)
             if not self._pieces:
                 self._table = Table(file, names, delimiter, self._quote)
             headers.check_same(file, names, header, self.files[0], self._table.names)
             self._pieces.append(Piece(file, file, start))
-        self._table.choose(labels, columns)
+        self._table.choose_columns(labels, columns)
         self.labelled = "labels" in self._table.columns
-        self._table.learn_types(*headers.sample(self._pieces, head, self._quote), dtype)
+        self._table.learn_types(*headers.sample_records(self._pieces, head, self._quote), dtype)
         self._packed = [number for number, file in enumerate(self.files) if joined_text.is_packed(file)]
         self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
         self.surveys = len(self._turns)
@@ -92,7 +92,7 @@ class Csv(Format):
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
     def describe(self) -> str:
-        return self._table.describe()
+        return self._table.describe_columns()
 
     # Records: every rank looks for their ends in its part of the bytes, and keeps what it parses as it goes.
 
@@ -104,7 +104,7 @@ class Csv(Format):
 
     def settled(self) -> None:
         for path in self._unpacked:
-            joined_text.remove(path)  # every rank of this host has it open
+            joined_text.remove_file(path)  # every rank of this host has it open
 
     def _survey_unpack(self, ranks: Ranks) -> dict[int, Path]:
         """Each gzipped file is unpacked by one rank of each host; several by several."""
@@ -112,9 +112,9 @@ class Csv(Format):
         mine = {}
         for place, number in enumerate(self._packed):
             if here[place % len(here)] == ranks.rank:
-                mine[number] = joined_text.unpack(self.files[number])
+                mine[number] = joined_text.unpack_file(self.files[number])
                 self._unpacked.append(mine[number])
-                weakref.finalize(self, joined_text.remove, mine[number])
+                weakref.finalize(self, joined_text.remove_file, mine[number])
         return mine
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[int, Path]]) -> None:
@@ -126,34 +126,35 @@ class Csv(Format):
     def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
         """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
         self._text = Text(self._pieces)
-        start, stop = row_shares.rows_of(self._text.size, ranks.rank, ranks.size)
+        start, stop = row_shares.deal_block(self._text.size, ranks.rank, ranks.size)
         taking = None
         if self.keep:
             here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
-            most = memory.free() // 2 // here if self._memory is None else self._memory
+            most = memory.measure_free() // 2 // here if self._memory is None else self._memory
             rows = Rows(self._table, self.missing, most)
             taking = Taking(self._text, self._table, self._quote, rows, start, stop)
         parts = [
-            records.search(self._read, begin, end, self._quote, each=taking.piece if taking else None)
-            for begin, end in self._text.within(start, stop)
+            records.search_records(self._read_text, begin, end, self._quote, each=taking.take_piece if taking else None)
+            for begin, end in self._text.split_by_file(start, stop)
         ]
         if taking is not None:
-            taking.finish()
+            taking.finish_part()
         self._taking = taking
         if taking is None or taking.given_up:
             return parts, None, False
         return parts, taking.rows.count, taking.error is not None
 
-    def _read(self, start: int, stop: int) -> bytes:
+    def _read_text(self, start: int, stop: int) -> bytes:
         agreement.stop_if_others_failed()
-        return self._text.read(start, stop)
+        return self._text.read_bytes(start, stop)
 
     def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
         text, parts = self._text, [part for of_rank, _, _ in found for part in of_rank]
-        self._records = records.join(parts, 0, text.size, text.read, text.ends)
+        self._records = records.join_parts(parts, 0, text.size, text.read_bytes, text.ends)
         if self._records.open is not None:
             raise ReaderError(
-                f"{text.file(self._records.open - 1)}: expected every quote to be closed, found one open at the end of "
+                f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
+                f"end of "
                 "the file. Where quotes are letters like others, give quote=None"
             )
         counts = [count for _, count, _ in found if count is not None]
@@ -163,23 +164,23 @@ class Csv(Format):
         failed = any(failed for _, _, failed in found)
         if self._records.cut or (not failed and sum(counts) != self._records.count):
             self._take_again(ranks)
-            counts = [stop - start for start, stop in self._shares(ranks)]
+            counts = [stop - start for start, stop in self._list_shares(ranks)]
         elif self._taking.error is not None:
             raise self._taking.error
         self.held = Held(counts, self._taking.rows.buffers)
 
-    def _shares(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [row_shares.rows_of(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
+    def _list_shares(self, ranks: Ranks) -> list[tuple[int, int]]:
+        return [row_shares.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
 
     def _take_again(self, ranks: Ranks) -> None:
         """Some part begins within quotes: now that the places of records are known, take this rank's."""
         assert self._taking is not None
         rows = self._taking.rows = Rows(self._table, self.missing, sys.maxsize)
-        start, stop = self._shares(ranks)[ranks.rank]
-        for first, table, at in self._tables(start, stop, self._parse(list(self._table.columns))):
+        start, stop = self._list_shares(ranks)[ranks.rank]
+        for first, table, at in self._iterate_tables(start, stop, self._make_parse(list(self._table.columns))):
             left = (stop - first - len(table)) / max(1, len(table))
-            rows.append(table, left, lambda row: line_of(self._text, self._quote, at, row))  # noqa: B023
-        rows.finish()
+            rows.append_table(table, left, lambda row: find_line(self._text, self._quote, at, row))  # noqa: B023
+        rows.finish_rows()
 
     def _survey_categories(self, ranks: Ranks) -> dict[int, list[str]]:
         import pyarrow as pa
@@ -189,12 +190,12 @@ class Csv(Format):
             return {number: list(known) for number, known in self._taking.rows.values.items()}
         texts = self._table.texts
         values: dict[int, Any] = {number: pa.array([], pa.string()) for number in texts}
-        for _, table, _ in self._tables(*self._shares(ranks)[ranks.rank], self._table.parse_texts):
+        for _, table, _ in self._iterate_tables(*self._list_shares(ranks)[ranks.rank], self._table.parse_texts):
             for number, known in values.items():
                 here = pc.unique(table[str(number)].combine_chunks()).drop_null()
                 values[number] = pc.unique(pa.concat_arrays([known, here]))
                 if len(values[number]) > MOST_CATEGORIES:
-                    raise too_many(self._table, number)
+                    raise make_category_error(self._table, number)
         return {number: known.to_pylist() for number, known in values.items()}
 
     def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, list[str]]]) -> None:
@@ -203,7 +204,7 @@ class Csv(Format):
         self._table.check_categories(self._values)
         self.categories = {self._table.names[number]: values for number, values in self._values.items()}
         if self._taking is not None:
-            self._taking.rows.settle(self._values)
+            self._taking.rows.settle_categories(self._values)
 
     # Rows.
 
@@ -214,19 +215,19 @@ class Csv(Format):
         return records.STRIDE
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        rows = ShareArray(self._table.shape(field, stop - start), self._table.dtype(field, self.missing))
-        for first, table, at in self._tables(start, stop, self._parse([field])):
-            self._table.fill(
+        rows = ShareArray(self._table.compute_shape(field, stop - start), self._table.find_dtype(field, self.missing))
+        for first, table, at in self._iterate_tables(start, stop, self._make_parse([field])):
+            self._table.fill_rows(
                 rows[first - start : first - start + len(table)],
                 table,
                 field,
-                self._codes,
+                self._encode_column,
                 self.missing,
-                lambda row: line_of(self._text, self._quote, at, row),  # noqa: B023  (called at once)
+                lambda row: find_line(self._text, self._quote, at, row),  # noqa: B023  (called at once)
             )
         return rows
 
-    def _codes(self, number: int, column: Any) -> np.ndarray:
+    def _encode_column(self, number: int, column: Any) -> np.ndarray:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -235,22 +236,22 @@ class Csv(Format):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))
         return codes.to_numpy()
 
-    def _parse(self, fields: list[str]) -> Callable[..., Any]:
-        return lambda data, newlines, line: self._table.parse(data, fields, newlines, line)
+    def _make_parse(self, fields: list[str]) -> Callable[..., Any]:
+        return lambda data, newlines, line: self._table.parse_records(data, fields, newlines, line)
 
-    def _tables(self, start: int, stop: int, parse: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
+    def _iterate_tables(self, start: int, stop: int, parse: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
         """(first row, table, first byte) of the rows `start` to `stop`, some at a time."""
-        for first, last, begin, end in self._slices(start, stop):
-            data = self._read(begin, end)
-            table = parse(data, self._records.newlines, lambda: self._text.line(begin))  # noqa: B023
+        for first, last, begin, end in self._iterate_slices(start, stop):
+            data = self._read_text(begin, end)
+            table = parse(data, self._records.newlines, lambda: self._text.find_line(begin))  # noqa: B023
             if len(table) != last - first:
-                raise other_records(self._text.line(begin), last - first, len(table))
+                raise make_count_error(self._text.find_line(begin), last - first, len(table))
             yield first, table, begin
 
-    def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(first row, row after the last, first byte, byte after the last), cut where records begin."""
         numbers, places = self._records.numbers, self._records.places
-        row, byte = start, self._byte(start)
+        row, byte = start, self._find_byte(start)
         index = int(np.searchsorted(numbers, start, side="right"))
         while row < stop:
             while index + 1 < len(numbers) and numbers[index + 1] < stop and places[index + 1] - byte <= _SLICE_BYTES:
@@ -259,17 +260,17 @@ class Csv(Format):
                 last, end = numbers[index], places[index]
                 index += 1
             else:
-                last, end = stop, self._byte(stop)
+                last, end = stop, self._find_byte(stop)
             yield row, last, byte, end
             row, byte = last, end
 
-    def _byte(self, row: int) -> int:
+    def _find_byte(self, row: int) -> int:
         """Where a row begins."""
         if row >= self._records.count:
             return self._records.stop
-        number, place = self._records.near(row)
-        return records.skip(self._text.read, place, self._records.stop, row - number, self._quote)
+        number, place = self._records.find_near(row)
+        return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._quote)
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         column = self._table.columns[field][index[0] if index else 0]
-        return f"{self._text.line(self._byte(row))}, column {self._table.names[column]!r}"
+        return f"{self._text.find_line(self._find_byte(row))}, column {self._table.names[column]!r}"

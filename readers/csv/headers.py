@@ -15,11 +15,11 @@ _FIRST_BYTES = 1 << 12
 _DELIMITERS = ",;\t|"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{len(names)}: {files.listing(names)}" if len(names) > 12 else ", ".join(names)
+def _format_columns(names: Sequence[str]) -> str:
+    return f"{len(names)}: {files.format_names(names)}" if len(names) > 12 else ", ".join(names)
 
 
-def sniff(path: Path, head: bytes) -> str:
+def sniff_delimiter(path: Path, head: bytes) -> str:
     """The delimiter that the first line shows; a comma where it shows none."""
     if ".tsv" in path.suffixes:
         return "\t"
@@ -27,7 +27,7 @@ def sniff(path: Path, head: bytes) -> str:
     return next((mark for mark in _DELIMITERS if mark in line), ",")
 
 
-def read(file: Path, head: bytes, header: bool, delimiter: str, quote: int | None) -> tuple[list[str], int]:
+def read_names(file: Path, head: bytes, header: bool, delimiter: str, quote: int | None) -> tuple[list[str], int]:
     """The names of the columns, and the bytes of the text before the first record."""
 
     def piece(start: int, stop: int) -> bytes:
@@ -35,9 +35,9 @@ def read(file: Path, head: bytes, header: bool, delimiter: str, quote: int | Non
 
     length = _FIRST_BYTES
     while True:
-        before, head = head, head or joined_text.head(file, length)
+        before, head = head, head or joined_text.read_head(file, length)
         begin = len(BOM) if head.startswith(BOM) else 0
-        first = records.skip(piece, begin, len(head), 1, quote)
+        first = records.skip_records(piece, begin, len(head), 1, quote)
         if before or first < len(head) or len(head) < length:
             break
         head, length = b"", length * 16
@@ -46,7 +46,7 @@ def read(file: Path, head: bytes, header: bool, delimiter: str, quote: int | Non
         raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
     if not line.strip():
         raise ReaderError(f"{file}: expected a table, found no line with anything in it")
-    rows = errors.rows(file, line, delimiter, quote)
+    rows = errors.read_rows(file, line, delimiter, quote)
     values = next((row for _, row in rows if row), [])
     if header:
         return [name.strip() for name in values], first
@@ -57,20 +57,22 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
     """Raises ReaderError where a file has other columns than the first one."""
     if names != expected:
         what = "the header" if header else "as many columns as"
-        raise ReaderError(f"{file}: expected {what} of {first}, {_listed(expected)}; found {_listed(names)}")
+        raise ReaderError(
+            f"{file}: expected {what} of {first}, {_format_columns(expected)}; found {_format_columns(names)}"
+        )
 
 
-def sample(pieces: Sequence[Piece], head: bytes, quote: int | None) -> tuple[bytes, Path, int]:
+def sample_records(pieces: Sequence[Piece], head: bytes, quote: int | None) -> tuple[bytes, Path, int]:
     """Records by which types are told, of the first file that has some; that file, and the line where they begin."""
     found, line, file = b"", 1, pieces[0].named
     for piece in pieces:
-        head = head if piece.named == pieces[0].named else joined_text.head(piece.named, HEAD_BYTES)
+        head = head if piece.named == pieces[0].named else joined_text.read_head(piece.named, HEAD_BYTES)
         length = HEAD_BYTES
-        end = _whole_records(head, piece.start, length, quote)
+        end = _find_records_end(head, piece.start, length, quote)
         while not end:
             length *= 4
-            head = joined_text.head(piece.named, length)
-            end = _whole_records(head, piece.start, length, quote)
+            head = joined_text.read_head(piece.named, length)
+            end = _find_records_end(head, piece.start, length, quote)
         file, line = piece.named, 1 + head[: piece.start].count(b"\n")
         found = head[piece.start : end]
         if found.strip():
@@ -78,8 +80,8 @@ def sample(pieces: Sequence[Piece], head: bytes, quote: int | None) -> tuple[byt
     return found, file, line
 
 
-def _whole_records(head: bytes, start: int, length: int, quote: int | None) -> int:
+def _find_records_end(head: bytes, start: int, length: int, quote: int | None) -> int:
     """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
     if len(head) < length:
         return len(head)
-    return records.search(lambda a, b: head[a:b], start, length, quote).outside.last or 0
+    return records.search_records(lambda a, b: head[a:b], start, length, quote).outside.last or 0

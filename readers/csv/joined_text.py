@@ -28,16 +28,16 @@ def is_packed(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def head(path: Path, length: int) -> bytes:
+def read_head(path: Path, length: int) -> bytes:
     """The first bytes of the text of a file."""
     try:
         with gzip.open(path) if is_packed(path) else open(path, "rb") as file:
             return file.read(length)
     except _DAMAGED as error:
-        raise _bad_gzip(path, error) from None
+        raise _make_gzip_error(path, error) from None
 
 
-def unpack(path: Path) -> Path:
+def unpack_file(path: Path) -> Path:
     """The text of a gzipped file, in a temporary file that all ranks of this host see."""
     with real_files.use_real_files():
         target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
@@ -45,20 +45,20 @@ def unpack(path: Path) -> Path:
         with os.fdopen(target, "wb") as file, gzip.open(path) as source:
             shutil.copyfileobj(_Watched(source), file, 1 << 20)
     except BaseException as error:
-        remove(Path(name))
+        remove_file(Path(name))
         if isinstance(error, _DAMAGED):
-            raise _bad_gzip(path, error) from None
+            raise _make_gzip_error(path, error) from None
         raise
     return Path(name)
 
 
-def remove(path: Path) -> None:
-    """Remove a file that `unpack` made, if it is still there."""
+def remove_file(path: Path) -> None:
+    """Remove a file that `unpack_file` made, if it is still there."""
     with real_files.use_real_files():
         path.unlink(missing_ok=True)
 
 
-def _bad_gzip(path: Path, error: Exception) -> ReaderError:
+def _make_gzip_error(path: Path, error: Exception) -> ReaderError:
     return ReaderError(f"{path}: truncated or damaged: expected gzip data, found: {error}")
 
 
@@ -96,7 +96,7 @@ class Text:
 
     def __init__(self, pieces: Sequence[Piece]):
         self._pieces = pieces
-        self._open = {number: _opened(piece) for number, piece in enumerate(pieces) if piece.is_unpacked}
+        self._open = {number: _open_piece(piece) for number, piece in enumerate(pieces) if piece.is_unpacked}
         self._sizes = [
             (os.fstat(self._open[number].fileno()) if piece.is_unpacked else os.stat(piece.path)).st_size
             for number, piece in enumerate(pieces)
@@ -106,23 +106,23 @@ class Text:
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
 
-    def read(self, start: int, stop: int) -> bytes:
+    def read_bytes(self, start: int, stop: int) -> bytes:
         found = []
         start = max(0, start)
         while start < stop:
             number = bisect.bisect_right(self.ends, start)
             end = min(stop, self.ends[number])
             inside = self._pieces[number].start - self.starts[number]
-            data = self._read(number, start + inside, min(end + inside, self._sizes[number]))
+            data = self._read_piece(number, start + inside, min(end + inside, self._sizes[number]))
             found.append(data if end < self.ends[number] else data + b"\n")
             start = end
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def _read(self, number: int, start: int, stop: int) -> bytes:
+    def _read_piece(self, number: int, start: int, stop: int) -> bytes:
         """Bytes of one file."""
         found = []
         while start < stop:
-            data = os.pread(self._file(number).fileno(), stop - start, start)
+            data = os.pread(self._open_file(number).fileno(), stop - start, start)
             if not data:
                 raise ReaderError(
                     f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found {start}"
@@ -131,36 +131,38 @@ class Text:
             start += len(data)
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def _file(self, number: int) -> BinaryIO:
+    def _open_file(self, number: int) -> BinaryIO:
         if number in self._open:
             return self._open[number]
         # One at a time, because there may be more than a process may have open.
         if self._last is None or self._last[0] != number:
             if self._last is not None:
                 self._last[1].close()
-            self._last = (number, _opened(self._pieces[number]))
+            self._last = (number, _open_piece(self._pieces[number]))
         return self._last[1]
 
-    def within(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """`start` to `stop` in parts of one file each."""
         for end in self.ends[bisect.bisect_right(self.ends, start) :]:
             if start < stop:
                 yield start, min(stop, end)
             start = end
 
-    def file(self, byte: int) -> Path:
+    def find_file(self, byte: int) -> Path:
         """The file in which a byte lies."""
         return self._pieces[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
 
-    def line(self, byte: int) -> str:
+    def find_line(self, byte: int) -> str:
         """The file and the line, from 1, that begins at a byte."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
         last = byte - self.starts[number] + self._pieces[number].start
         steps = range(0, min(last, self._sizes[number]), 1 << 20)
-        count = sum(self._read(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps)
+        count = sum(
+            self._read_piece(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps
+        )
         return f"{self._pieces[number].named}, line {1 + count}"
 
 
-def _opened(piece: Piece) -> BinaryIO:
+def _open_piece(piece: Piece) -> BinaryIO:
     with real_files.use_real_files() if piece.is_unpacked else contextlib.nullcontext():
         return open(piece.path, "rb", buffering=0)

@@ -42,12 +42,12 @@ class Rows:
     def can_hold_texts(self) -> bool:
         """Whether the arrays can hold the integers of texts before these are agreed on."""
         return all(
-            self._table.dtype(field, self._missing).itemsize >= 4
+            self._table.find_dtype(field, self._missing).itemsize >= 4
             for field, numbers in self._table.columns.items()
             if set(numbers) & set(self._table.texts)
         )
 
-    def append(self, found: Any, left: float, place: Callable[[int], str]) -> None:
+    def append_table(self, found: Any, left: float, place: Callable[[int], str]) -> None:
         """Take the rows of a pyarrow table; about `left` times as many are still to come.
 
         Raises TooLarge, and ReaderError where a value cannot be taken.
@@ -55,24 +55,24 @@ class Rows:
         rows = len(found)
         if not rows:
             return
-        codes = {number: self._encode(number, found[str(number)]) for number in self._table.texts}
+        codes = {number: self._encode_column(number, found[str(number)]) for number in self._table.texts}
         if rows > self._room:
-            self._grow(rows, left)
-        filled = len(self._first_buffer()) - self._room
+            self._grow_buffers(rows, left)
+        filled = len(self._get_buffer()) - self._room
         for field, buffers in self.buffers.items():
             target = buffers[-1][filled : filled + rows]
-            self._table.fill(target, found, field, lambda number, column: codes[number], self._missing, place)
+            self._table.fill_rows(target, found, field, lambda number, column: codes[number], self._missing, place)
         self._room -= rows
         self.count += rows
 
-    def _first_buffer(self) -> np.ndarray:
+    def _get_buffer(self) -> np.ndarray:
         return next(iter(self.buffers.values()))[-1]
 
-    def _grow(self, rows: int, left: float) -> None:
-        self._trim()
+    def _grow_buffers(self, rows: int, left: float) -> None:
+        self._trim_buffers()
         room = rows + int(rows * left * _SPARE) + 16
-        shapes = {field: self._table.shape(field, room) for field in self.buffers}
-        dtypes = {field: self._table.dtype(field, self._missing) for field in self.buffers}
+        shapes = {field: self._table.compute_shape(field, room) for field in self.buffers}
+        dtypes = {field: self._table.find_dtype(field, self._missing) for field in self.buffers}
         more = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
         if self.nbytes + more > self._most:
             raise TooLarge
@@ -85,14 +85,14 @@ class Rows:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers)
 
-    def _trim(self) -> None:
+    def _trim_buffers(self) -> None:
         if self._room:
             for buffers in self.buffers.values():
                 rows = len(buffers[-1]) - self._room
                 buffers[-1].resize((rows, *buffers[-1].shape[1:]), refcheck=False)
             self._room = 0
 
-    def _encode(self, number: int, column: Any) -> np.ndarray:
+    def _encode_column(self, number: int, column: Any) -> np.ndarray:
         import pyarrow as pa
 
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -100,18 +100,18 @@ class Rows:
         known = self.values[number]
         places = [known.setdefault(text, len(known)) for text in encoded.dictionary.to_pylist()]
         if len(known) > MOST_CATEGORIES:
-            raise too_many(self._table, number)
+            raise make_category_error(self._table, number)
         # The last one is that of missing values, whose index is -1.
         meaning = np.array([1 + place for place in places] + [0], np.int64)
         return meaning[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
-    def settle(self, values: dict[int, list[str]]) -> None:
+    def settle_categories(self, values: dict[int, list[str]]) -> None:
         """Put the numbers that all ranks agreed on in place of this rank's own."""
         for number, known in self.values.items():
             agreed = {text: place for place, text in enumerate(values[number])}
             for field, numbers in self._table.columns.items():
                 for index in [place for place, one in enumerate(numbers) if one == number]:
-                    dtype = self._table.dtype(field, self._missing)
+                    dtype = self._table.find_dtype(field, self._missing)
                     absent = np.nan if dtype.kind == "f" else self._missing if self._missing != "error" else 0
                     meaning = np.array([absent, *[agreed[text] for text in known]]).astype(dtype)
                     for buffer in self.buffers[field]:
@@ -120,15 +120,17 @@ class Rows:
                             piece = column[start : start + (1 << 16)]
                             piece[:] = meaning[np.asarray(piece).astype(np.int64)]
 
-    def finish(self) -> None:
+    def finish_rows(self) -> None:
         """Give back the memory of rows that did not come."""
-        self._trim()
+        self._trim_buffers()
         for field, buffers in self.buffers.items():
             if not buffers:
-                buffers.append(ShareArray(self._table.shape(field, 0), self._table.dtype(field, self._missing)))
+                buffers.append(
+                    ShareArray(self._table.compute_shape(field, 0), self._table.find_dtype(field, self._missing))
+                )
 
 
-def too_many(table: Table, number: int) -> ReaderError:
+def make_category_error(table: Table, number: int) -> ReaderError:
     return ReaderError(
         f"{table.path}: expected numbers or up to {MOST_CATEGORIES} different texts in column "
         f"{table.names[number]!r}, found more; leave it out with columns="
@@ -146,7 +148,7 @@ class Taking:
         self.rows = rows
         self.error: Exception | None = None
         self.given_up = not rows.can_hold_texts()
-        whole = start in text.starts or text.read(start - 1, start) == b"\n"
+        whole = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
         # Where the first record that isn't taken yet begins; None as long as the end of the one before isn't found.
         self._at: int | None = start if whole else None
         self._waiting: list[bytes] = []
@@ -155,7 +157,7 @@ class Taking:
     def active(self) -> bool:
         return self.error is None and not self.given_up
 
-    def piece(self, begin: int, data: bytes, ends: np.ndarray, real: np.ndarray) -> None:
+    def take_piece(self, begin: int, data: bytes, ends: np.ndarray, real: np.ndarray) -> None:
         """Take what was read from the byte `begin` on; for `records.search`."""
         if not self.active or (self._at is None and not len(ends)):
             return
@@ -167,41 +169,41 @@ class Taking:
             cut = int(ends[-1])
             whole = b"".join(self._waiting)
             block, self._waiting = whole[: cut - self._at], [whole[cut - self._at :]]
-            self._take(block, len(ends), int(np.count_nonzero(real > self._at)))
+            self._take_block(block, len(ends), int(np.count_nonzero(real > self._at)))
             self._at = cut
 
-    def _take(self, block: bytes, lines: int, expected: int) -> None:
+    def _take_block(self, block: bytes, lines: int, expected: int) -> None:
         at = self._at or 0
         try:
-            table = self._table.parse(
-                block, list(self._table.columns), block.count(b"\n") > lines, lambda: self._text.line(at)
+            table = self._table.parse_records(
+                block, list(self._table.columns), block.count(b"\n") > lines, lambda: self._text.find_line(at)
             )
             if len(table) != expected:
-                raise other_records(self._text.line(at), expected, len(table))
+                raise make_count_error(self._text.find_line(at), expected, len(table))
             left = max(0, self._stop - at - len(block)) / max(1, len(block))
-            self.rows.append(table, left, lambda row: line_of(self._text, self._quote, at, row))
+            self.rows.append_table(table, left, lambda row: find_line(self._text, self._quote, at, row))
         except TooLarge:
             self.given_up = True
         except (ReaderError, ValueError) as error:
             self.error = error
 
-    def finish(self) -> None:
+    def finish_part(self) -> None:
         """Take the last record, which goes on after the part."""
         if self.active and self._at is not None and self._at < self._stop:
-            last = records.line_end(self._text.read, self._at, self._text.size, self._quote)
+            last = records.find_line_end(self._text.read_bytes, self._at, self._text.size, self._quote)
             self._waiting = []
-            block = self._text.read(self._at, last)
-            self._take(block, 1, int(bool(block.strip(b"\r\n"))))
+            block = self._text.read_bytes(self._at, last)
+            self._take_block(block, 1, int(bool(block.strip(b"\r\n"))))
         self._waiting = []
-        self.rows.finish()
+        self.rows.finish_rows()
 
 
-def line_of(text: Text, quote: int | None, at: int, row: int) -> str:
+def find_line(text: Text, quote: int | None, at: int, row: int) -> str:
     """The place of the record that is `row` records after the byte `at`."""
-    return text.line(records.skip(text.read, at, text.size, row, quote))
+    return text.find_line(records.skip_records(text.read_bytes, at, text.size, row, quote))
 
 
-def other_records(place: str, expected: int, found: int) -> ReaderError:
+def make_count_error(place: str, expected: int, found: int) -> ReaderError:
     named, _, line = place.rpartition(", line ")
     return ReaderError(
         f"{named}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "

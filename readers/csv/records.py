@@ -47,7 +47,7 @@ class Part:
     stop: int
 
 
-def search(
+def search_records(
     read: Callable[[int, int], bytes],
     start: int,
     stop: int,
@@ -66,7 +66,7 @@ def search(
     parity = 0
     # A line that begins before this part is taken to have something in it unless it is seen to be empty.
     before = read(max(0, start - 2), start)
-    ends = {0: _line_start(before, start), 1: _line_start(before, start)}
+    ends = {0: _find_line_start(before, start), 1: _find_line_start(before, start)}
     for begin in range(start, stop, piece):
         data = read(begin, min(begin + piece, stop))
         values = np.frombuffer(data, np.uint8)
@@ -80,7 +80,7 @@ def search(
         for supposed, found in ((0, outside), (1, inside)):
             mine = free[supposed]
             found.newlines |= len(mine) < len(newlines)
-            ends[supposed], real = _add(found, values, begin, mine, ends[supposed], read, stride)
+            ends[supposed], real = _add_piece(found, values, begin, mine, ends[supposed], read, stride)
             if each is not None and not supposed:
                 each(begin, data, mine + (begin + 1), real)
         if quotes is not None:
@@ -88,7 +88,7 @@ def search(
     return Part(outside, inside, bool(parity), start, stop)
 
 
-def _line_start(before: bytes, start: int) -> int:
+def _find_line_start(before: bytes, start: int) -> int:
     """Where the line that goes on at `start` begins, or a byte that is far enough before it."""
     if not before or before.endswith(b"\n"):
         return start
@@ -97,7 +97,7 @@ def _line_start(before: bytes, start: int) -> int:
     return start - 2
 
 
-def _add(
+def _add_piece(
     found: Found, values: np.ndarray, begin: int, newlines: np.ndarray, line: int, read: Callable[..., Any], stride: int
 ) -> tuple[int, np.ndarray]:
     """Count the records that end at `newlines` of a piece; `line`: where the line begins.
@@ -129,12 +129,12 @@ def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callab
     return bool(byte == _RETURN)
 
 
-def skip(read: Callable[[int, int], bytes], start: int, stop: int, count: int, quote: int | None) -> int:
+def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count: int, quote: int | None) -> int:
     """The byte after the first `count` records from `start`; `stop` where there are no more."""
     window = 1 << 16
     while count:
         end = min(stop, start + window)
-        places = search(read, start, end, quote, stride=1, piece=window).outside.places
+        places = search_records(read, start, end, quote, stride=1, piece=window).outside.places
         if len(places) >= count:
             return places[count - 1]
         if end == stop:
@@ -143,13 +143,15 @@ def skip(read: Callable[[int, int], bytes], start: int, stop: int, count: int, q
     return start
 
 
-def line_end(read: Callable[[int, int], bytes], start: int, stop: int, quote: int | None) -> int:
+def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, quote: int | None) -> int:
     """The byte after the first line that ends outside of quotes from `start`, be it empty; `stop` if there is none."""
     found: list[int] = []
     window = 1 << 16
     while True:
         end = min(stop, start + window)
-        search(read, start, end, quote, piece=window, each=lambda begin, data, ends, real: found.extend(ends[:1]))
+        search_records(
+            read, start, end, quote, piece=window, each=lambda begin, data, ends, real: found.extend(ends[:1])
+        )
         if found or end == stop:
             return int(found[0]) if found else stop
         window *= 4
@@ -172,13 +174,13 @@ class Records:
     stop: int
     cut: list[int] = field(default_factory=list, compare=False)
 
-    def near(self, record: int) -> tuple[int, int]:
+    def find_near(self, record: int) -> tuple[int, int]:
         """(number, first byte) of a record at or shortly before `record`."""
         index = bisect.bisect_right(self.numbers, record) - 1
         return self.numbers[index], self.places[index]
 
 
-def join(
+def join_parts(
     parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes], ends: Collection[int] = ()
 ) -> Records:
     """The records of the text from `start` to `stop`, from its parts in order; `rest` reads what follows the last.

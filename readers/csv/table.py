@@ -13,7 +13,7 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import errors
 from matex_tf.readers.rows.missing import check_fits
-from matex_tf.readers.rows.missing import found as found_missing
+from matex_tf.readers.rows.missing import make_missing_error as found_missing
 
 Column = str | int
 _NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
@@ -39,28 +39,32 @@ class Table:
         self.texts: list[int] = []
         self._types: dict[tuple[str, int], Any] = {}
 
-    def choose(self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None) -> None:
+    def choose_columns(
+        self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
+    ) -> None:
         """Raises ReaderError for a column that isn't there."""
         several = labels if isinstance(labels, (list, tuple)) else None
         wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
-        chosen = [self._column(column) for column in wanted]
+        chosen = [self._find_column(column) for column in wanted]
         if isinstance(columns, (str, int)):
             columns = [columns]
         if columns is not None and not isinstance(columns, (list, tuple, range)):
-            raise TypeError(f"DataSet: expected columns to be names or numbers; given {arguments.given(columns)}")
+            raise TypeError(
+                f"DataSet: expected columns to be names or numbers; given {arguments.describe_value(columns)}"
+            )
         data = (
             [number for number in range(len(self.names)) if number not in chosen]
             if columns is None
-            else [self._column(column) for column in columns]
+            else [self._find_column(column) for column in columns]
         )
         if not data:
             raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
         self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
         self.single = {"data": False, "labels": several is None}
 
-    def _column(self, column: Column) -> int:
+    def _find_column(self, column: Column) -> int:
         if isinstance(column, bool) or not isinstance(column, (str, int, np.integer)):
-            raise TypeError(f"DataSet: expected a column's name or number; given {arguments.given(column)}")
+            raise TypeError(f"DataSet: expected a column's name or number; given {arguments.describe_value(column)}")
         if isinstance(column, (int, np.integer)) and -len(self.names) <= column < len(self.names):
             return column % len(self.names)
         if self.names.count(str(column)) > 1:
@@ -68,7 +72,8 @@ class Table:
         if column in self.names:
             return self.names.index(str(column))
         raise ReaderError(
-            f"{self.path}: expected a column {column!r}, found none{files.similar(column, self.names)}; the columns "
+            f"{self.path}: expected a column {column!r}, found none{files.suggest_similar(column, self.names)}; the "
+            f"columns "
             f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
         )
 
@@ -78,13 +83,15 @@ class Table:
 
         used = sorted({number for numbers in self.columns.values() for number in numbers})
         by_column = (
-            {self._column(key): _dtype(kind) for key, kind in dtype.items()} if isinstance(dtype, Mapping) else {}
+            {self._find_column(key): _make_dtype(kind) for key, kind in dtype.items()}
+            if isinstance(dtype, Mapping)
+            else {}
         )
-        common = None if dtype is None or isinstance(dtype, Mapping) else _dtype(dtype)
+        common = None if dtype is None or isinstance(dtype, Mapping) else _make_dtype(dtype)
         found: dict[int, Any] = dict.fromkeys(used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
-            table = self._parse(sample, used, None, newlines=True, line=lambda: place)
+            table = self._parse_block(sample, used, None, newlines=True, line=lambda: place)
             found = {number: table.schema.field(str(number)).type for number in used}
             for number in used:
                 if not (_is_number(found[number]) or number in by_column):
@@ -122,7 +129,7 @@ class Table:
             return  # dates and the like
         numeric = pc.sum(pc.match_substring_regex(column, _NUMBER)).as_py() or 0
         if 2 * numeric > len(column) - column.null_count:
-            error = errors.explain(
+            error = errors.explain_error(
                 file,
                 sample,
                 self._delimiter,
@@ -138,19 +145,19 @@ class Table:
                 f"{error}; most values of this column are numbers. dtype={{{name!r}: str}} takes all of them as text"
             )
 
-    def describe(self) -> str:
+    def describe_columns(self) -> str:
         texts = [self.names[number] for number in self.texts]
         return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self._types.values()]}"
 
-    def dtype(self, field: str, missing: Any) -> np.dtype:
+    def find_dtype(self, field: str, missing: Any) -> np.dtype:
         """As what the rows of a field are read; integers that may be missing need a NaN."""
         stored = self.dtypes[field]
         return np.dtype("f8") if missing == "nan" and stored.kind != "f" else stored
 
-    def shape(self, field: str, rows: int) -> tuple[int, ...]:
+    def compute_shape(self, field: str, rows: int) -> tuple[int, ...]:
         return (rows,) if self.single[field] else (rows, len(self.columns[field]))
 
-    def parse(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
+    def parse_records(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
         """The records in `data` as a pyarrow table, whose columns are named as `key` says.
 
         `newlines`: whether some stand within quotes. `line` gives the place of the first record, for errors.
@@ -160,16 +167,16 @@ class Table:
             for number in self.columns[field]:
                 # A column that is both data and label is read as the wider of its types.
                 kind = self._types[field, number]
-                types[number] = kind if number not in types else _wider(types[number], kind)
-        return self._parse(data, list(types), types, newlines, line)
+                types[number] = kind if number not in types else _widen_type(types[number], kind)
+        return self._parse_block(data, list(types), types, newlines, line)
 
     def parse_texts(self, data: bytes, newlines: bool, line: Callable[[], str]) -> Any:
         """The same of the columns of text alone."""
         import pyarrow as pa
 
-        return self._parse(data, self.texts, dict.fromkeys(self.texts, pa.string()), newlines, line)
+        return self._parse_block(data, self.texts, dict.fromkeys(self.texts, pa.string()), newlines, line)
 
-    def _parse(
+    def _parse_block(
         self, data: bytes, numbers: Sequence[int], types: dict[int, Any] | None, newlines: bool, line: Callable[[], str]
     ) -> Any:
         import pyarrow as pa
@@ -195,28 +202,28 @@ class Table:
             return csv.read_csv(pa.BufferReader(data), read, parse, convert, memory_pool=pa.system_memory_pool())
         except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
             named, _, first = line().rpartition(", line ")
-            raise errors.explain(
+            raise errors.explain_error(
                 Path(named), data, self._delimiter, self._quote, self.names, types or {}, _NULLS, int(first), error
             ) from None
 
-    def fill(
+    def fill_rows(
         self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
     ) -> None:
         """Write the rows of a table into `target`; `codes(number, column)` gives the integers of a column of text."""
         for index, number in enumerate(self.columns[field]):
-            values = self._values(table, number, field, codes, missing, place)
+            values = self._convert_column(table, number, field, codes, missing, place)
             if self.single[field]:
                 target[:] = values
             else:
                 target[:, index] = values
 
-    def _values(
+    def _convert_column(
         self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
     ) -> np.ndarray:
         import pyarrow as pa
 
         column = table[str(number)]
-        dtype = self.dtype(field, missing)
+        dtype = self.find_dtype(field, missing)
         absent = dtype.kind != "f" and column.null_count > 0
         if absent and missing == "error":
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -256,7 +263,7 @@ def _is_whole(kind: Any) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
-def _wider(one: Any, other: Any) -> Any:
+def _widen_type(one: Any, other: Any) -> Any:
     import pyarrow as pa
 
     if one == other:
@@ -264,11 +271,11 @@ def _wider(one: Any, other: Any) -> Any:
     return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
 
 
-def _dtype(kind: Any) -> np.dtype:
+def _make_dtype(kind: Any) -> np.dtype:
     try:
         return np.dtype(kind)
     except TypeError:
         raise TypeError(
             f"DataSet: expected dtype to be a NumPy dtype, or one for each column in a dictionary; given "
-            f"{arguments.given(kind)}"
+            f"{arguments.describe_value(kind)}"
         ) from None

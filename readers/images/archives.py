@@ -21,7 +21,7 @@ _MOST_BYTES = 4 << 30
 _PIECE = 1 << 20
 
 
-def unpack(archive: Path, names: Collection[str]) -> dict[str, Path]:
+def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
     """The files of an archive that have one of `names`, in whatever folder, each in a temporary file."""
     found: dict[str, Path] = {}
     with open(archive, "rb") as file:
@@ -33,12 +33,12 @@ def unpack(archive: Path, names: Collection[str]) -> dict[str, Path]:
                 for member in tar:
                     name = os.path.basename(member.name)
                     if name in names and name not in found and member.isreg():
-                        found[name] = _extract(archive, tar, member)
+                        found[name] = _extract_member(archive, tar, member)
             # The checksum of gzip data stands at their end.
             while source.read(_PIECE):
                 agreement.stop_if_others_failed()
     except BaseException as error:
-        remove(found.values())
+        remove_files(found.values())
         if isinstance(error, (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)):
             raise ReaderError(
                 f"{archive}: truncated or damaged: expected a whole tar archive, found: {error}"
@@ -47,7 +47,7 @@ def unpack(archive: Path, names: Collection[str]) -> dict[str, Path]:
     return found
 
 
-def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Path:
+def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Path:
     if member.size > _MOST_BYTES:
         raise ReaderError(
             f"{archive}: {member.name}: expected at most {_MOST_BYTES} bytes in a file, found {member.size}"
@@ -62,13 +62,13 @@ def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Pa
             if target.tell() != member.size:
                 raise EOFError(f"{member.name} of {target.tell()} bytes, which has {member.size}")
     except BaseException:
-        remove([Path(name)])
+        remove_files([Path(name)])
         raise
     return Path(name)
 
 
-def remove(paths: Iterable[Path]) -> None:
-    """Remove what `unpack` made, if it is still there."""
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove what `unpack_files` made, if it is still there."""
     with real_files.use_real_files():
         for path in paths:
             path.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ class Stored:
     def __str__(self) -> str:
         return self._named or str(self.path)
 
-    def open(self) -> BinaryIO:
+    def open_file(self) -> BinaryIO:
         """The file from its beginning."""
         if self._handle is None:
             return open(self.path, "rb")
@@ -115,16 +115,16 @@ class Stored:
     def size(self) -> int:
         return self.path.stat().st_size if self._handle is None else os.fstat(self._handle.fileno()).st_size
 
-    def read(self, start: int, count: int) -> bytes:
+    def read_bytes(self, start: int, count: int) -> bytes:
         """So many bytes from byte `start` on; raises ReaderError where the file ends before."""
-        with self.open() as file:
-            data = b"".join(_pieces(file.fileno(), start, count))
+        with self.open_file() as file:
+            data = b"".join(_iterate_pieces(file.fileno(), start, count))
         if len(data) < count:
             raise ReaderError(f"{self}: truncated: expected {start + count} bytes or more, found {start + len(data)}")
         return data
 
 
-def _pieces(handle: int, start: int, count: int) -> Iterable[bytes]:
+def _iterate_pieces(handle: int, start: int, count: int) -> Iterable[bytes]:
     while count and (piece := os.pread(handle, count, start)):
         yield piece
         start, count = start + len(piece), count - len(piece)

@@ -29,55 +29,57 @@ class _Cifar(Format):
     """
 
     own_testing = True
-    names: dict[str, list[str]]
+    list_names: dict[str, list[str]]
     label_names: tuple[str, ...]
     archives: tuple[str, ...]
 
-    def _open(self, path: str | PathLike[str], label: int) -> None:
-        self._label, self._path = label, Path(files.text_of(path))
+    def _open_path(self, path: str | PathLike[str], label: int) -> None:
+        self._label, self._path = label, Path(files.decode_path(path))
         self._unpacked: list[Path] = []
         self._batches: dict[str, list[Any]] = {}
-        archive = self._archive()
+        archive = self._find_archive()
         if archive is not None:
             self.files, self.surveys = [archive], 1
             return
         inner = [self._path / name for name in _FOLDERS if (self._path / name).is_dir()]
         for folder in (self._path, *inner):
-            found = self._find({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
+            found = self._find_batches({file.name: Stored(file) for file in folder.iterdir() if file.is_file()})
             if found:
                 break
         else:
-            raise FileNotFoundError(f"{self._expected()}; the folder holds {files.listing(os.listdir(self._path))}")
+            raise FileNotFoundError(
+                f"{self._describe_expected()}; the folder holds {files.format_names(os.listdir(self._path))}"
+            )
         self.files = [file.path for stored in found.values() for file in stored]
         self._look_into(found)
 
-    def _archive(self) -> Path | None:
+    def _find_archive(self) -> Path | None:
         """The archive to read; None where there are the files of it."""
         if self._path.is_dir():
-            if any((self._path / name).exists() for name in (*_FOLDERS, *self._usual())):
+            if any((self._path / name).exists() for name in (*_FOLDERS, *self._list_usual())):
                 return None
             return next((self._path / name for name in self.archives if (self._path / name).is_file()), None)
         if self._path.is_file():
             return self._path
         raise FileNotFoundError(
             f"{self._path}: expected {' or '.join(self.archives)}, or the folder of the unpacked archive, found "
-            f"nothing there (from {os.getcwd()}){files.near(self._path)}"
+            f"nothing there (from {os.getcwd()}){files.describe_near(self._path)}"
         )
 
-    def _usual(self) -> list[str]:
-        return [name + ending for names in self.names.values() for name in names for ending in ("", ".bin")]
+    def _list_usual(self) -> list[str]:
+        return [name + ending for names in self.list_names.values() for name in names for ending in ("", ".bin")]
 
-    def _expected(self) -> str:
-        usual = ", ".join(name for names in self.names.values() for name in names)
+    def _describe_expected(self) -> str:
+        usual = ", ".join(name for names in self.list_names.values() for name in names)
         return (
             f"{self._path}: expected {usual}, all of them with .bin (binary version) or all without (Python version), "
             f"or {' or '.join(self.archives)}"
         )
 
-    def _find(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
+    def _find_batches(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
         for ending in (".bin", ""):
-            if all(name + ending in there for names in self.names.values() for name in names):
-                return {part: [there[name + ending] for name in names] for part, names in self.names.items()}
+            if all(name + ending in there for names in self.list_names.values() for name in names):
+                return {part: [there[name + ending] for name in names] for part, names in self.list_names.items()}
         return None
 
     def _look_into(self, found: Mapping[str, Sequence[Stored]]) -> None:
@@ -94,20 +96,22 @@ class _Cifar(Format):
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
         if ranks.rank != ranks.leader:
             return {}
-        found = archives.unpack(self.files[0], self._usual())
+        found = archives.unpack_files(self.files[0], self._list_usual())
         self._unpacked = list(found.values())
-        weakref.finalize(self, archives.remove, self._unpacked)
+        weakref.finalize(self, archives.remove_files, self._unpacked)
         return found
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
         archive, there = self.files[0], found[ranks.leader]
-        chosen = self._find({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
+        chosen = self._find_batches({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
         if chosen is None:
-            raise ReaderError(f"{self._expected()}; the archive {archive} holds of these {files.listing(there)}")
+            raise ReaderError(
+                f"{self._describe_expected()}; the archive {archive} holds of these {files.format_names(there)}"
+            )
         self._look_into(chosen)
 
     def settled(self) -> None:
-        archives.remove(self._unpacked)  # every rank of this host has them open
+        archives.remove_files(self._unpacked)  # every rank of this host has them open
 
     def count(self, part: str) -> int:
         return int(self._starts[part][-1])
@@ -122,9 +126,9 @@ class _Cifar(Format):
                 last = min(piece + _PIECE_ROWS, end)
                 target = rows[piece - start : last - start]
                 if field == "labels":
-                    target[:] = batch.labels(piece - int(first), last - int(first))
+                    target[:] = batch.read_labels(piece - int(first), last - int(first))
                 else:
-                    stored = batch.images(piece - int(first), last - int(first)).reshape(-1, 3, 32, 32)
+                    stored = batch.read_images(piece - int(first), last - int(first)).reshape(-1, 3, 32, 32)
                     target[:] = stored.transpose(0, 2, 3, 1)
         return rows
 
@@ -138,12 +142,12 @@ class _Cifar(Format):
 class Cifar10(_Cifar):
     """data_batch_1 to data_batch_5 and test_batch."""
 
-    names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
+    list_names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
     label_names = ("labels",)
     archives = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
     def __init__(self, path: str | PathLike[str]):
-        self._open(path, 0)
+        self._open_path(path, 0)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -155,14 +159,14 @@ class Cifar10(_Cifar):
 class Cifar100(_Cifar):
     """train and test; `labels` is "fine" (100 classes) or "coarse" (20)."""
 
-    names = {"training": ["train"], "testing": ["test"]}
+    list_names = {"training": ["train"], "testing": ["test"]}
     label_names = ("coarse_labels", "fine_labels")
     archives = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 
     def __init__(self, path: str | PathLike[str], labels: str = "fine"):
         if labels not in ("fine", "coarse"):
             raise ValueError(f'DataSet: labels of CIFAR100 have to be "fine" or "coarse"; given {labels!r}')
-        self._open(path, self.label_names.index(f"{labels}_labels"))
+        self._open_path(path, self.label_names.index(f"{labels}_labels"))
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -184,15 +188,15 @@ class _BinaryBatch:
             )
         self.rows = file.size // self._record
 
-    def _records(self, start: int, stop: int) -> np.ndarray:
-        data = self._file.read(start * self._record, (stop - start) * self._record)
+    def _read_records(self, start: int, stop: int) -> np.ndarray:
+        data = self._file.read_bytes(start * self._record, (stop - start) * self._record)
         return np.frombuffer(data, np.uint8).reshape(-1, self._record)
 
-    def images(self, start: int, stop: int) -> np.ndarray:
-        return self._records(start, stop)[:, self._labels :]
+    def read_images(self, start: int, stop: int) -> np.ndarray:
+        return self._read_records(start, stop)[:, self._labels :]
 
-    def labels(self, start: int, stop: int) -> np.ndarray:
-        return self._records(start, stop)[:, self._label]
+    def read_labels(self, start: int, stop: int) -> np.ndarray:
+        return self._read_records(start, stop)[:, self._label]
 
 
 class _PickledBatch:
@@ -200,8 +204,8 @@ class _PickledBatch:
 
     def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
         self._file = path
-        with path.open() as file:
-            content = pickle_parser.load(file, str(path))
+        with path.open_file() as file:
+            content = pickle_parser.load_pickle(file, str(path))
         if not isinstance(content, dict):
             raise ReaderError(f"{path}: expected a pickled dict, found a {type(content).__name__}")
         values = {
@@ -211,7 +215,8 @@ class _PickledBatch:
         if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
                 f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
-                f"{pickle_values.shown(labels)}; the pickle has {files.listing(name[:60] for name in values)}"
+                f"{pickle_values.shorten_value(labels)}; the pickle has "
+                f"{files.format_names(name[:60] for name in values)}"
             )
         self.rows = len(labels)
         name = getattr(data, "dtype", None)
@@ -221,22 +226,22 @@ class _PickledBatch:
         if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
                 f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
-                f"found {name if isinstance(name, str) else pickle_values.shown(name):.60} of shape "
-                f"{pickle_values.shown(shape)}"
+                f"found {name if isinstance(name, str) else pickle_values.shorten_value(name):.60} of shape "
+                f"{pickle_values.shorten_value(shape)}"
             )
         self._content = data.content
         if not isinstance(self._content, (pickle_values.Lying, bytes)):
-            raise ReaderError(f"{path}: expected bytes of images, found {pickle_values.shown(self._content)}")
+            raise ReaderError(f"{path}: expected bytes of images, found {pickle_values.shorten_value(self._content)}")
         found = self._content.length if isinstance(self._content, pickle_values.Lying) else len(self._content)
         if found != self.rows * _PIXELS or self.rows == 0:
             raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
         self._labels = np.array(labels, np.int64)
 
-    def images(self, start: int, stop: int) -> np.ndarray:
+    def read_images(self, start: int, stop: int) -> np.ndarray:
         if not isinstance(self._content, pickle_values.Lying):
             return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
-        data = self._file.read(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
+        data = self._file.read_bytes(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
         return np.frombuffer(data, np.uint8)
 
-    def labels(self, start: int, stop: int) -> np.ndarray:
+    def read_labels(self, start: int, stop: int) -> np.ndarray:
         return self._labels[start:stop]

@@ -38,7 +38,7 @@ class IdxFile:
         with open(path, "rb") as file:
             self._packed = file.read(2) == b"\x1f\x8b"
         try:
-            with self._open() as file:
+            with self._open_file() as file:
                 self._read_header(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ReaderError(
@@ -46,7 +46,7 @@ class IdxFile:
             ) from None
         self._check_size()
 
-    def _open(self) -> BinaryIO:
+    def _open_file(self) -> BinaryIO:
         return gzip.open(self.path, "rb") if self._packed else open(self.path, "rb")  # type: ignore[return-value]
 
     def _read_header(self, file: BinaryIO) -> None:
@@ -73,7 +73,7 @@ class IdxFile:
         self._row = math.prod(self.shape[1:]) * self._stored.itemsize
         if 0 in self.shape:
             raise ReaderError(
-                f"{self.path}: zero items: expected at least one, found the dimensions {self._dimensions()}"
+                f"{self.path}: zero items: expected at least one, found the dimensions {self._format_dimensions()}"
             )
 
     def _check_size(self) -> None:
@@ -82,23 +82,23 @@ class IdxFile:
         if self._packed:
             if expected > found * _MOST_PACKED:
                 raise ReaderError(
-                    f"{self.path}: truncated: its header ({self.describe()}) makes {expected} bytes, "
+                    f"{self.path}: truncated: its header ({self.describe_items()}) makes {expected} bytes, "
                     f"more than the {found} bytes of gzip data can hold"
                 )
         elif expected != found:
             raise ReaderError(
                 f"{self.path}: {'truncated' if found < expected else 'too long'}: expected {expected} bytes "
-                f"({self._dimensions()} of {self.dtype}), found {found}"
+                f"({self._format_dimensions()} of {self.dtype}), found {found}"
             )
 
-    def _dimensions(self) -> str:
+    def _format_dimensions(self) -> str:
         return " x ".join(map(str, self.shape))
 
-    def describe(self) -> str:
+    def describe_items(self) -> str:
         """Dimensions and type, as text."""
-        return f"{self._dimensions()} {self.dtype}"
+        return f"{self._format_dimensions()} {self.dtype}"
 
-    def read(self, start: int, stop: int) -> ShareArray:
+    def read_items(self, start: int, stop: int) -> ShareArray:
         """Items `start` to `stop`, of shape (stop - start, *shape[1:]) and the stored dtype. No others are held.
 
         Reading the last item of a gzipped file also checks its checksum and that nothing follows.
@@ -107,8 +107,8 @@ class IdxFile:
         array = ShareArray((stop - start, *self.shape[1:]), self._stored)
         if stop > start:
             try:
-                with self._open() as file:
-                    self._fill(file, array, start, stop)
+                with self._open_file() as file:
+                    self._fill_array(file, array, start, stop)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ReaderError(
                     f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
@@ -116,10 +116,10 @@ class IdxFile:
                 ) from None
         return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShareArray)
 
-    def _fill(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
+    def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))
         if self._packed:
-            self._skip(file, self._start + start * self._row)
+            self._skip_bytes(file, self._start + start * self._row)
         else:
             file.seek(self._start + start * self._row)
         filled = 0
@@ -127,21 +127,21 @@ class IdxFile:
             agreement.stop_if_others_failed()
             got = file.readinto(target[filled : filled + _PIECE])  # type: ignore[attr-defined]
             if not got:
-                self._ended(start + filled // self._row, stop)
+                self._raise_truncated(start + filled // self._row, stop)
             filled += got
         if self._packed and stop == self.shape[0] and file.read(1):
             raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
 
-    def _skip(self, file: BinaryIO, count: int) -> None:
+    def _skip_bytes(self, file: BinaryIO, count: int) -> None:
         left = count
         while left:
             agreement.stop_if_others_failed()
             got = len(file.read(min(left, _PIECE)))
             if not got:
-                self._ended((count - left - self._start) // self._row, self.shape[0])
+                self._raise_truncated((count - left - self._start) // self._row, self.shape[0])
             left -= got
 
-    def _ended(self, found: int, expected: int) -> None:
+    def _raise_truncated(self, found: int, expected: int) -> None:
         raise ReaderError(
             f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} whole ones before its end "
             f"(reading up to item {expected})"

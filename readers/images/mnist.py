@@ -24,10 +24,10 @@ class Mnist(Format):
     own_testing = True
 
     def __init__(self, path: str | PathLike[str]):
-        folder = Path(files.text_of(path))
+        folder = Path(files.decode_path(path))
         names = _list_folder(folder)
         self._files = {
-            (part, field): IdxFile(_find(folder, names, part, field)) for part in _PREFIXES for field in _CONTENTS
+            (part, field): IdxFile(_find_file(folder, names, part, field)) for part in _PREFIXES for field in _CONTENTS
         }
         self.files = [file.path for file in self._files.values()]
         for part in _PREFIXES:
@@ -42,14 +42,14 @@ class Mnist(Format):
         return self._files[part, "data"].shape[0]
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        return self._files[part, field].read(start, stop)
+        return self._files[part, field].read_items(start, stop)
 
     def describe(self) -> str:
-        return ", ".join(f"{part} {field} {file.describe()}" for (part, field), file in self._files.items())
+        return ", ".join(f"{part} {field} {file.describe_items()}" for (part, field), file in self._files.items())
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        return path.is_dir() and any(_pattern("training", "data").fullmatch(name) for name in os.listdir(path))
+        return path.is_dir() and any(_make_pattern("training", "data").fullmatch(name) for name in os.listdir(path))
 
 
 def _list_folder(folder: Path) -> list[str]:
@@ -57,16 +57,16 @@ def _list_folder(folder: Path) -> list[str]:
         found = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
             f"{folder}: expected a folder with the MNIST files, found {found} there (from {os.getcwd()})"
-            f"{'' if folder.exists() else files.near(folder)}"
+            f"{'' if folder.exists() else files.describe_near(folder)}"
         )
     return sorted(os.listdir(folder))
 
 
-def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
+def _find_file(folder: Path, names: list[str], part: str, field: str) -> Path:
     """The part's file: a plain one before a gzipped one, because any row of it can be reached at once."""
     content, dimensions = _CONTENTS[field]
     prefix = f"{_PREFIXES[part]}-{content}"
-    pattern = _pattern(part, field)
+    pattern = _make_pattern(part, field)
     found = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
     if not found:
         usual = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
@@ -77,5 +77,5 @@ def _find(folder: Path, names: list[str], part: str, field: str) -> Path:
     return folder / found[0]
 
 
-def _pattern(part: str, field: str) -> re.Pattern[str]:
+def _make_pattern(part: str, field: str) -> re.Pattern[str]:
     return re.compile(rf"{_PREFIXES[part]}-{_CONTENTS[field][0]}[-.]idx\d+-\w+(\.gz)?")

@@ -58,6 +58,6 @@ class _Shown(reprlib.Repr):
         return repr(value) if value is None or isinstance(value, (bool, float)) else type(value).__name__
 
 
-def shown(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """A short text of any value of a pickle, for a message."""
     return _Shown().repr(value)

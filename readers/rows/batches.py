@@ -18,28 +18,28 @@ class Turns:
         self._deal, self._rank = deal, rank
         self._taken = self._epochs = 0
 
-    def exchange(self, arrays: Sequence[np.ndarray], seed: int) -> None:
+    def exchange_rows(self, arrays: Sequence[np.ndarray], seed: int) -> None:
         """Where an epoch begins, but for the first, exchange the rows in `arrays` with other ranks. Collective."""
         if self._taken:
             return
         if self._epochs:
             from matex_tf.sharding.exchange import exchange_rows
 
-            held = self._deal.held(self._rank)
+            held = self._deal.count_held(self._rank)
             exchange_rows([array[:held] for array in arrays], seed, self._epochs)
         self._epochs += 1
 
-    def next(self, rows: int) -> tuple[slice, int]:
+    def take_next(self, rows: int) -> tuple[slice, int]:
         """This rank's rows of the next batch of `rows`, and how many all have; the last of an epoch has the rest."""
         first, last = self._taken, min(self._taken + rows, self._deal.count)
-        start, stop = (self._deal.taken(count)[self._rank] for count in (first, last))
+        start, stop = (self._deal.count_taken(count)[self._rank] for count in (first, last))
         self._taken = last % self._deal.count
         return slice(start, stop), last - first
 
 
 def check_rows(name: str, deal: Deal, rows: Any) -> int:
     """The rows of a batch that `name` was asked for. Raises ValueError or TypeError for what is none."""
-    rows = arguments.whole_number(name, "the rows of a batch", rows)
+    rows = arguments.check_whole_number(name, "the rows of a batch", rows)
     if deal.batch_size not in (None, rows):
         raise ValueError(
             f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {rows}'

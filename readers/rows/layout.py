@@ -22,46 +22,46 @@ class Split:
 
     def __init__(self, total: int, validation: float, testing: float, how: str):
         for name, fraction in (("validation_fraction", validation), ("test_fraction", testing)):
-            arguments.fraction("DataSet", name, fraction)
+            arguments.check_fraction("DataSet", name, fraction)
         if validation + testing >= 1:
             raise ValueError(
                 "DataSet: validation_fraction and test_fraction leave no training rows; "
                 f"given {validation} and {testing}"
             )
-        self.total, self.how = total, arguments.choice("DataSet", "split", how, SPLITS)
+        self.total, self.how = total, arguments.check_choice("DataSet", "split", how, SPLITS)
         self.testing, self.validation = round(total * testing), round(total * validation)
 
-    def count(self, part: str) -> int:
+    def count_rows(self, part: str) -> int:
         if part == "training":
             return self.total - self.testing - self.validation
         return self.testing if part == "testing" else self.validation
 
-    def rows(self, part: str, positions: np.ndarray) -> np.ndarray:
+    def list_rows(self, part: str, positions: np.ndarray) -> np.ndarray:
         """The file's rows at `positions` of the part."""
         if self.how == "last":
-            before = {"training": 0, "validation": self.count("training"), "testing": self.total - self.testing}
+            before = {"training": 0, "validation": self.count_rows("training"), "testing": self.total - self.testing}
             return positions + before[part]
         if part == "testing":
-            return _spread(positions, self.testing, self.total)
+            return _spread_rows(positions, self.testing, self.total)
         rest = self.total - self.testing
         inner = (
-            _spread(positions, self.validation, rest)
+            _spread_rows(positions, self.validation, rest)
             if part == "validation"
-            else _others(positions, self.validation, rest)
+            else _list_others(positions, self.validation, rest)
         )
-        return _others(inner, self.testing, self.total)
+        return _list_others(inner, self.testing, self.total)
 
     def is_contiguous(self, part: str) -> bool:
         return self.how == "last" or self.testing + self.validation == 0
 
 
-def _spread(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
+def _spread_rows(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
     """The rows at `positions` of `chosen` rows at equal distances among `total`."""
     return ((2 * positions + 1) * total) // (2 * chosen)
 
 
-def _others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` of those that `_spread` does not choose."""
+def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
+    """The rows at `positions` of those that `_spread_rows` does not choose."""
     if not chosen:
         return positions
     rows = positions
@@ -82,11 +82,11 @@ class Deal:
     """
 
     def __init__(self, count: int, size: int, distribution: str = "block", batch_size: int | None = None):
-        arguments.choice("DataSet", "distribution", distribution, DISTRIBUTIONS)
+        arguments.check_choice("DataSet", "distribution", distribution, DISTRIBUTIONS)
         if distribution == "batch" and batch_size is None:
             raise ValueError('DataSet: distribution="batch" needs a batch_size; given None')
         if distribution == "batch":
-            batch_size = arguments.whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
+            batch_size = arguments.check_whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
         if distribution != "batch" and batch_size is not None:
             raise ValueError(
                 f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
@@ -94,41 +94,41 @@ class Deal:
         self.count, self.size, self.distribution, self.batch_size = count, size, distribution, batch_size
         self._batch = batch_size or 1  # of "batch", the only one that asks
 
-    def held(self, rank: int) -> int:
+    def count_held(self, rank: int) -> int:
         """How many rows a rank has."""
         if self.distribution != "batch":
-            start, stop = row_shares.rows_of(self.count, rank, self.size)
+            start, stop = row_shares.deal_block(self.count, rank, self.size)
             return stop - start
-        return int(apportion.batch_rows_taken(self.count, self._batch, self.size, self.count)[rank])
+        return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
 
-    def counts(self) -> list[int]:
-        return [self.held(rank) for rank in range(self.size)]
+    def count_all(self) -> list[int]:
+        return [self.count_held(rank) for rank in range(self.size)]
 
-    def positions(self, rank: int, start: int, stop: int) -> np.ndarray:
+    def list_positions(self, rank: int, start: int, stop: int) -> np.ndarray:
         """The rows `start` to `stop` of those that `rank` holds, as numbers within the part (int64)."""
         mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "block":
-            return mine + row_shares.rows_of(self.count, rank, self.size)[0]
+            return mine + row_shares.deal_block(self.count, rank, self.size)[0]
         if self.distribution == "cyclic":
             return rank + mine * self.size
-        first, last = row_shares.rows_of(self._batch, rank, self.size)
+        first, last = row_shares.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
-        rest_first = row_shares.rows_of(self.count % self._batch, rank, self.size)[0]
+        rest_first = row_shares.deal_block(self.count % self._batch, rank, self.size)[0]
         if last == first:
             return whole * self._batch + rest_first + mine
         batch = mine // (last - first)
         return batch * self._batch + np.where(batch < whole, first, rest_first) + mine % (last - first)
 
-    def taken(self, rows: int) -> list[int]:
+    def count_taken(self, rows: int) -> list[int]:
         """How many rows of each rank are among the first `rows` that the ranks consume together."""
         if self.distribution == "batch":
-            return apportion.batch_rows_taken(self.count, self._batch, self.size, rows)
-        return apportion.share_rows_taken(self.counts(), rows)
+            return apportion.count_rows_taken(self.count, self._batch, self.size, rows)
+        return apportion.apportion_rows(self.count_all(), rows)
 
-    def local(self, rank: int) -> Any:
+    def find_local(self, rank: int) -> Any:
         """Which rows of the part are the rank's: a slice, or for "batch" an array of their numbers."""
         if self.distribution == "block":
-            return slice(*row_shares.rows_of(self.count, rank, self.size))
+            return slice(*row_shares.deal_block(self.count, rank, self.size))
         if self.distribution == "cyclic":
             return slice(rank, self.count, self.size)
-        return self.positions(rank, 0, self.held(rank))
+        return self.list_positions(rank, 0, self.count_held(rank))

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 _CGROUPS = "/sys/fs/cgroup"
 
 
-def free() -> int:
+def measure_free() -> int:
     """Bytes: the least of what the machine has, what the job's control groups and what the process's limits leave."""
-    return max(0, min(_left()))
+    return max(0, min(_read_left()))
 
 
-def _left() -> Iterator[int]:
-    for line in _lines("/proc/meminfo"):
+def _read_left() -> Iterator[int]:
+    for line in _read_lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
-    yield from _left_to_control_groups()
-    taken = int((_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    yield from _read_left_to_control_groups()
+    taken = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
@@ -27,9 +27,9 @@ def _left() -> Iterator[int]:
     yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _left_to_control_groups() -> Iterator[int]:
+def _read_left_to_control_groups() -> Iterator[int]:
     # Both versions; a group is bound by the limits of those above it, too.
-    for line in _lines("/proc/self/cgroup"):
+    for line in _read_lines("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
         if controllers == "":
             root, names = _CGROUPS, ("memory.max", "memory.current")
@@ -38,7 +38,7 @@ def _left_to_control_groups() -> Iterator[int]:
         else:
             continue
         while True:
-            most, taken = ("".join(_lines(f"{root}{path}/{name}")).strip() for name in names)
+            most, taken = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
             if most.isdigit() and taken.isdigit():
                 yield int(most) - int(taken)
             if path in ("", "/"):
@@ -46,7 +46,7 @@ def _left_to_control_groups() -> Iterator[int]:
             path = os.path.dirname(path)
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     try:
         with open(path) as file:
             return file.readlines()

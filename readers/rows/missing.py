@@ -13,16 +13,16 @@ from matex_tf.readers.base.formats import ReaderError
 _PIECE_BYTES = 4 << 20
 
 
-def check(how: Any) -> None:
+def check_missing(how: Any) -> None:
     """Raises ValueError for a `missing=` that is none."""
     number = isinstance(how, (int, float)) and not isinstance(how, bool)
     if not number and not (isinstance(how, str) and how in ("error", "nan")):
         raise ValueError(
-            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.given(how)}'
+            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.describe_value(how)}'
         )
 
 
-def settle(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
+def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
     """Replace each NaN in `rows`, in place, by the number `how`, leave it ("nan"), or raise ReaderError ("error").
 
     `place(row, index)` says where the value `rows[row][index]` stands.
@@ -39,7 +39,7 @@ def settle(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], s
         absent = np.isnan(piece)
         if how == "error":
             row, *index = (int(number) for number in np.argwhere(absent)[0])
-            raise found(place(start + row, tuple(index)))
+            raise make_missing_error(place(start + row, tuple(index)))
         piece[absent] = how
 
 
@@ -53,7 +53,7 @@ def check_fits(how: float, dtype: np.dtype, place: str) -> None:
         )
 
 
-def found(place: str) -> ReaderError:
+def make_missing_error(place: str) -> ReaderError:
     return ReaderError(
         f"{place}: expected a number, found a missing value. missing=0 (or another number) fills such values, "
         'missing="nan" keeps them as NaN'

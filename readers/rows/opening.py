@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import PARTS, Format, Ranks, ReaderError, known, open_format, recognise
+from matex_tf.readers.base.formats import PARTS, Format, Ranks, ReaderError, is_known, open_format, recognise_format
 from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.samples import Source
 
@@ -39,36 +39,36 @@ def open_source(
     """
 
     def headers() -> Format:
-        if path is None and isinstance(format, str) and known(format):
+        if path is None and isinstance(format, str) and is_known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
-        kind, place = (recognise(format), format) if path is None else (format, path)
+        kind, place = (recognise_format(format), format) if path is None else (format, path)
         return open_format(kind, place, options, missing)
 
     def rows() -> Source:
         source = Source(opened, cut.split, cut.window, cut.horizon)
-        if source.count("training") < 1:
+        if source.count_samples("training") < 1:
             raise ReaderError(f"{name}: expected at least one training row, found none")
         return source
 
     doing = f"opening {name}"
-    opened = together(headers, doing, describe=_describe)
+    opened = together(headers, doing, describe=_describe_opened)
     opened.keep = cut.window is None and size == ranks.size
     for turn in range(opened.surveys):
         found: list[Any] = []
         together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
         together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
     opened.settled()
-    return together(rows, doing, describe=lambda source: f"{[source.count(part) for part in PARTS]} rows")
+    return together(rows, doing, describe=lambda source: f"{[source.count_samples(part) for part in PARTS]} rows")
 
 
-def _describe(opened: Format) -> str:
-    return "; ".join(text for text in (opened.describe(), files.fingerprint(opened.files)) if text)
+def _describe_opened(opened: Format) -> str:
+    return "; ".join(text for text in (opened.describe(), files.compute_fingerprint(opened.files)) if text)
 
 
 def check_share(name: str, rank: Any, size: Any) -> None:
     """Raises TypeError or ValueError for a share that there is none of."""
     for what, value in (("rank", rank), ("size", size)):
-        arguments.whole_number("DataSet", what, value, None)
+        arguments.check_whole_number("DataSet", what, value, None)
     if not 0 <= rank < size:
         raise ValueError(f"{name}: rank has to be 0 to size - 1; given rank={rank}, size={size}")
 
@@ -82,12 +82,14 @@ def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
 
 def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
     if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
-        raise ValueError(f'DataSet: normalize has to be False, True or "standard"; given {arguments.given(normalize)}')
+        raise ValueError(
+            f'DataSet: normalize has to be False, True or "standard"; given {arguments.describe_value(normalize)}'
+        )
     if window is not None:
-        arguments.whole_number("DataSet", "window, which counts rows,", window)
-    arguments.whole_number("DataSet", "horizon, which counts rows,", horizon)
-    arguments.whole_number("DataSet", "seed", seed, 0)
+        arguments.check_whole_number("DataSet", "window, which counts rows,", window)
+    arguments.check_whole_number("DataSet", "horizon, which counts rows,", horizon)
+    arguments.check_whole_number("DataSet", "seed", seed, 0)
     if reshuffle is not None and not (isinstance(reshuffle, str) and reshuffle == "epoch"):
-        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {arguments.given(reshuffle)}')
+        raise ValueError(f'DataSet: reshuffle has to be None or "epoch"; given {arguments.describe_value(reshuffle)}')
     if reshuffle and distribution == "batch":
         raise ValueError('DataSet: distribution="batch" keeps the rows of each batch, reshuffle="epoch" changes them')

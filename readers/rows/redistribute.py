@@ -26,52 +26,54 @@ class _Wanted:
     def __init__(self, source: Source, part: str, deal: Deal, rank: int):
         self._source, self._part, self._deal, self._rank = source, part, deal, rank
         # A rank without rows has the first of all, for weight 0.
-        self.count = max(1, deal.held(rank))
+        self.count = max(1, deal.count_held(rank))
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        none = self._deal.held(self._rank) == 0
-        positions = np.zeros(1, np.int64) if none else self._deal.positions(self._rank, start, stop)
-        return np.asarray(self._source.rows(self._part, positions)[1])
+    def list_rows(self, start: int, stop: int) -> np.ndarray:
+        none = self._deal.count_held(self._rank) == 0
+        positions = np.zeros(1, np.int64) if none else self._deal.list_positions(self._rank, start, stop)
+        return np.asarray(self._source.find_rows(self._part, positions)[1])
 
-    def between(self, first: int, last: int) -> tuple[int, int]:
+    def find_between(self, first: int, last: int) -> tuple[int, int]:
         """(start, stop) of those among the rows `first` to `last` of the file."""
 
-        if last <= self._row(0) or first > self._row(self.count - 1):
+        if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
         places = range(self.count)
-        start = bisect.bisect_left(places, first, key=self._row)
-        return start, bisect.bisect_left(places, last, lo=start, key=self._row)
+        start = bisect.bisect_left(places, first, key=self._find_row)
+        return start, bisect.bisect_left(places, last, lo=start, key=self._find_row)
 
-    def _row(self, index: int) -> int:
-        return int(self.rows(index, index + 1)[0])
+    def _find_row(self, index: int) -> int:
+        return int(self.list_rows(index, index + 1)[0])
 
 
-def allot(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
+def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
     """Arrays for this rank's rows of every part. They take no memory until they are filled."""
     return {
-        (part, field): ShareArray((max(1, deals[part].held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
+        (part, field): ShareArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
         if deals[part].count
         for field, arrays in held.rows.items()
     }
 
 
-def whole(source: Source, held: Held) -> Arrays | None:
+def take_whole(source: Source, held: Held) -> Arrays | None:
     """The rows of every part where one rank has all of them, as they lie; None where they lie otherwise."""
-    parts = [part for part in PARTS if source.count(part)]
+    parts = [part for part in PARTS if source.count_samples(part)]
     if len(held.counts) > 1 or any(len(arrays) != 1 for arrays in held.rows.values()):
         return None
     if not all(source.split.is_contiguous(part) for part in parts):
         return None
     found = {}
     for part in parts:
-        rows = source.rows(part, range(source.count(part)))[1]
+        rows = source.find_rows(part, range(source.count_samples(part)))[1]
         for field, (array,) in held.rows.items():
             found[part, field] = array[rows.start : rows.stop]
     return found
 
 
-def deal(source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any) -> None:
+def send_rows(
+    source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any
+) -> None:
     """Send every rank's `held` rows to the ranks that `deals` gives them to, `into` their arrays. Collective.
 
     What was sent is given back as it goes, so that at no time much more than a share is held.
@@ -80,36 +82,36 @@ def deal(source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into:
     parts = [part for part in PARTS if deals[part].count]
     wanted = [{part: _Wanted(source, part, deals[part], other) for part in parts} for other in range(size)]
     starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()
-    row_bytes = max(1, sum(_row_bytes(arrays[0]) for arrays in held.rows.values()))
+    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for number in range(-(-max(held.counts) // step)):
         # From the end on, because only the end of an array can be given back.
-        spans = [_span(starts[other], held.counts[other], step, number) for other in range(size)]
+        spans = [_find_span(starts[other], held.counts[other], step, number) for other in range(size)]
         first, last = spans[rank]
-        send = [_between(wanted[other], first, last) for other in range(size)]
-        receive = [_between(wanted[rank], *spans[other]) for other in range(size)]
+        send = [_find_all_between(wanted[other], first, last) for other in range(size)]
+        receive = [_find_all_between(wanted[rank], *spans[other]) for other in range(size)]
         for field, arrays in held.rows.items():
-            mine = _rows(arrays, first - starts[rank], last - starts[rank])
+            mine = _slice_arrays(arrays, first - starts[rank], last - starts[rank])
             for part, (start, stop) in send[rank].items():
-                into[part, field][start:stop] = _selected(mine, wanted[rank][part].rows(start, stop) - first)
+                into[part, field][start:stop] = _select_rows(mine, wanted[rank][part].list_rows(start, stop) - first)
             if size > 1:
-                _exchange(mine, first, wanted, send, receive, rank, field, into, communicator)
+                _exchange_round(mine, first, wanted, send, receive, rank, field, into, communicator)
             del mine
-            _shorten(arrays, first - starts[rank])
+            _shorten_arrays(arrays, first - starts[rank])
 
 
-def _span(start: int, count: int, step: int, number: int) -> tuple[int, int]:
+def _find_span(start: int, count: int, step: int, number: int) -> tuple[int, int]:
     """(first, last) of the file's rows that a rank sends in a round."""
     last = max(0, count - number * step)
     return start + max(0, last - step), start + last
 
 
-def _between(wanted: Mapping[str, _Wanted], first: int, last: int) -> dict[str, tuple[int, int]]:
-    found = {part: one.between(first, last) for part, one in wanted.items()} if last > first else {}
+def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> dict[str, tuple[int, int]]:
+    found = {part: one.find_between(first, last) for part, one in wanted.items()} if last > first else {}
     return {part: (start, stop) for part, (start, stop) in found.items() if stop > start}
 
 
-def _rows(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
+def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of arrays that follow each other."""
     found, before = [], 0
     for array in arrays:
@@ -120,7 +122,7 @@ def _rows(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
     return found[0] if len(found) == 1 else np.concatenate(found) if found else arrays[0][:0]
 
 
-def _shorten(arrays: list[np.ndarray], rows: int) -> None:
+def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
     """Give back the memory of all but the first `rows` rows; nothing else may refer to them."""
     before = sum(map(len, arrays))
     while before > rows and len(arrays) > 1 and before - len(arrays[-1]) >= rows:
@@ -129,7 +131,7 @@ def _shorten(arrays: list[np.ndarray], rows: int) -> None:
         arrays[-1].resize((len(arrays[-1]) - (before - rows), *arrays[-1].shape[1:]), refcheck=False)
 
 
-def _exchange(
+def _exchange_round(
     mine: np.ndarray,
     first: int,
     wanted: Sequence[Mapping[str, _Wanted]],
@@ -142,15 +144,18 @@ def _exchange(
 ) -> None:
     """One round of one field: to every other rank its rows of `mine`, which begin at the file's row `first`."""
     rows_for = [
-        [_selected(mine, wanted[other][part].rows(start, stop) - first) for part, (start, stop) in parts.items()]
+        [
+            _select_rows(mine, wanted[other][part].list_rows(start, stop) - first)
+            for part, (start, stop) in parts.items()
+        ]
         for other, parts in enumerate(send)
         if other != rank
     ]
     sent = [sum(piece.nbytes for piece in pieces) for pieces in rows_for]
     sent.insert(rank, 0)
-    outgoing = np.concatenate([np.empty(0, np.uint8)] + [_bytes(piece) for pieces in rows_for for piece in pieces])
+    outgoing = np.concatenate([np.empty(0, np.uint8)] + [_view_bytes(piece) for pieces in rows_for for piece in pieces])
     del rows_for
-    row = _row_bytes(mine)
+    row = _count_row_bytes(mine)
     taken = [
         0 if other == rank else row * sum(stop - start for start, stop in parts.values())
         for other, parts in enumerate(receive)
@@ -166,16 +171,16 @@ def _exchange(
                 at += target.nbytes
 
 
-def _selected(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+def _select_rows(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Some rows, as they lie where they follow each other."""
     if len(which) and which[-1] - which[0] + 1 == len(which):
         return rows[int(which[0]) : int(which[-1]) + 1]
     return rows[which]
 
 
-def _row_bytes(rows: np.ndarray) -> int:
+def _count_row_bytes(rows: np.ndarray) -> int:
     return rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
 
 
-def _bytes(rows: np.ndarray) -> np.ndarray:
+def _view_bytes(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8)

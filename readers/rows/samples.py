@@ -41,33 +41,33 @@ class Source:
         validation, testing, how = split
         if testing and opened.own_testing:
             raise ValueError("DataSet: test_fraction is given, but this format has testing rows of its own")
-        self.split = Split(self._samples("training"), validation, testing, how)
+        self.split = Split(self._count_windows("training"), validation, testing, how)
 
     @property
     def labelled(self) -> bool:
         return self.format.labelled or self.window is not None
 
-    def count(self, part: str) -> int:
+    def count_samples(self, part: str) -> int:
         if part == "testing" and self.format.own_testing:
-            return self._samples("testing")
-        return self.split.count(part)
+            return self._count_windows("testing")
+        return self.split.count_rows(part)
 
-    def _samples(self, part: str) -> int:
+    def _count_windows(self, part: str) -> int:
         rows = self.format.count(part)
         return rows if self.window is None else max(0, rows - self.window - self.horizon + 1)
 
-    def rows(self, part: str, positions: Positions) -> tuple[str, Positions]:
+    def find_rows(self, part: str, positions: Positions) -> tuple[str, Positions]:
         """The format's part, and the numbers in it, of the samples at `positions` of a part."""
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
-            first = int(self.split.rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
+            first = int(self.split.list_rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
             return "training", range(positions.start + first, positions.stop + first)
-        return "training", self.split.rows(part, np.asarray(positions, np.int64))
+        return "training", self.split.list_rows(part, np.asarray(positions, np.int64))
 
-    def read(self, part: str, field: str, positions: Positions) -> np.ndarray:
+    def read_samples(self, part: str, field: str, positions: Positions) -> np.ndarray:
         """The "data" or "labels" of the samples at `positions` of a part."""
-        origin, rows = self.rows(part, positions)
+        origin, rows = self.find_rows(part, positions)
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
         if not len(rows):
@@ -77,47 +77,47 @@ class Source:
     def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
         """Data and labels (None where there are none) of the same samples; where both are the same rows, read once."""
         if not self.labelled:
-            return self.read(part, "data", positions), None
-        origin, rows = self.rows(part, positions)
+            return self.read_samples(part, "data", positions), None
+        origin, rows = self.find_rows(part, positions)
         if self.window is None or self.format.labelled or rows[-1] - rows[0] + 1 != len(rows):
-            return self.read(part, "data", positions), self.read(part, "labels", positions)
+            return self.read_samples(part, "data", positions), self.read_samples(part, "labels", positions)
         start, stop = int(rows[0]), int(rows[-1]) + self.window + self.horizon
         steps = self._read_rows(origin, "data", start, stop)
-        return windows(steps[: -self.horizon], self.window), windows(steps[self.window :], self.horizon)
+        return make_windows(steps[: -self.horizon], self.window), make_windows(steps[self.window :], self.horizon)
 
-    def pieces(self, part: str, field: str, count: int, row_bytes: int | None = None) -> Iterator[range]:
+    def split_pieces(self, part: str, field: str, count: int, row_bytes: int | None = None) -> Iterator[range]:
         """Ranges of the positions 0 to `count` of a part that hold about PIECE_BYTES each."""
         if not count:
             return
         if row_bytes is None:
-            row_bytes = self.row_bytes(part, field)
+            row_bytes = self.count_row_bytes(part, field)
         rows = max(1, PIECE_BYTES // row_bytes)
         for start in range(0, count, rows):
             yield range(start, min(start + rows, count))
 
-    def row_bytes(self, part: str, field: str) -> int:
-        return max(1, self.read(part, field, range(1)).nbytes)
+    def count_row_bytes(self, part: str, field: str) -> int:
+        return max(1, self.read_samples(part, field, range(1)).nbytes)
 
-    def training_rows(self) -> int:
+    def count_training_rows(self) -> int:
         """The rows over which the mean and the deviation of the data are taken: those that training samples have."""
-        count = self.count("training")
+        count = self.count_samples("training")
         return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
 
-    def training_moments(self, start: int, stop: int) -> scaling.Moments | None:
-        """The moments of the data of `start` to `stop` of `training_rows`."""
+    def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
+        """The moments of the data of `start` to `stop` of `count_training_rows`."""
         total = None
         if stop == start:
             return total
         contiguous = self.window is not None and self.split.is_contiguous("training")
-        for piece in self.pieces("training", "data", stop - start):
+        for piece in self.split_pieces("training", "data", stop - start):
             agreement.stop_if_others_failed()
             rows = range(start + piece.start, start + piece.stop)
             data = (
                 self._read_rows("training", "data", rows.start, rows.stop)
                 if contiguous
-                else self.read("training", "data", rows)
+                else self.read_samples("training", "data", rows)
             )
-            total = scaling.merged(total, scaling.moments(data))
+            total = scaling.merge_moments(total, scaling.compute_moments(data))
         return total
 
     def _read_run(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class Source:
         source = field if field == "data" or self.format.labelled else "data"
         length, begin = (self.window, start) if field == "data" else (self.horizon, start + self.window)
         rows = self._read_rows(origin, source, begin, begin + (stop - start) + length - 1)
-        return windows(rows, length)
+        return make_windows(rows, length)
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
         first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
@@ -156,26 +156,26 @@ class Source:
                 f"the format {type(self.format).__name__} was asked for {stop - start} rows of the {origin} {field} "
                 f"({start} to {stop}) and gave {len(rows)}"
             )
-        self._settle(origin, range(start, stop), field, rows)
-        return self.scaled(field, rows)
+        self._settle_numbers(origin, range(start, stop), field, rows)
+        return self.scale_rows(field, rows)
 
-    def settle(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
+    def settle_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
         """See to what is missing in the rows at `positions` of a part, in place."""
-        self._settle(*self.rows(part, positions), field, rows)
+        self._settle_numbers(*self.find_rows(part, positions), field, rows)
 
-    def _settle(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
+    def _settle_numbers(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
         """`numbers`: of the rows within what the format calls `origin`."""
-        missing.settle(
+        missing.settle_missing(
             rows,
             self.format.missing,
             lambda row, index: self.format.place(origin, field, int(numbers[row]), index),
         )
 
-    def scaled(self, field: str, rows: np.ndarray) -> np.ndarray:
+    def scale_rows(self, field: str, rows: np.ndarray) -> np.ndarray:
         return rows if self.scale is None or field != "data" else self.scale(rows)
 
 
-def windows(rows: np.ndarray, length: int) -> np.ndarray:
+def make_windows(rows: np.ndarray, length: int) -> np.ndarray:
     """Every `length` consecutive rows as one, without a copy: shape (len(rows) - length + 1, length, ...)."""
     count = len(rows) - length + 1
     return np.lib.stride_tricks.as_strided(

@@ -14,7 +14,7 @@ _PIECE_BYTES = 8 << 20
 CHOICES = (False, True, "standard")
 
 
-def by_type(rows: np.ndarray) -> np.ndarray:
+def scale_by_type(rows: np.ndarray) -> np.ndarray:
     """Integers as float32, divided by the largest value of their type (uint8: 0 to 1); others as they are."""
     if rows.dtype.kind not in "iu":
         return rows
@@ -47,7 +47,7 @@ class Standard:
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def moments(rows: np.ndarray) -> Moments:
+def compute_moments(rows: np.ndarray) -> Moments:
     """(count, mean, sum of squared distances from it) of each column of a table, or of all values; NaN left out."""
     values = np.asarray(rows, np.float64)
     values = values if values.ndim == 2 else values.reshape(-1, 1)
@@ -57,14 +57,14 @@ def moments(rows: np.ndarray) -> Moments:
     return count, mean, (np.where(there, values - mean, 0) ** 2).sum(axis=0)
 
 
-def moments_in_pieces(rows: np.ndarray) -> Moments | None:
+def compute_moments_in_pieces(rows: np.ndarray) -> Moments | None:
     """The same of many rows, without arrays of their size; None where there are none."""
     step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
-    pieces = (moments(rows[start : start + step]) for start in range(0, len(rows), step))
-    return functools.reduce(merged, pieces, None)
+    pieces = (compute_moments(rows[start : start + step]) for start in range(0, len(rows), step))
+    return functools.reduce(merge_moments, pieces, None)
 
 
-def merged(one: Moments | None, other: Moments | None) -> Moments | None:
+def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
     """Moments of both together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
     if one is None or other is None:
         return one if other is None else other
@@ -75,13 +75,13 @@ def merged(one: Moments | None, other: Moments | None) -> Moments | None:
     return count, mean, one[2] + other[2] + apart**2 * one[0] * other[0] / some
 
 
-def standard(of_ranks: Sequence[Moments | None]) -> Standard:
+def make_standard(of_ranks: Sequence[Moments | None]) -> Standard:
     """The scaling by the moments of all ranks' rows.
 
     Raises:
         ValueError: no rank has any.
     """
-    found = functools.reduce(merged, of_ranks)
+    found = functools.reduce(merge_moments, of_ranks)
     if found is None:
         raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
     count, mean, squares = found

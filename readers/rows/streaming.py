@@ -26,7 +26,7 @@ class Order:
         self.deal, self.rank, self.shuffle, self.seed, self.redeal = deal, rank, shuffle, seed, redeal
         self.in_memory = in_memory
 
-    def batches(self, batch_size: int, epoch: int) -> Iterator[tuple[int, int]]:
+    def iterate_batches(self, batch_size: int, epoch: int) -> Iterator[tuple[int, int]]:
         """(first, last) of the rows of each global batch, in the order in which they come."""
         starts = np.arange(0, self.deal.count, batch_size)
         if self.by_batch:
@@ -39,40 +39,40 @@ class Order:
         """Whether it is the batches that are shuffled, which all ranks do alike."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def pieces(self, length: int, epoch: int) -> Iterator[Any]:
+    def iterate_pieces(self, length: int, epoch: int) -> Iterator[Any]:
         """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions."""
-        held = self.deal.held(self.rank)
+        held = self.deal.count_held(self.rank)
         if self.redeal:
-            yield from self._redealt(length, epoch)
+            yield from self._deal_anew(length, epoch)
             return
         starts = np.arange(0, held, length)
         if self.shuffle:
-            starts = self.random(epoch).permutation(starts)
+            starts = self.make_generator(epoch).permutation(starts)
         for start in starts.tolist():
-            yield self.positions(start, min(start + length, held))
+            yield self.list_positions(start, min(start + length, held))
 
-    def positions(self, start: int, stop: int) -> Any:
+    def list_positions(self, start: int, stop: int) -> Any:
         """The rows `start` to `stop` of those that the rank holds."""
         if self.in_memory:
             return range(start, stop)
         if self.deal.distribution == "block":
-            first = row_shares.rows_of(self.deal.count, self.rank, self.deal.size)[0]
+            first = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0]
             return range(first + start, first + stop)
-        return self.deal.positions(self.rank, start, stop)
+        return self.deal.list_positions(self.rank, start, stop)
 
-    def _redealt(self, length: int, epoch: int) -> Iterator[range]:
+    def _deal_anew(self, length: int, epoch: int) -> Iterator[range]:
         """Pieces of all rows in an order that every rank draws alike; this rank's block of the rows in that order."""
         count = self.deal.count
         starts = np.random.default_rng([self.seed, epoch]).permutation(np.arange(0, count, length))
         ends = np.cumsum(np.minimum(starts + length, count) - starts)
-        first, last = row_shares.rows_of(count, self.rank, self.deal.size)
+        first, last = row_shares.deal_block(count, self.rank, self.deal.size)
         for start, end in zip(starts.tolist(), ends.tolist()):
             begin = end - (min(start + length, count) - start)
             low, high = max(begin, first), min(end, last)
             if low < high:
                 yield range(start + low - begin, start + high - begin)
 
-    def random(self, epoch: int) -> np.random.Generator:
+    def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
@@ -89,12 +89,14 @@ class Memory:
         return data, labels[0] if labels else None
 
 
-def _stacks(source: Source | Memory, part: str, order: Order, length: int, epoch: int) -> Iterator[list[np.ndarray]]:
+def _iterate_stacks(
+    source: Source | Memory, part: str, order: Order, length: int, epoch: int
+) -> Iterator[list[np.ndarray]]:
     """[data, labels] of this rank's rows, some at a time."""
-    pieces = order.pieces(length, epoch)
-    random = order.random(epoch)
+    pieces = order.iterate_pieces(length, epoch)
+    random = order.make_generator(epoch)
     while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
-        read = [_read(source, part, positions) for positions in group]
+        read = [_read_pair(source, part, positions) for positions in group]
         fields = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*read)]
         if order.shuffle:
             mixed = random.permutation(len(fields[0]))
@@ -102,7 +104,7 @@ def _stacks(source: Source | Memory, part: str, order: Order, length: int, epoch
         yield fields
 
 
-def _read(source: Source | Memory, part: str, positions: Any) -> list[np.ndarray]:
+def _read_pair(source: Source | Memory, part: str, positions: Any) -> list[np.ndarray]:
     data, labels = source.read_both(part, positions)
     return [np.asarray(data)] if labels is None else [np.asarray(data), np.asarray(labels)]
 
@@ -114,7 +116,7 @@ class _Feed:
         self._stacks, self._at = stacks, 0
         self._now: list[np.ndarray] | None = None
 
-    def take(self, rows: int) -> list[np.ndarray]:
+    def take_rows(self, rows: int) -> list[np.ndarray]:
         taken: list[list[np.ndarray]] = []
         while rows:
             if self._now is None or self._at == len(self._now[0]):
@@ -126,7 +128,7 @@ class _Feed:
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*taken)]
 
 
-def batches(
+def iterate_batches(
     source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, epoch: int
 ) -> Iterator[tuple[list[np.ndarray], int, int]]:
     """([data, labels], own rows, rows of all ranks) of each step of an epoch.
@@ -135,33 +137,33 @@ def batches(
     """
     deal = order.deal
     length = max(1, PIECE_BYTES // row_bytes // (_MIXED if order.shuffle else 1))
-    feed = _Feed(_stacks(source, part, order, length, epoch))
+    feed = _Feed(_iterate_stacks(source, part, order, length, epoch))
     nothing = None
-    for first, last in order.batches(batch_size, epoch):
-        begin, end = deal.taken(first)[order.rank], deal.taken(last)[order.rank]
+    for first, last in order.iterate_batches(batch_size, epoch):
+        begin, end = deal.count_taken(first)[order.rank], deal.count_taken(last)[order.rank]
         if end == begin:
-            nothing = _read(source, part, range(1)) if nothing is None else nothing
+            nothing = _read_pair(source, part, range(1)) if nothing is None else nothing
             yield nothing, 0, last - first
         elif order.by_batch:
-            yield _read(source, part, order.positions(begin, end)), end - begin, last - first
+            yield _read_pair(source, part, order.list_positions(begin, end)), end - begin, last - first
         else:
-            yield feed.take(end - begin), end - begin, last - first
+            yield feed.take_rows(end - begin), end - begin, last - first
 
 
-def stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
+def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """The dataset of (data, labels), and behind it, for `fit`, that of batches with their numbers."""
     import tensorflow as tf
 
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
-    examples = _read(source, part, range(1))
+    examples = _read_pair(source, part, range(1))
     specs = tuple(
         tf.TensorSpec((None, *example.shape[1:]), example.dtype, name=name) for name, example in zip(fields, examples)
     )
     count = tf.TensorSpec((), tf.int64)
 
     def generate() -> Iterator[Any]:
-        for rows, own, total in batches(source, part, order, batch_size, row_bytes, next(epochs)):
+        for rows, own, total in iterate_batches(source, part, order, batch_size, row_bytes, next(epochs)):
             yield tuple(rows), own, total
 
     numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
@@ -174,7 +176,7 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
     def element(rows: Any, own: Any, total: Any) -> Any:
         return rows if len(rows) > 1 else rows[0]
 
-    mine = sum(1 for _ in _own_steps(order, batch_size))
+    mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
     public = numbered.filter(has_rows).map(element)
     public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
     if alone:
@@ -184,7 +186,7 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
 
     def with_numbers(rows: Any, own: Any, total: Any) -> Any:
         return sliced_dataset.Batch(
-            element(rows, own, total), step_weight.slice_tensor(own > 0, tf.constant(0, tf.int64), own, total)
+            element(rows, own, total), step_weight.make_slice_tensor(own > 0, tf.constant(0, tf.int64), own, total)
         )
 
     known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
@@ -192,7 +194,7 @@ def stream(source: Source | Memory, part: str, order: Order, batch_size: int, ro
     return share_arrays.mark_share(public)
 
 
-def _own_steps(order: Order, batch_size: int) -> Iterator[int]:
+def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:
     """The steps of an epoch in which this rank has rows."""
     deal = order.deal
     number = -(-deal.count // batch_size)
@@ -200,9 +202,9 @@ def _own_steps(order: Order, batch_size: int) -> Iterator[int]:
         # A rank's rows are within one of its proportion, so that only the last step can have none of them.
         yield from range(number - 1)
         begin = (number - 1) * batch_size
-        if deal.taken(deal.count)[order.rank] > deal.taken(begin)[order.rank]:
+        if deal.count_taken(deal.count)[order.rank] > deal.count_taken(begin)[order.rank]:
             yield number - 1
         return
     for step, first in enumerate(range(0, deal.count, batch_size)):
-        if deal.taken(min(first + batch_size, deal.count))[order.rank] > deal.taken(first)[order.rank]:
+        if deal.count_taken(min(first + batch_size, deal.count))[order.rank] > deal.count_taken(first)[order.rank]:
             yield step

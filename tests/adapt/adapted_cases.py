@@ -194,10 +194,12 @@ def main():
     for name in NAMES:
         case = globals()[name]
         follows = itertools.cycle(shares[:size] for shares in SHARES)
-        executor.follow((lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED))
+        executor.override_choice(
+            (lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED)
+        )
         executor.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
         executor.ops = SimpleNamespace(seconds=lambda kind: 0.0) if case in CLOCK else matex_ops
-        executor.leases.agree(())
+        executor.leases.agree_on(())
         slowness[:] = [1.0] * size
         Work.rows.clear()
         seen, weights = case()

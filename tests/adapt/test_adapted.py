@@ -69,7 +69,7 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
     run = recording.open_run(tmp_path / "run")
     marks = [one["event"] for one in run.starts[0].events if "--adapt" in str(one.get("event"))]
     assert changes == list(dict.fromkeys(marks))
-    report = page.write_page(run)
+    report = page.format_page(run)
     assert all(mark in report for mark in marks)
 
 

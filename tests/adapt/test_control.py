@@ -18,10 +18,10 @@ def changes(slowness, rows=128, windows=60, noise=0.0, fixed=0.0, parts=0):
     for window in range(windows):
         slow = slowness(window) if callable(slowness) else slowness
         made = made or control.Control(len(slow), parts)
-        slices = row_shares.dealt_rows(rows, made.shares or (1,) * len(slow))
+        slices = row_shares.count_dealt_rows(rows, made.shares or (1,) * len(slow))
         took = [(fixed + count * one) * (1 + chance.gauss(0, noise)) for count, one in zip(slices, slow)]
-        if shares := made.see(rows, took):
-            found[window] = row_shares.dealt_rows(rows, shares)
+        if shares := made.choose_shares(rows, took):
+            found[window] = row_shares.count_dealt_rows(rows, shares)
     return found
 
 
@@ -80,7 +80,7 @@ def test_slices_in_parts():
 
 def test_too_few_rows_or_no_time_are_left_alone():
     assert changes([1, 9, 9], rows=5) == {}
-    assert control.Control(2).see(128, [0.0, 1.0]) is None
+    assert control.Control(2).choose_shares(128, [0.0, 1.0]) is None
 
 
 @given(TIMES, st.integers(1, 3000), st.data())
@@ -88,12 +88,12 @@ def test_any_figures_give_shares_that_bounds_allow(seconds, rows, data):
     size = len(seconds)
     start = tuple(data.draw(st.lists(st.integers(1, 9), min_size=size, max_size=size)))
     made = control.Control(size, shares=start)
-    before = row_shares.dealt_rows(rows, start)
+    before = row_shares.count_dealt_rows(rows, start)
     for _ in range(2):
-        shares = made.see(rows, seconds)
+        shares = made.choose_shares(rows, seconds)
     if shares is None:
         return
-    after = row_shares.dealt_rows(rows, shares)
+    after = row_shares.count_dealt_rows(rows, shares)
     assert sum(after) == rows and min(after) >= 1
     assert max(after) <= max(2 * rows / size, *before) + 1
     # With the speeds that were seen the step is shorter by what was asked for, but for whole rows.
@@ -108,7 +108,7 @@ def test_fill_keeps_bounds_and_proportion(speeds, total, data):
     most = [
         low + more for low, more in zip(least, data.draw(st.lists(st.floats(0, 500), min_size=size, max_size=size)))
     ]
-    found = control.fill(total, speeds, least, most)
+    found = control.divide_within_bounds(total, speeds, least, most)
     assert all(low <= part <= high for low, part, high in zip(least, found, most))
     if sum(least) <= total <= sum(most):
         assert sum(found) == pytest.approx(total, rel=1e-6)

@@ -19,14 +19,14 @@ SIZE = 3
 @pytest.fixture(autouse=True)
 def ranks(monkeypatch):
     """Says which of three ranks this process is."""
-    ops.library()  # alone
+    ops.get_library()  # alone
 
     def be(rank):
-        monkeypatch.setattr(world, "current", lambda: SimpleNamespace(rank=rank, size=SIZE, is_several=False))
+        monkeypatch.setattr(world, "get_world", lambda: SimpleNamespace(rank=rank, size=SIZE, is_several=False))
 
     be(0)
     yield be
-    leases.agree(())
+    leases.agree_on(())
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -38,7 +38,7 @@ def test_ranks_that_read_ahead_cut_alike(seed):
 
     def go_on(rank):
         if next_batch[rank] % leases.BATCHES == 0:
-            iterations[rank], shares = made[rank].take(iterations[rank], next_batch[rank])
+            iterations[rank], shares = made[rank].take_lease(iterations[rank], next_batch[rank])
             cut[rank][iterations[rank]] = [*cut[rank].get(iterations[rank], []), *[shares] * leases.BATCHES]
         next_batch[rank] += 1
 
@@ -61,60 +61,60 @@ def change(made, shares):
     """What the ranks do together."""
     start = (0, 0)
     for one in made:
-        with one.held() as ahead:
+        with one.hold_pipelines() as ahead:
             start = max(start, ahead)
     for one in made:
-        one.change(start, shares)
-    leases.agree(shares)
+        one.change_shares(start, shares)
+    leases.agree_on(shares)
 
 
 def test_a_pipeline_waits_while_ranks_agree():
     made = leases.Leases()
-    made.take(0, 0)
+    made.take_lease(0, 0)
     found = []
-    with made.held() as ahead:
-        asking = threading.Thread(target=lambda: found.append(made.take(1, leases.BATCHES)))
+    with made.hold_pipelines() as ahead:
+        asking = threading.Thread(target=lambda: found.append(made.take_lease(1, leases.BATCHES)))
         asking.start()
         asking.join(0.1)
         assert not found and ahead == (1, leases.BATCHES)
-        made.change(ahead, (5, 1, 1))
+        made.change_shares(ahead, (5, 1, 1))
     asking.join()
     assert found == [(1, (5, 1, 1))]
 
 
 def test_an_iteration_before_the_last_goes_on_as_it_was():
     made = leases.Leases()
-    made.take(0, 0)
-    made.change((1, 4), (5, 1, 1))
-    assert made.take(0, 0) == (2, (5, 1, 1))
-    made.change((2, 4), (1, 5, 1))
-    assert made.take(1, 4) == (1, (5, 1, 1))
-    assert made.take(2, 4) == (2, (1, 5, 1))
+    made.take_lease(0, 0)
+    made.change_shares((1, 4), (5, 1, 1))
+    assert made.take_lease(0, 0) == (2, (5, 1, 1))
+    made.change_shares((2, 4), (1, 5, 1))
+    assert made.take_lease(1, 4) == (1, (5, 1, 1))
+    assert made.take_lease(2, 4) == (2, (1, 5, 1))
 
 
 def test_a_rank_that_has_begun_the_next_iteration_says_where_a_change_begins():
     made = [leases.Leases() for _ in range(2)]
     for one in made:
-        one.take(0, 0)
-    made[0].take(0, 0)
+        one.take_lease(0, 0)
+    made[0].take_lease(0, 0)
     starts = []
     for one in made:
-        with one.held() as ahead:
+        with one.hold_pipelines() as ahead:
             starts.append(ahead)
     for one in made:
-        one.change(max(starts), (5, 1, 1))
-    assert made[1].take(1, 4) == (1, (1, 1, 1))
-    assert made[1].take(0, 0) == (2, (1, 1, 1))
-    assert made[0].take(2, 4) == made[1].take(2, 4) == (2, (5, 1, 1))
+        one.change_shares(max(starts), (5, 1, 1))
+    assert made[1].take_lease(1, 4) == (1, (1, 1, 1))
+    assert made[1].take_lease(0, 0) == (2, (1, 1, 1))
+    assert made[0].take_lease(2, 4) == made[1].take_lease(2, 4) == (2, (5, 1, 1))
 
 
 def test_what_validates_keeps_its_shares():
     made = leases.Leases(are_for_good=True)
-    assert made.take(0, 0) == (1, (1, 1, 1))
-    leases.agree((5, 1, 1))
-    assert made.take(1, 4) == (1, (1, 1, 1))
-    assert made.take(0, 0) == (2, (5, 1, 1))
-    assert made.take(1, 8) == (1, (1, 1, 1))
+    assert made.take_lease(0, 0) == (1, (1, 1, 1))
+    leases.agree_on((5, 1, 1))
+    assert made.take_lease(1, 4) == (1, (1, 1, 1))
+    assert made.take_lease(0, 0) == (2, (5, 1, 1))
+    assert made.take_lease(1, 8) == (1, (1, 1, 1))
 
 
 def source():
@@ -137,8 +137,8 @@ SHARES = [(1, 1, 1), (5, 1, 1), (1, 90, 2), (1, 0, 0), (3, 2, 1)]
 class Changing(leases.Leases):
     """Other shares each time that they are asked for."""
 
-    def take(self, iteration, batch):
-        number, _ = super().take(iteration, batch)
+    def take_lease(self, iteration, batch):
+        number, _ = super().take_lease(iteration, batch)
         return number, SHARES[batch // leases.BATCHES % len(SHARES)]
 
 
@@ -155,7 +155,7 @@ def test_the_ranks_have_each_row_once(name, ranks):
     seen = []
     for batch, whole in enumerate(wholes):
         shares, of_rows = SHARES[batch // leases.BATCHES % len(SHARES)], len(whole[0])
-        for rank, count in enumerate(row_shares.dealt_rows(of_rows, shares)):
+        for rank, count in enumerate(row_shares.count_dealt_rows(of_rows, shares)):
             mine = parts[rank][batch]
             assert mine.numbers.numpy().tolist() == [count / of_rows, count > 0, count > 0, of_rows]
             assert len(tf.nest.flatten(mine.data)[0]) == max(count, 1)
@@ -176,5 +176,5 @@ def test_indices_of_arrays_are_cut(ranks):
         indices = tf.data.Dataset.range(100).batch(9)
         for batch, (mine, whole) in enumerate(zip(sliced_dataset.slice_dataset(indices, print, Changing()), indices)):
             shares = SHARES[batch // leases.BATCHES % len(SHARES)]
-            start, stop, _ = row_shares.slice_bounds(len(whole), rank, shares)
+            start, stop, _ = row_shares.find_slice_bounds(len(whole), rank, shares)
             assert mine.data.numpy().tolist() == whole[start:stop].numpy().tolist()

@@ -60,7 +60,7 @@ def traced(update, shape, open_shape):
 
 
 def why_not(update):
-    return elementwise.why_not(*traced(update, [3, 3], [3, 3]), *traced(update, [4], [None]))
+    return elementwise.find_obstacle(*traced(update, [3, 3], [3, 3]), *traced(update, [4], [None]))
 
 
 def test_an_elementwise_update_is_proved():

@@ -14,5 +14,5 @@ def test_the_branches_of_an_op_come_in_one_order():
         branches[name].func.name = f"the {name}"
     branches["after"].list.func.add(name="the last")
     for order in itertools.permutations(branches.items()):
-        found = graph_ops.functions_of(types.SimpleNamespace(attr=dict(order)))
+        found = graph_ops.list_functions(types.SimpleNamespace(attr=dict(order)))
         assert found == ["the last", "the else_branch", "the then_branch"]

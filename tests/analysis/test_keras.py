@@ -51,9 +51,9 @@ LAYERS = {
 
 def _assert_proved(function, *arguments: np.ndarray) -> None:
     graph = recombining.traced(function, arguments)
-    found = interpreter.interpreter_of(graph)
+    found = interpreter.make_interpreter(graph)
     for tensor in graph.outputs:
-        placement = found.of(tensor)
+        placement = found.find_placement(tensor)
         assert placement.kind != UNKNOWN, f"{placement.why[0]}: {placement.why[1]}"
     assert recombining.wrong_claims(graph, arguments, (3, 1), tolerance=1e-4) == []
 

@@ -44,7 +44,7 @@ def traced(made, rows, scale, is_python):
     @tf.function(autograph=False)
     def step(x):
         if rows is None:
-            declarations.declare(x, ROWS)
+            declarations.declare_placement(x, ROWS)
         return made(x, rows if is_python and rows else tf.shape(x)[0], scale)
 
     return step.get_concrete_function(tf.TensorSpec([rows, 3], tf.float64)).graph
@@ -53,7 +53,7 @@ def traced(made, rows, scale, is_python):
 @pytest.mark.parametrize("is_python", [False, True])
 @pytest.mark.parametrize("name", MADE)
 def test_a_constant_that_python_switches_to_is_seen(name, is_python):
-    own = programs.program(traced(MADE[name], 20, 1.0, is_python))
+    own = programs.read_program(traced(MADE[name], 20, 1.0, is_python))
     for scale in (1.0, 2.0):
-        found = programs.program(traced(MADE[name], None, scale, is_python), own)
-        assert found.differs_from(own) == (scale != 1.0)
+        found = programs.read_program(traced(MADE[name], None, scale, is_python), own)
+        assert found.is_unlike(own) == (scale != 1.0)

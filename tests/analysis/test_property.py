@@ -49,7 +49,7 @@ class Grower:
                 if one.dtype != tf.float64:
                     one = tf.cast(one, tf.float64)
                 self.count += 1
-                is_unknown = self.found.of(one).kind == UNKNOWN
+                is_unknown = self.found.find_placement(one).kind == UNKNOWN
                 self.unknown += is_unknown
                 size = one.shape.rank
                 fits = size is not None and size <= 4 and np.prod([dim or 4 for dim in one.shape]) <= MOST
@@ -317,7 +317,7 @@ def grown(seed: int, graphs: int = GRAPHS) -> tuple[tf.Graph, list[np.ndarray], 
 
     def function(*tensors):
         for tensor in tensors:
-            declarations.declare(tensor, ROWS)
+            declarations.declare_placement(tensor, ROWS)
         for _ in range(graphs):
             grower = Grower(random, dict(zip(values, tensors)))
             grower.grow()

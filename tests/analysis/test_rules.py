@@ -596,7 +596,7 @@ def _types(graph: tf.Graph, found: interpreter.Interpreter) -> set[str]:
     """The types of ops in a graph, and in the functions that it calls, of which something is claimed."""
     types = set()
     for op in graph.get_operations():
-        if any(found.of(one).kind != UNKNOWN for one in op.outputs):
+        if any(found.find_placement(one).kind != UNKNOWN for one in op.outputs):
             types.add(op.type)
     for inner in found._functions.values():
         types |= _types(inner.graph, inner)
@@ -608,11 +608,11 @@ def _types(graph: tf.Graph, found: interpreter.Interpreter) -> set[str]:
 )
 def test_what_a_rule_claims_is_so(kinds, function):
     graph, values = _graph(function)
-    found = interpreter.interpreter_of(graph)
+    found = interpreter.make_interpreter(graph)
     missing = set(kinds.split()) - _types(graph, found)
     assert not missing, f"nothing is claimed of {missing}"
     for tensor in graph.outputs:
-        placement = found.of(tensor)
+        placement = found.find_placement(tensor)
         assert placement.kind != UNKNOWN, f"{placement.why[0].type}: {placement.why[1]}"
     if function not in _DRAWN:
         for rows in SPLITS:
@@ -641,11 +641,11 @@ def test_a_function_through_which_a_gradient_was_taken_is_called_once_more():
     """Its graph has more outputs then than this call of it."""
 
     def step(x):
-        declarations.declare(x, ROWS)
+        declarations.declare_placement(x, ROWS)
         with tf.GradientTape() as tape:
             tape.watch(x)
             first = tf.reduce_sum(_helper(x)[2])
         return first, tape.gradient(first, x), _helper(x)[1]
 
     graph = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3], tf.float64)).graph
-    assert interpreter.placement_of(graph.outputs[2]) == ROWS
+    assert interpreter.find_placement(graph.outputs[2]) == ROWS

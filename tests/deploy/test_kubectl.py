@@ -88,7 +88,7 @@ def test_kubectl_reads_the_words_that_were_typed(tmp_path):
                 "create",
             ]
             environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
-            text = kubernetes.write_text(asked, words, "job-1")
+            text = kubernetes.format_job(asked, words, "job-1")
             command += ["--validate=false", "-f", "-"]
             result = subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=60)
         finally:

@@ -108,7 +108,7 @@ def as_kubernetes_expands(word: str) -> str:
 
 
 def test_the_job_as_text():
-    text = kubernetes.write_text(ASKED, ["train.py", "--epochs", "90"], "train-x7k2q")
+    text = kubernetes.format_job(ASKED, ["train.py", "--epochs", "90"], "train-x7k2q")
     script = command_of(text)[2]
     assert text.replace(json.dumps(script), "SCRIPT") == MPIJOB
     assert "\nmatex run --restarts 3 -n 8 --hostfile /etc/mpi/hostfile train.py --epochs 90 & child=$$!\n" in script
@@ -116,7 +116,7 @@ def test_the_job_as_text():
 
 
 def test_without_a_volume_nothing_is_started_again():
-    text = kubernetes.write_text(kubernetes.Kubernetes(image="a", name="a", gpus_per_node=2), ["a.py"], "a-1")
+    text = kubernetes.format_job(kubernetes.Kubernetes(image="a", name="a", gpus_per_node=2), ["a.py"], "a-1")
     assert "backoffLimit: 0" in text and "MATEX_STATE" not in text and "volume" not in text
     assert '"nvidia.com/gpu": "2"' in text
 
@@ -128,7 +128,7 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
     (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > given\n')
     (where / "matex").chmod(stat.S_IRWXU)
     asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", env=(f"VALUE={value}",), setup=("cd .",))
-    text = kubernetes.write_text(asked, words, "a-1")
+    text = kubernetes.format_job(asked, words, "a-1")
     subprocess.run([as_kubernetes_expands(word) for word in command_of(text)], cwd=where)
     given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert given == ["run", "--restarts", "3", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
@@ -141,7 +141,7 @@ def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
     asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", claim="c", folder=str(tmp_path))
     (tmp_path / "matex").write_text(f"#!/bin/bash\necho run >> runs\nexit {code}\n")
     (tmp_path / "matex").chmod(stat.S_IRWXU)
-    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.write_text(asked, ["a.py"], "a-1"))]
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
     for _ in range(2):
         assert subprocess.run(words, cwd=tmp_path).returncode == code
     assert (tmp_path / "runs").read_text().count("run") == 1 + again
@@ -151,7 +151,7 @@ def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
     asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex")
     (tmp_path / "matex").write_text("#!/bin/bash\ntrap 'exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
     (tmp_path / "matex").chmod(stat.S_IRWXU)
-    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.write_text(asked, ["a.py"], "a-1"))]
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
     with subprocess.Popen(words, cwd=tmp_path) as child:
         while not (tmp_path / "began").exists():
             assert child.poll() is None

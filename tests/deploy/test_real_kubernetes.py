@@ -106,7 +106,7 @@ def test_every_member_that_is_sent_is_kept(server, capfd):
     asked = kubernetes.Kubernetes(
         image="i:1", nodes=2, claim="c", cpus="2", memory="4Gi", gpus_per_node=1, time="1:00:00", env=["A=$B", "EMPTY="]
     )
-    sent: dict = yaml.safe_load(kubernetes.write_text(command.name_and_command(asked, words), words, name))
+    sent: dict = yaml.safe_load(kubernetes.format_job(command.fill_name_and_command(asked, words), words, name))
     kept = server.get("mpijobs.kubeflow.org", name)
 
     def lost(mine, theirs, at=""):
@@ -132,8 +132,8 @@ def test_every_member_that_is_sent_is_kept(server, capfd):
     ],
 )
 def test_a_broken_job_is_refused_in_the_servers_words(server, monkeypatch, old, new, words):
-    before, whole = names(server), kubernetes.write_text
-    monkeypatch.setattr(kubernetes, "write_text", lambda *asked: whole(*asked).replace(old, new))
+    before, whole = names(server), kubernetes.format_job
+    monkeypatch.setattr(kubernetes, "format_job", lambda *asked: whole(*asked).replace(old, new))
     asked = kubernetes.Kubernetes(nodes=2, name="x", image="i:1", cpus="2")
     with pytest.raises(job.JobError) as refused:
         kubernetes.submit_job(asked, ["x.py"])

@@ -161,7 +161,7 @@ def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     ],
 )  # fmt: skip
 def test_exit_codes(name, codes, expected):
-    assert slurm.exit_code(name, codes) == expected
+    assert slurm.parse_exit_code(name, codes) == expected
 
 
 def test_only_a_job_that_is_there_can_be_cancelled(fakes, capfd):

@@ -60,18 +60,18 @@ def nothing_of_this_user(tmp_path, monkeypatch):
 
 
 def test_the_script_of_a_job():
-    text = slurm.write_text(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
+    text = slurm.format_job(ASKED, ["train.py", "--epochs", "90"], "runs/train-1")
     assert re.sub('bash -c .* look "\\$run_folder"', "LOOK", text) == SCRIPT
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("time, warning", [("", 120), ("8", 120), ("1-0", 120), ("4:00", 60), ("0:40", 10)])
 def test_a_short_job_is_warned_within_its_time(time, warning):
-    assert f"--signal=B:USR1@{warning}\n" in slurm.write_text(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
+    assert f"--signal=B:USR1@{warning}\n" in slurm.format_job(slurm.Slurm(time=time, name="a"), ["a.py"], "runs/a-1")
 
 
 def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
-    text = slurm.write_text(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
+    text = slurm.format_job(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
     assert "MATEX_STATE" in text and "--restarts 3 -n 1" in text and "srun" not in text
 
 
@@ -102,7 +102,7 @@ def as_sbatch_reads(line: str) -> list[str]:
 
 @given(name=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(str.isprintable))
 def test_a_name_arrives_as_it_was_typed(name):
-    text = slurm.write_text(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
+    text = slurm.format_job(slurm.Slurm(name=name, sbatch=(f"--comment={name}",)), ["a.py"], "runs/a-1")
     words = [as_sbatch_reads(line.removeprefix("#SBATCH ")) for line in text.split("\n") if line.startswith("#SBATCH")]
     assert [f"--job-name={name}"] in words and [f"--comment={name}"] in words
 
@@ -115,7 +115,7 @@ def test_arguments_arrive_as_they_were_typed(words, folder, tmp_path_factory):
     (where / "matex").write_text('#!/bin/bash\nprintf "%s\\0" "$MATEX_STATE" "$@" > given\n')
     (where / "matex").chmod(stat.S_IRWXU)
     asked = slurm.Slurm(ranks_per_node=2, name="a", matex=shlex.quote(str(where / "matex")))
-    text = slurm.write_text(asked, words, "runs/a-1")
+    text = slurm.format_job(asked, words, "runs/a-1")
     subprocess.run(["bash", "-c", text], cwd=where, stderr=subprocess.DEVNULL)
     state, *given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert state == f"{where}/runs/a-1/state" and given == ["run", "--restarts", "3", "-n", "2", *words]

@@ -29,7 +29,7 @@ def reduce(x, of=variable):
 
 
 def overlapped(x):
-    settings.current().overlap = "on"
+    settings.get_settings().overlap = "on"
     return reduce(x)
 
 
@@ -45,7 +45,7 @@ for turn in range(6):
     for name, way in ways.items():
         everyone = [np.random.default_rng([r, turns]).standard_normal(2000) + 1 for r in range(size)]
         reduced, loss = way(tf.constant(everyone[rank], tf.float32))
-        settings.current().overlap = "off"
+        settings.get_settings().overlap = "off"
         turns += 1
         found = reduced.numpy()
         assert np.count_nonzero(found) <= SHARE * 2000 * size, (name, np.count_nonzero(found))
@@ -58,20 +58,20 @@ assert "MatexHandOverGradient" in kinds
 rest = np.sqrt(1 - SHARE)
 most = rest / (1 - rest) * size * np.sqrt(2000 * 2.5)
 assert np.linalg.norm(total) <= most, (np.linalg.norm(total), most)
-assert ops.library().c.matex_residuals() == 1, "the four ways share what is left of the variable"
+assert ops.get_library().c.matex_residuals() == 1, "the four ways share what is left of the variable"
 reduced, _ = reduce(tf.ones([2000]), other)  # another variable of the same name has one of its own
-assert set(reduced.numpy()) == {0.0, float(size)} and ops.library().c.matex_residuals() == 2
+assert set(reduced.numpy()) == {0.0, float(size)} and ops.get_library().c.matex_residuals() == 2
 
 
 def of_a_third():
     third = tf.Variable(tf.zeros([2000]), name="w")
     tf.function(lambda x: reduce(x, third), jit_compile=True)(tf.ones([2000]))
-    assert ops.library().c.matex_residuals() == 3
+    assert ops.get_library().c.matex_residuals() == 3
 
 
 of_a_third()
 gc.collect()
-assert ops.library().c.matex_residuals() == 2, "what a compiled step leaves of a variable goes with it"
+assert ops.get_library().c.matex_residuals() == 2, "what a compiled step leaves of a variable goes with it"
 
 x, y = np.random.default_rng(0).standard_normal((2, 256, 16))
 keras = tf.keras

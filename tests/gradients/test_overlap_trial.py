@@ -15,7 +15,7 @@ from matex_tf.world import world
 size, rank = matex_tf.size(), matex_tf.rank()
 calls = sum(overlap_trial.IGNORED.values()) + 2 * overlap_trial.TIMED
 shape = [600, 500]
-several_hosts = world.current().has_several_nodes
+several_hosts = world.get_world().has_several_nodes
 
 
 def steps(share, gain, shape=shape):
@@ -90,7 +90,7 @@ losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
 assert "_other_way" in [trial._way.__name__ for trial in overlap_trial._trials.values()]
 print("losses", *losses)
 assert overlap_trial._may_be_tried(None) is True
-settings.current().strategy = "sharded"
+settings.get_settings().strategy = "sharded"
 assert overlap_trial._may_be_tried(None) is several_hosts
 """
 ALONE = """

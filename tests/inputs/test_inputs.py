@@ -47,12 +47,12 @@ def test_unusual_input_is_not_wrong():
     assert matex_tf.shard(()) == () and matex_tf.shard({}) == {} and matex_tf.allreduce([]) == []
 
 
-NUMBERS = [one.variable for one in settings.TABLE if one.parse is settings._count]
+NUMBERS = [one.variable for one in settings.TABLE if one.parse is settings._parse_count]
 
 
 @pytest.mark.parametrize("setting", settings.TABLE, ids=lambda setting: setting.name)
 def test_every_setting(setting):
-    free = setting.parse is settings._text
+    free = setting.parse is settings._keep_text
     for text in ["?"] if not free else []:
         with pytest.raises(settings.SettingError, match=rf"{setting.variable}='\?': expected "):
             settings.Settings({setting.variable: text})

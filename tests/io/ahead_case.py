@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from matex_tf.io import journal, notes, overlay
+from matex_tf.io import journal, journal_reader, overlay
 from matex_tf.io.view import View
 from matex_tf.patches.files import journal as noting
 from matex_tf.patches.files import python
@@ -129,8 +129,8 @@ def tried(seed, sets):
     first = Player(os.path.join(base, "ranks"), sets[1])
     other = Player(os.path.join(base, "ranks"), sets[2])
     who = [first]
-    notes.count_collectives = lambda: who[0].met
-    overlay.news = lambda: written if who[0] is first else None
+    journal_reader.count_collectives = lambda: who[0].met
+    overlay.get_journal = lambda: written if who[0] is first else None
     world.is_active = lambda: True
     try:
         for _ in range(chance.randrange(1, 5)):

@@ -126,7 +126,7 @@ def test_on_a_full_disk_the_old_file_is_not_given_up(tmp_path, monkeypatch, numb
 
 
 def test_what_another_host_or_container_saves_is_left_alone(tmp_path):
-    mine = atomic._prefix()
+    mine = atomic._make_prefix()
     others = [
         mine.replace(atomic.socket.gethostname(), atomic.socket.gethostname() + "-0"),
         mine.replace("@4", "@5", 1),

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from matex_tf.io import journal, notes
+from matex_tf.io import journal, journal_reader
 from matex_tf.world import world
 
 
@@ -14,7 +14,7 @@ def ends(tmp_path, monkeypatch):
     """Rank 0's journal, that of another, and how many collectives both have completed."""
     numbers = {"here": 0, "there": 0}
     who = ["there"]
-    monkeypatch.setattr(notes, "count_collectives", lambda: numbers[who[0]])
+    monkeypatch.setattr(journal_reader, "count_collectives", lambda: numbers[who[0]])
     monkeypatch.setattr(world, "is_active", lambda: True)
     (tmp_path / "journal").mkdir()
     journal.make_file(str(tmp_path / "journal"))
@@ -22,7 +22,7 @@ def ends(tmp_path, monkeypatch):
 
     def note(path, **how):
         who[0] = "here"
-        here.note(str(path), **how)
+        here.note_change(str(path), **how)
         who[0] = "there"
 
     return note, there, numbers
@@ -35,29 +35,29 @@ def test_a_rank_sees_what_was_there_until_it_comes_to_that_place(ends, tmp_path)
         with open(path, "w") as file:
             file.write("as it was")
     os.makedirs(gone + "/deep")
-    assert there.before(old) is None and not there.has_news()
+    assert there.find_before(old) is None and not there.has_news()
     assert there.is_quiet()
     note(old)
     note(new)
     note(gone, removed=True)
     os.mkfifo(tmp_path / "pipe")
     note(tmp_path / "pipe")
-    assert there.before(str(tmp_path / "pipe")) is None
+    assert there.find_before(str(tmp_path / "pipe")) is None
     note(moved, removed=True, to=moved + "-to")
-    assert there.before(moved) is None, "it is still there"
+    assert there.find_before(moved) is None, "it is still there"
     os.rename(moved, moved + "-to")
     with open(old, "w") as file:
         file.write("changed")
     os.mkdir(new)
     os.rmdir(gone + "/deep")
     os.rmdir(gone)
-    with open(there.before(old)) as file, open(there.before(moved)) as other:
+    with open(there.find_before(old)) as file, open(there.find_before(moved)) as other:
         assert file.read() == other.read() == "as it was"
-    assert there.before(new) == there.before(new + "/inside") == there.before(gone + "/other") == ""
-    assert there.names_before(gone) == ["deep"] and os.path.isdir(there.before(gone + "/deep"))
+    assert there.find_before(new) == there.find_before(new + "/inside") == there.find_before(gone + "/other") == ""
+    assert there.list_before(gone) == ["deep"] and os.path.isdir(there.find_before(gone + "/deep"))
     assert not there.is_quiet() and there.has_news()
     numbers["there"] = 1
-    assert {there.before(path) for path in (old, new, gone, moved)} == {None}
+    assert {there.find_before(path) for path in (old, new, gone, moved)} == {None}
     assert not there.has_news() and there.is_quiet()
 
 
@@ -73,11 +73,11 @@ def test_a_rank_far_behind_sees_the_first_of_several_states(ends, tmp_path):
     path.unlink()
     note(path)
     path.write_text("2")
-    assert there.before(str(path)) == ""
+    assert there.find_before(str(path)) == ""
     numbers["there"] = 1
-    assert there.before(str(path)) == "", "it is still at the place where it is made again"
+    assert there.find_before(str(path)) == "", "it is still at the place where it is made again"
     numbers["there"] = 2
-    assert there.before(str(path)) is None
+    assert there.find_before(str(path)) is None
 
 
 def test_large_files_are_not_copied_and_copies_do_not_stay(ends, tmp_path, monkeypatch):
@@ -89,8 +89,8 @@ def test_large_files_are_not_copied_and_copies_do_not_stay(ends, tmp_path, monke
         path.write_text("more than ten bytes")
     note(large)
     note(folder, removed=True)
-    assert there.before(str(large)) == str(large)
-    assert there.before(str(folder)) == "" and there.is_gone(str(folder))
+    assert there.find_before(str(large)) == str(large)
+    assert there.find_before(str(folder)) == "" and there.is_gone(str(folder))
     for number in range(4):
         numbers["here"] = number
         (tmp_path / f"small-{number}").write_text("small")
@@ -98,7 +98,7 @@ def test_large_files_are_not_copied_and_copies_do_not_stay(ends, tmp_path, monke
     numbers["there"] = 3
     kept = [name for name in os.listdir(tmp_path / "journal") if name != "notes"]
     assert len(kept) == 2, "of the last two places at which a rank may be"
-    with open(there.before(str(tmp_path / "small-3"))) as file:
+    with open(there.find_before(str(tmp_path / "small-3"))) as file:
         assert file.read() == "small"
 
 
@@ -110,7 +110,7 @@ def test_several_threads_read_all_notes_once(ends):
         try:
             while not over.is_set():
                 there.has_news()
-                there.names_before("/a folder")
+                there.list_before("/a folder")
         except Exception as error:
             failed.append(error)
 
@@ -123,5 +123,5 @@ def test_several_threads_read_all_notes_once(ends):
     for thread in threads:
         thread.join()
     assert not failed
-    assert sorted(there.names_before("/a folder"), key=int) == [str(number) for number in range(count)]
+    assert sorted(there.list_before("/a folder"), key=int) == [str(number) for number in range(count)]
     assert all(len(notes) == 1 for notes in there._notes.values())

@@ -45,11 +45,11 @@ print("never reached")
     ],
 )
 def test_lines_that_say_the_same(one, other, same):
-    assert check_run.same_line(one, other) is same
+    assert check_run.is_same_line(one, other) is same
 
 
 def test_overwritten_lines_are_read_as_they_end():
-    assert check_run.final_lines("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
+    assert check_run.list_final_lines("1/9 loss 3\r9/9 loss 2\n\n\x1b[1mdone\x1b[0m\n") == ["9/9 loss 2", "done"]
 
 
 def outcome(**changes):

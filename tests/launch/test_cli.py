@@ -300,7 +300,7 @@ def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, sa
     mpirun.write_text("#!/bin/sh\n" + ('touch "$MATEX_PROOF/ended"\n' if says else "exit 0\n"))
     mpirun.chmod(0o755)
     program = (
-        "import sys; from matex_tf.launch import cli; cli.command_line = lambda run: [sys.argv[1]]; "
+        "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', sys.argv[1]]))"
     )
     result = launch.execute([sys.executable, "-c", program, str(mpirun)], launch.environment(), 60, tmp_path)
@@ -428,7 +428,7 @@ def test_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch, ki
 
 
 def test_memory_that_is_used_or_was_made_by_others_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory.settings, "current", lambda: types.SimpleNamespace(proof=str(tmp_path)))
+    monkeypatch.setattr(shared_memory.settings, "get_settings", lambda: types.SimpleNamespace(proof=str(tmp_path)))
     path = tmp_path / "sm_segment.here.0.1.0"
     path.write_bytes(bytes(4096))
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0):
@@ -483,7 +483,7 @@ def facts(**changes):
 
 def test_nothing_is_complained_of_where_all_is_well():
     assert info.find_complaints(facts()) == []
-    assert "Nothing is wrong." in info.write_report(facts())
+    assert "Nothing is wrong." in info.format_report(facts())
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_nothing_is_complained_of_where_all_is_well():
 def test_what_is_wrong_is_said_with_how_to_mend_it(changes, wrong, mend):
     complaints = info.find_complaints(facts(**changes))
     assert len(complaints) == 1 and wrong in complaints[0] and mend in complaints[0]
-    assert complaints[0] in info.write_report(facts(**changes))
+    assert complaints[0] in info.format_report(facts(**changes))
 
 
 def test_build_prints_where_the_ops_are():
@@ -547,7 +547,7 @@ def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, ver
 def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
     asked = run_options.Run(2, ["a.py"], restarts=3, elastic=True)
     monkeypatch.setattr(cli, "find_mpirun", lambda: Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.3"))
-    line = shlex.join(cli.command_line(asked))
+    line = shlex.join(cli.make_command_line(asked))
     assert "--with-ft ulfm" in line and "-x MATEX_ELASTIC=1" in line and "-x MATEX_STATE=" in line
     for family, version in ((OPENMPI, "4.1.6"), (MPICH, "4.2")):
         other = Mpirun("/opt/bin/mpirun", family, version)
@@ -555,4 +555,4 @@ def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
         with pytest.raises(
             click.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"
         ):
-            cli.command_line(asked)
+            cli.make_command_line(asked)

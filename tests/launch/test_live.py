@@ -79,9 +79,9 @@ def test_what_is_printed_is_cut_into_lines_wherever_it_is_read():
     for cut in range(len(text.encode())):
         printed, found = Printed(), []
         for piece in (text.encode()[:cut], text.encode()[cut:]):
-            found += printed.feed(piece)
+            found += printed.feed_bytes(piece)
         assert found == ["one", "30%"] and printed.rest == "ä half", cut
     printed = Printed()
-    assert printed.feed(b"10%\r") == [] and printed.rest == "10%"
-    assert printed.feed(b"20%\r") == [] and printed.rest == "20%"
-    assert printed.feed(b"done\n") == ["done"] and printed.rest == ""
+    assert printed.feed_bytes(b"10%\r") == [] and printed.rest == "10%"
+    assert printed.feed_bytes(b"20%\r") == [] and printed.rest == "20%"
+    assert printed.feed_bytes(b"done\n") == ["done"] and printed.rest == ""

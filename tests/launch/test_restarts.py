@@ -59,7 +59,7 @@ def test_what_is_lost(tmp_path, code, words, heard, expected):
 
 
 def test_pauses_grow_up_to_a_minute():
-    assert [restarts.pause_seconds(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
+    assert [restarts.compute_pause(number) for number in (1, 2, 3, 9)] == [1, 2, 4, 60]
 
 
 def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
@@ -67,12 +67,12 @@ def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PBS_", "LSB_", "COBALT_")):
             monkeypatch.delenv(name)
-    mine = restarts.state_folder(["train.py", "--rate", "1"])
-    assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.state_folder(["train.py", "--rate", "1"])
-    assert mine != restarts.state_folder(["train.py", "--rate", "2"])
+    mine = restarts.name_state_folder(["train.py", "--rate", "1"])
+    assert os.path.dirname(mine) == str(tmp_path) and mine == restarts.name_state_folder(["train.py", "--rate", "1"])
+    assert mine != restarts.name_state_folder(["train.py", "--rate", "2"])
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "PBS_ARRAY_INDEX", "LSB_JOBINDEX"):
         monkeypatch.setenv(name, "7")
-        assert mine != restarts.state_folder(["train.py", "--rate", "1"])
+        assert mine != restarts.name_state_folder(["train.py", "--rate", "1"])
         monkeypatch.delenv(name)
 
 
@@ -123,7 +123,7 @@ def test_hosts_that_are_left():
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
     words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
-    asked = hosts.reach_command("mpirun", words, HOSTS[1])
+    asked = hosts.make_reach_command("mpirun", words, HOSTS[1])
     assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
 
 
@@ -191,7 +191,7 @@ def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_inter
     tmp_path, monkeypatch, capfd, told, ends_with, tells
 ):
     timer = threading.Timer(1.0, os.kill, (os.getpid(), told))
-    monkeypatch.setattr(restarts, "pause_seconds", lambda number: 20.0)
+    monkeypatch.setattr(restarts, "compute_pause", lambda number: 20.0)
     before = signal.getsignal(told)
     timer.start()
     code, said, starts = started(tmp_path, monkeypatch, capfd, ["exit 137"] * 2)
@@ -272,7 +272,7 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     state.mkdir(mode=0o700)
     (state / "state-3").touch()
     program = (
-        "import sys; from matex_tf.launch import cli; cli.command_line = lambda run: [sys.argv[1]]; "
+        "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
     )
     child = subprocess.Popen(
@@ -304,7 +304,7 @@ def test_what_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.parse_run("--restarts 3 -n 2 train.py --restarts 5".split()).restarts == 3
     assert cli.main("run --restarts=3 -n 2 --dry-run train.py".split()) == 0
-    assert f"MATEX_STATE={restarts.state_folder(['train.py'])}" in capsys.readouterr().out
+    assert f"MATEX_STATE={restarts.name_state_folder(['train.py'])}" in capsys.readouterr().out
     assert not list(Path(tmp_path).iterdir())
 
 

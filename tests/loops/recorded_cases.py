@@ -155,13 +155,13 @@ def main(folder):
     if "matex_tf" in sys.modules:
         from matex_tf.loops.recorded import backward
 
-        run = backward._run
+        run = backward._run_plan
 
         def counted(*args):
             COUNT["shared"] += 1
             return run(*args)
 
-        backward._run = counted
+        backward._run_plan = counted
     for name, loss_of in CASES.items():
         steps(name, loss_of)
     steps("few rows", CASES["mean"], (2, 2))

@@ -16,7 +16,7 @@ def step(x, y=None, *others, scale=1.0):
 
 
 def key(*args, **kwargs):
-    return step_arguments.Arguments(step, args, kwargs).key()
+    return step_arguments.Arguments(step, args, kwargs).make_key()
 
 
 def test_calls_that_are_alike_have_one_key():
@@ -48,7 +48,7 @@ def test_a_list_of_one_is_another_structure_than_its_tensor():
     def one(x):
         return x
 
-    keys = [step_arguments.Arguments(one, (x,), {}).key() for x in (X, [X], (X,), {"x": X}, [[X]])]
+    keys = [step_arguments.Arguments(one, (x,), {}).make_key() for x in (X, [X], (X,), {"x": X}, [[X]])]
     assert len(set(keys)) == len(keys)
 
 

@@ -48,10 +48,10 @@ def test_a_run_is_recorded_rank_by_rank(tmp_path):
     done = progress.list_epochs(start.events)
     assert [(one.number, one.of) for one in done] == [(1, 2), (2, 2)]
     assert set(done[0].logs) == {"loss", "val_loss"}
-    slow = waits.find_slowest(waits.steps_of(ranks))
+    slow = waits.find_slowest(waits.compute_mean_steps(ranks))
     assert slow is not None and slow[0] == 1 and slow[1] > 0.02
     assert start.profile.startswith("matex_tf: profile of 2 ranks on 1 host")
-    assert "wait for rank 1" in page.write_page(run)
+    assert "wait for rank 1" in page.format_page(run)
 
 
 def test_without_the_setting_nothing_is_recorded_and_no_thread_samples(tmp_path):
@@ -120,5 +120,5 @@ def test_a_restart_is_a_second_start_and_is_told(tmp_path):
     told = [one["event"] for one in run.events]
     assert "restart 1 of 1" in told[1] and told[-1] == "ended with exit code 0"
     assert progress.list_epochs(run.starts[1].events)[-1].number == 4
-    text = page.write_page(run)
+    text = page.format_page(run)
     assert "restart 1 of 1" in text and "start 2, on 2 ranks on 1 host" in text

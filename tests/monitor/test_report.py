@@ -18,7 +18,7 @@ from matex_tf.planner.predict import Predictor
 
 
 def report(folder):
-    text = page.write_page(recording.open_run(folder))
+    text = page.format_page(recording.open_run(folder))
     return text, Page(text)
 
 
@@ -116,12 +116,12 @@ def test_the_least_and_the_most_of_each_stretch_are_kept():
     t = np.arange(10_000.0)
     values = np.sin(t)
     values[[1234, 7777]] = 9, -9
-    kept_t, kept = charts.decimate(t, values, 100, 10_000)
+    kept_t, kept = charts.decimate_series(t, values, 100, 10_000)
     assert len(kept) <= 202 and list(kept_t) == sorted(kept_t)
     assert kept[list(kept_t).index(1234)] == 9 and kept[list(kept_t).index(7777)] == -9
     assert kept_t[0] == 0 and kept_t[-1] == 9999
     values[5000:] = np.nan
-    assert np.isfinite(charts.decimate(t, values, 100, 10_000)[1]).all()
+    assert np.isfinite(charts.decimate_series(t, values, 100, 10_000)[1]).all()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_least_and_the_most_of_each_stretch_are_kept():
     ],
 )
 def test_ticks_are_round_numbers(low, high, expected):
-    assert charts.round_ticks(low, high) == pytest.approx(expected)
+    assert charts.choose_ticks(low, high) == pytest.approx(expected)
 
 
 def test_of_long_files_lines_are_read_here_and_there_and_their_means_are_exact(tmp_path):
@@ -141,7 +141,7 @@ def test_of_long_files_lines_are_read_here_and_there_and_their_means_are_exact(t
     found = recording.Series(recording.read_samples(where / "rank-0.jsonl", 100))
     assert 40 <= len(found) <= 60
     assert found["t"][0] == simulated.BEGAN and found["t"][-1] == simulated.BEGAN + 29_999
-    assert found.rate("rows") == pytest.approx(np.full(len(found) - 1, 1280.0))
+    assert found.compute_rates("rows") == pytest.approx(np.full(len(found) - 1, 1280.0))
     assert list(found["t"]) == sorted(set(found["t"]))
 
 
@@ -162,7 +162,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
     words = [sys.executable, "-m", "matex_tf.launch.cli", "report", str(tmp_path / "run"), "--plan"]
     launch.execute([*words, str(tmp_path / "plan.json")], launch.environment(), 60).check()
     text = (tmp_path / "run" / "report.html").read_text()
-    predicted = Predictor(a_plan()).step(2).step
+    predicted = Predictor(a_plan()).predict_step(2).step
     assert f"a step of 2 ranks, predicted: {predicted * 1e3:.1f} ms" in text
     assert f"measured on rank 0: 40.0 ms, {0.04 / predicted:.2f} of it" in text
     (tmp_path / "no.json").write_text("{}")

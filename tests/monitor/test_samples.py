@@ -37,7 +37,7 @@ def test_the_figures_are_those_of_the_files(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = Machine(str(tmp_path)).sample()
+    found = Machine(str(tmp_path)).take_sample()
     assert found.pop("cpu") > 0
     assert found == {
         "mem": 300 * os.sysconf("SC_PAGE_SIZE"),
@@ -47,14 +47,14 @@ def test_the_figures_are_those_of_the_files(tmp_path):
 
 
 def test_files_that_are_not_there_leave_their_figures_out(tmp_path):
-    assert set(Machine(str(tmp_path)).sample()) == {"cpu"}
+    assert set(Machine(str(tmp_path)).take_sample()) == {"cpu"}
 
 
 def test_this_machine_has_all_figures_and_its_memory_grows_with_what_it_holds():
     machine = Machine()
-    before = machine.sample()
+    before = machine.take_sample()
     held = b"x" * (64 << 20)
-    after = machine.sample()
+    after = machine.take_sample()
     assert set(before) == {"cpu", "mem", "busy", "free", "rx", "tx"}
     assert after["mem"] - before["mem"] >= len(held) * 0.9 and after["cpu"] >= before["cpu"]
 
@@ -101,17 +101,17 @@ class FakeDriver:
 )
 def test_gpus_are_those_that_the_process_sees(visible, asked, figures):
     driver, gpus = FakeDriver(), Gpus()
-    gpus.use(driver, visible)
-    assert gpus.sample() == figures and driver.asked == asked
+    gpus.use_driver(driver, visible)
+    assert gpus.take_sample() == figures and driver.asked == asked
     driver.works = False
-    assert gpus.sample() == {}
+    assert gpus.take_sample() == {}
 
 
 def test_a_file_has_one_writer(tmp_path):
-    Log(tmp_path / "a").write({"t": 1})
+    Log(tmp_path / "a").write_line({"t": 1})
     with pytest.raises(FileExistsError):
         Log(tmp_path / "a")
-    Log(tmp_path / "a", goes_on=True).write({"t": 2})
+    Log(tmp_path / "a", goes_on=True).write_line({"t": 2})
     assert (tmp_path / "a").read_text() == '{"t":1}\n{"t":2}\n'
 
 
@@ -126,7 +126,7 @@ def test_a_full_disk_loses_whole_lines_and_raises_nothing(tmp_path, monkeypatch)
         return plain(file, text[:left], at)
 
     monkeypatch.setattr(logs.os, "pwrite", write)
-    assert [log.write({"t": number}) for number in range(4)] == [True, False, False, True]
+    assert [log.write_line({"t": number}) for number in range(4)] == [True, False, False, True]
     assert (tmp_path / "a").read_text() == '{"t":0}\n{"t":3}\n'
     assert log.lost == 2 and log.error is not None
 

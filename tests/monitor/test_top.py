@@ -88,8 +88,8 @@ def test_what_is_left_counts_the_epochs_of_the_last_fit():
         return progress.Epoch(t, number, of, {})
 
     first = [epoch(10, 1, 2), epoch(20, 2, 2)]
-    assert progress.seconds_left([], 0) is None and progress.seconds_left(first, 0) == 0
-    assert progress.seconds_left([*first, epoch(60, 1, 4), epoch(61, 2, 4), epoch(62, 3, 4)], 0) == 1
+    assert progress.estimate_seconds_left([], 0) is None and progress.estimate_seconds_left(first, 0) == 0
+    assert progress.estimate_seconds_left([*first, epoch(60, 1, 4), epoch(61, 2, 4), epoch(62, 3, 4)], 0) == 1
 
 
 def test_nobody_is_waited_for_where_there_is_nobody_else():

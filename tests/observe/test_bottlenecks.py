@@ -15,7 +15,7 @@ def notes(monkeypatch):
     """What is said, where each look at the clock comes a second after the last."""
     found, clock = [], itertools.count()
     monkeypatch.setattr(bottlenecks, "_said", set())
-    monkeypatch.setattr(bottlenecks.notes, "note", found.append)
+    monkeypatch.setattr(bottlenecks.notes, "print_note", found.append)
     monkeypatch.setattr(bottlenecks.time, "perf_counter", lambda: float(next(clock)))
     return found
 
@@ -28,9 +28,9 @@ def test_much_communication(notes, monkeypatch, waited, steps, said):
         watch = bottlenecks.Pace()
         watch.rows = 64
         for step in range(steps + 1):
-            monkeypatch.setattr(bottlenecks.ops, "seconds", lambda kind, step=step: waited * step / 2)
-            watch.tick()
-        watch.judge()
+            monkeypatch.setattr(bottlenecks.ops, "get_collective_seconds", lambda kind, step=step: waited * step / 2)
+            watch.count_step()
+        watch.judge_steps()
     assert len(notes) == said
     if said:
         assert "90% of the time" in notes[0] and "some 64 rows" in notes[0]
@@ -38,13 +38,13 @@ def test_much_communication(notes, monkeypatch, waited, steps, said):
 
 @pytest.mark.parametrize("why, said", [("a reason", True), (None, False)])
 def test_much_waiting_for_a_pipeline(notes, monkeypatch, why, said):
-    monkeypatch.setattr(bottlenecks.ops, "seconds", lambda kind: 0.0)
+    monkeypatch.setattr(bottlenecks.ops, "get_collective_seconds", lambda kind: 0.0)
     watch = bottlenecks.Pace()
     watch.whole_pipeline = why
     for step in range(31):
         monkeypatch.setattr(bottlenecks, "_waited", 0.75 * step)
-        watch.tick()
-    watch.judge()
+        watch.count_step()
+    watch.judge_steps()
     assert len(notes) == said
     if said:
         assert notes[0].startswith("75% of the time") and "every rank runs whole: a reason" in notes[0]

@@ -46,7 +46,7 @@ extern "C" int MPI_Iallreduce(const void* from, void* to, int count, MPI_Datatyp
 
 def test_a_disturbed_measurement_leaves_the_buckets_as_they_are_and_says_so(tmp_path):
     (tmp_path / "busy.cc").write_text(BUSY)
-    cxx = compiler.find().path
+    cxx = compiler.find_compiler().path
     library = tmp_path / "busy.so"
     subprocess.run([cxx, "-shared", "-fPIC", "-o", library, tmp_path / "busy.cc"], check=True)
     env = {"MATEX_OVERLAP": "on", "LD_PRELOAD": str(library)}

@@ -100,7 +100,7 @@ def test_the_offset_of_a_clock_is_within_its_error():
             there, back = random.integers(10_000, 1_000_000, 2).tolist()
             rounds.append((now, now + there + ahead, now + there + back))
             now += there + back + 1000
-        found = clocks.offset_of(rounds)
+        found = clocks.estimate_offset(rounds)
         assert abs(found.ahead - ahead) <= found.error
         assert found.error == min((received - sent + 1) // 2 for sent, _, received in rounds)
 
@@ -108,6 +108,6 @@ def test_the_offset_of_a_clock_is_within_its_error():
 def test_clocks_that_part_are_brought_together():
     start, end = clocks.Offset(1000, 500_000, 10), clocks.Offset(3_601_000_000_000, 36_500_000, 10)
     by_theirs = np.array([1000 + 500_000, 3_601_000_000_000 + 36_500_000])
-    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, start, end), [1000, 3_601_000_000_000])
-    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, start, start), by_theirs - 500_000)
-    np.testing.assert_array_equal(clocks.to_rank_0_time(by_theirs, clocks.Offset(), clocks.Offset()), by_theirs)
+    np.testing.assert_array_equal(clocks.convert_to_rank_0_time(by_theirs, start, end), [1000, 3_601_000_000_000])
+    np.testing.assert_array_equal(clocks.convert_to_rank_0_time(by_theirs, start, start), by_theirs - 500_000)
+    np.testing.assert_array_equal(clocks.convert_to_rank_0_time(by_theirs, clocks.Offset(), clocks.Offset()), by_theirs)

@@ -29,7 +29,7 @@ class FakeCompiler:
     def __init__(self, folder: Path, seconds: float = 0, complaint: str = ""):
         self.folder = folder
         self.path = folder / "mpicxx"
-        real = compiler.find().path
+        real = compiler.find_compiler().path
         self.path.write_text(SCRIPT.format(real=real, folder=folder, seconds=seconds, complaint=complaint))
         self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
 

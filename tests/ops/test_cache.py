@@ -35,7 +35,7 @@ def test_a_new_cache_is_the_users_alone(home, fake_compiler):
     fake_compiler()
     old = os.umask(0)
     try:
-        library = build.build()
+        library = build.build_ops()
     finally:
         os.umask(old)
     assert library.parent == home and home.stat().st_mode & 0o077 == 0
@@ -48,10 +48,10 @@ def test_a_chosen_cache_that_others_can_write_to_is_refused(cache, fake_compiler
     cache.mkdir()
     cache.chmod(mode)
     with pytest.raises(BuildError, match="others than its owner can write to .*chmod go-w .*loaded as code"):
-        build.build()
+        build.build_ops()
     assert compiler.calls == 0
     cache.chmod(0o755)
-    assert build.build().parent == cache
+    assert build.build_ops().parent == cache
 
 
 def test_a_chosen_cache_of_someone_else_is_refused(cache, fake_compiler, monkeypatch):
@@ -59,28 +59,28 @@ def test_a_chosen_cache_of_someone_else_is_refused(cache, fake_compiler, monkeyp
     cache.mkdir()
     someone_else(monkeypatch)
     with pytest.raises(BuildError, match="MATEX_CACHE_DIR=.*belongs to another user.*loaded as code"):
-        build.build()
+        build.build_ops()
 
 
 def test_a_link_that_someone_else_has_put_is_refused(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
-    assert caches.exposure(tmp_path / "link") == ""
+    assert caches.find_exposure(tmp_path / "link") == ""
     itself = os.lstat(tmp_path / "link")
     real = Path.lstat
     theirs = os.stat_result((*itself[:4], itself.st_uid + 1, *itself[5:10]))
     monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else real(path))
-    assert "belongs to another user" in caches.exposure(tmp_path / "link")
+    assert "belongs to another user" in caches.find_exposure(tmp_path / "link")
 
 
 def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(home, tmp_path, fake_compiler, capfd):
     fake_compiler()
     home.mkdir(parents=True)
     home.chmod(0o777)
-    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}" == caches.folder()
+    assert build.build_ops().parent == tmp_path / f"matex_tf-{os.getuid()}" == caches.find_cache_folder()
     assert capfd.readouterr().err.count("others than its owner can write to") == 1
     (tmp_path / f"matex_tf-{os.getuid()}").chmod(0o777)
     with pytest.raises(BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
-        build.build()
+        build.build_ops()
 
 
 def test_without_a_home_no_folder_is_made_where_the_script_runs(home, tmp_path, fake_compiler, monkeypatch):
@@ -89,17 +89,17 @@ def test_without_a_home_no_folder_is_made_where_the_script_runs(home, tmp_path, 
         monkeypatch.delenv(name)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # raises KeyError, as it does of an unknown user
     monkeypatch.chdir(tmp_path)
-    assert build.build().parent == tmp_path / f"matex_tf-{os.getuid()}"
+    assert build.build_ops().parent == tmp_path / f"matex_tf-{os.getuid()}"
     assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("which", ["library", "record"])
 def test_what_others_could_have_written_is_built_anew(cache, fake_compiler, which):
     compiler = fake_compiler()
-    library = build.build()
+    library = build.build_ops()
     path = library if which == "library" else library.with_suffix(".json")
     path.chmod(0o666)
-    assert build.build() == library and compiler.calls == 3
+    assert build.build_ops() == library and compiler.calls == 3
     assert path.stat().st_mode & 0o022 == 0
 
 
@@ -112,5 +112,5 @@ def test_a_lock_that_is_a_link_is_refused_and_leads_nowhere(cache, tmp_path, fak
         target.write_text("content")
     build.make_plan().library.with_suffix(".lock").symlink_to(target)
     with pytest.raises(BuildError, match=r"\.lock: expected a lock file of your own.*Remove it"):
-        build.build()
+        build.build_ops()
     assert target.exists() == there and (not there or target.read_text() == "content")

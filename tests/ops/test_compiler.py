@@ -26,7 +26,7 @@ def other(tmp_path: Path) -> Path:
     lib, bin = tmp_path / "other" / "lib", tmp_path / "other" / "bin"
     lib.mkdir(parents=True)
     bin.mkdir()
-    real = compiler.find().path
+    real = compiler.find_compiler().path
     subprocess.run(
         [real, "-x", "c++", "-", "-shared", "-fPIC", "-o", str(lib / "libmpi.so.99")],
         input=LIBRARY,
@@ -41,50 +41,50 @@ def other(tmp_path: Path) -> Path:
 
 
 def test_mpi_of_a_compiler_is_what_its_library_says(other):
-    assert compiler._mpi_of(str(other)) == "Other MPI v1.2.3, made for a test\nsecond line"
-    assert compiler.short(compiler._mpi_of(str(other))) == "Other MPI v1.2.3, made for a test"
+    assert compiler._describe_linked_mpi(str(other)) == "Other MPI v1.2.3, made for a test\nsecond line"
+    assert compiler.shorten_version(compiler._describe_linked_mpi(str(other))) == "Other MPI v1.2.3, made for a test"
 
 
 def test_own_compiler_is_of_the_mpi_that_mpi4py_loads():
-    found = compiler.find()
-    assert found.mpi == compiler.mpi_of_mpi4py() != ""
+    found = compiler.find_compiler()
+    assert found.mpi == compiler.describe_loaded_mpi() != ""
 
 
 def test_first_on_path_is_passed_over_if_of_another_mpi(other, monkeypatch):
-    usual = compiler.find()
+    usual = compiler.find_compiler()
     monkeypatch.delenv("MPICXX", raising=False)
     monkeypatch.setenv("PATH", str(other.parent), prepend=":")
-    assert compiler.find() == usual
+    assert compiler.find_compiler() == usual
 
 
 def test_one_that_cannot_be_asked_comes_last(tmp_path, monkeypatch):
-    usual = compiler.find()
+    usual = compiler.find_compiler()
     silent = tmp_path / "mpicxx"
     silent.write_text("#!/bin/sh\nexit 1\n")
     silent.chmod(0o755)
     monkeypatch.delenv("MPICXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert compiler.find() == usual
-    monkeypatch.setattr(compiler, "_candidates", lambda: iter([str(silent)]))
-    assert compiler.find() == compiler.Compiler(str(silent), "")
+    assert compiler.find_compiler() == usual
+    monkeypatch.setattr(compiler, "_list_candidates", lambda: iter([str(silent)]))
+    assert compiler.find_compiler() == compiler.Compiler(str(silent), "")
 
 
 def test_chosen_compiler_of_another_mpi(other, monkeypatch):
-    usual = compiler.find()
+    usual = compiler.find_compiler()
     monkeypatch.setenv("MPICXX", str(other))
     with pytest.raises(compiler.CompilerError) as caught:
-        compiler.find()
-    assert "Other MPI v1.2.3" in str(caught.value) and compiler.short(usual.mpi) in str(caught.value)
+        compiler.find_compiler()
+    assert "Other MPI v1.2.3" in str(caught.value) and compiler.shorten_version(usual.mpi) in str(caught.value)
 
 
 def test_mpicxx_on_path_comes_before_that_of_the_package(tmp_path, monkeypatch):
-    usual = compiler.find()
+    usual = compiler.find_compiler()
     wrapper = tmp_path / "mpicxx"
     wrapper.write_text(f'#!/bin/sh\nexec {usual.path} "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.delenv("MPICXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert compiler.find() == compiler.Compiler(str(wrapper), usual.mpi)
+    assert compiler.find_compiler() == compiler.Compiler(str(wrapper), usual.mpi)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_mpicxx_on_path_comes_before_that_of_the_package(tmp_path, monkeypatch):
     ],
 )
 def test_short(said, short):
-    assert compiler.short(said) == short
+    assert compiler.shorten_version(said) == short

@@ -26,7 +26,7 @@ assert ops.allreduce(tf.constant([1, 2])).numpy().tolist() == [1, 2]
 assert ops.allgather(tf.constant(3.0)).numpy().tolist() == [3.0]
 assert ops.broadcast(tf.constant("text" != "")).numpy()
 ops.barrier()
-ops.expect([1, 2])
+ops.announce_turns([1, 2])
 ops.rendezvous(6, 1, "nothing")
 assert tf.function(lambda x: ops.allreduce(x, "max"))(tf.constant(2.0)).numpy() == 2.0
 reduced = ops.reduce_gradients([tf.ones(2), tf.fill([], float("nan"))], ["a", "b"], 0.5)
@@ -34,13 +34,13 @@ assert reduced[0].numpy().tolist() == [0.5, 0.5]
 assert ops.reduce_gradients([tf.fill([], float("nan"))], ["b"], 0.0)[0].numpy() == 0
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     session.run([ops.allreduce(tf.constant(1.0)), ops.barrier()])
-assert ops.count(1) == 0
+assert ops.count_completed(1) == 0
 assert "mpi4py" not in sys.modules
 import matex_tf.ops.library
 assert sys.modules["matex_tf.ops.library"]._library is None
 
 # Asked for by name, they are there all the same: GPU kernels take host memory, hashes are of content.
-ops.tensorflow_ops()
+ops.load_tensorflow_ops()
 from tensorflow.python.framework import kernels
 for name in ops.OP_TYPES:
     found = kernels.get_registered_kernels_for_op(name).kernel
@@ -50,19 +50,19 @@ for name in ops.OP_TYPES:
 assert "mpi4py" not in sys.modules
 
 array = np.arange(30_000_000, dtype=np.float64).reshape(3000, 10_000)
-value = ops.content_hash(array)
-assert 0 <= value < 1 << 64 and value == ops.content_hash(array.copy())
-assert value == ops.content_hash(np.asfortranarray(array)), "by content, not by layout in memory"
-assert ops.content_hash(array[::2]) == ops.content_hash(array[::2].copy())
-others = [ops.content_hash(array, 1), ops.content_hash(array.reshape(-1)), ops.content_hash(array.view(np.int64))]
+value = ops.hash_content(array)
+assert 0 <= value < 1 << 64 and value == ops.hash_content(array.copy())
+assert value == ops.hash_content(np.asfortranarray(array)), "by content, not by layout in memory"
+assert ops.hash_content(array[::2]) == ops.hash_content(array[::2].copy())
+others = [ops.hash_content(array, 1), ops.hash_content(array.reshape(-1)), ops.hash_content(array.view(np.int64))]
 changed = array.copy()
 changed[2999, 9999] += 1
-others.append(ops.content_hash(changed))
-others += [ops.content_hash(np.zeros(0)), ops.content_hash(np.zeros((0, 3))), ops.content_hash(np.float32(0))]
+others.append(ops.hash_content(changed))
+others += [ops.hash_content(np.zeros(0)), ops.hash_content(np.zeros((0, 3))), ops.hash_content(np.float32(0))]
 assert len({value, *others}) == 8
-assert ops.content_hash(np.array(["a", "b"])) != ops.content_hash(np.array(["a", "c"]))
+assert ops.hash_content(np.array(["a", "b"])) != ops.hash_content(np.array(["a", "c"]))
 try:
-    ops.content_hash(np.array([object()]))
+    ops.hash_content(np.array([object()]))
 except TypeError as error:
     print(error)
 print("alone: ok")
@@ -82,7 +82,7 @@ import tensorflow as tf
 from matex_tf import ops
 from matex_tf.world import world
 
-rank = world.current().rank
+rank = world.get_world().rank
 
 def step():
     return ops.reduce_gradients([tf.ones([3]), tf.ones([4 + rank])], ["kernel", "bias"], 1.0, "the update of a test")
@@ -111,7 +111,7 @@ def in_monitored_session():
 for function in (step, tf.function(step), in_session, in_monitored_session, ops.barrier,
                  lambda: ops.rendezvous(6, 0, "a message"), lambda: ops.allreduce(1.0)):
     caught(function)
-assert ops.count(1) == 0
+assert ops.count_completed(1) == 0
 with open(sys.argv[1] + f"/rank{rank}", "w") as file:
     file.write("caught")
 """
@@ -160,7 +160,7 @@ def test_mpi_libraries_are_told_from_their_companions():
     )
 
 
-@pytest.mark.parametrize("load, failure", [(interface.load, OSError), (tf.load_op_library, tf.errors.OpError)])
+@pytest.mark.parametrize("load, failure", [(interface.load_library, OSError), (tf.load_op_library, tf.errors.OpError)])
 def test_library_that_cannot_be_loaded(tmp_path, load, failure):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")

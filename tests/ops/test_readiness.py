@@ -42,7 +42,7 @@ def step(x):
         loss = recorded("loss", x)
     gradients = tape.gradient(x, variables)
     if sys.argv[1] == "ordered":
-        readiness.in_their_order([*gradients[::-1], loss])
+        readiness.chain_gradients([*gradients[::-1], loss])
     return gradients, loss
 
 found = [float(gradient) for gradient in step(tf.constant(2.0))[0]]
@@ -76,7 +76,7 @@ def test_without_it_they_do():
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    monkeypatch.setattr(readiness, "threads", lambda: 1)
+    monkeypatch.setattr(readiness, "count_threads", lambda: 1)
 
 
 def test_branches_with_variables_that_both_write(one_thread):
@@ -104,7 +104,7 @@ def test_branches_with_variables_that_both_write(one_thread):
             first, second = counted(weights[0] * 2.0), counted(weights[1] * 5.0)
             loss = counted(first) * 1.0 + counted(second) * 1.0
         gradients = tape.gradient(loss, weights)
-        readiness.in_their_order(gradients)
+        readiness.chain_gradients(gradients)
         return gradients
 
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_branches_with_variables_that_both_write(one_thread):
 
 @pytest.mark.parametrize("threads, ordered", [(1, True), (2, False)])
 def test_several_threads_need_no_order(monkeypatch, threads, ordered):
-    monkeypatch.setattr(readiness, "threads", lambda: threads)
+    monkeypatch.setattr(readiness, "count_threads", lambda: threads)
     weights = [tf.Variable(tf.ones([3, 3])) for _ in range(4)]
 
     def controls(order):
@@ -125,7 +125,7 @@ def test_several_threads_need_no_order(monkeypatch, threads, ordered):
                     x = tf.tanh(x @ weight)
             gradients = tape.gradient(x, weights)
             if order:
-                readiness.in_their_order(gradients[::-1])
+                readiness.chain_gradients(gradients[::-1])
             return gradients
 
         graph = step.get_concrete_function(tf.ones([2, 3])).graph
@@ -145,7 +145,7 @@ def test_gradients_of_an_outer_function_are_left_alone(one_thread):
 
         @tf.function
         def inner():
-            readiness.in_their_order([gradient, tf.ones([2])])
+            readiness.chain_gradients([gradient, tf.ones([2])])
             return gradient * 1.0
 
         return inner()
@@ -170,14 +170,14 @@ def test_a_loop_and_a_branch_that_share_a_collective_s_order(one_thread):
             loss = other + looped
         order = announcing._Order(tf.compat.v1.get_default_graph(), tf.compat.v1.get_default_graph().capture(handle))
         gradients = tape.gradient(loss, weights)
-        readiness.in_their_order(gradients[::-1], order.sources, order.place_of)
+        readiness.chain_gradients(gradients[::-1], order.list_sources, order.find_place)
         return gradients
 
     from matex_tf.ops import announcing
-    from matex_tf.ops.order import order_handles
+    from matex_tf.ops.order import list_order_handles
 
     handles = []
-    tf.function(lambda: handles.extend(order_handles()) or tf.constant(0))()
+    tf.function(lambda: handles.extend(list_order_handles()) or tf.constant(0))()
     (handle,) = handles
     for turn in range(2):
         assert [float(gradient) for gradient in step()] == [12.0, 13.0 * (turn + 1)]

@@ -23,13 +23,13 @@ def only_the_network(monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100, 1024])
 def test_bytes_and_messages(ranks):
-    assert collectives.ring(ranks, 1.0, BYTES) == pytest.approx(2 * (ranks - 1) / ranks)
-    assert collectives.halving(ranks, 1.0, BYTES) == pytest.approx(2 * (ranks - 1) / ranks)
-    assert collectives.ring(ranks, 1.0, MESSAGES) == 2 * (ranks - 1)
+    assert collectives.estimate_ring(ranks, 1.0, BYTES) == pytest.approx(2 * (ranks - 1) / ranks)
+    assert collectives.estimate_halving(ranks, 1.0, BYTES) == pytest.approx(2 * (ranks - 1) / ranks)
+    assert collectives.estimate_ring(ranks, 1.0, MESSAGES) == 2 * (ranks - 1)
     doublings = (ranks - 1).bit_length()
     assert (
-        collectives.halving(ranks, 1.0, MESSAGES)
-        == 2 * collectives.recursive_doubling(ranks, 1.0, MESSAGES)
+        collectives.estimate_halving(ranks, 1.0, MESSAGES)
+        == 2 * collectives.estimate_recursive_doubling(ranks, 1.0, MESSAGES)
         == 2 * doublings
     )
 
@@ -59,15 +59,17 @@ def test_the_table_has_a_line_for_each_number_of_ranks():
 
 def test_a_measured_link_goes_through_its_points():
     link = collectives.MeasuredLink([100, 200, 400], [1.0, 3.0, 3.5])
-    assert [link.message(size) for size in (10, 100, 150, 200, 300, 400, 800)] == [1, 1, 2, 3, 3.25, 3.5, 4.5]
-    assert collectives.MeasuredLink([1, 2, 3], [5.0, 4.0, 6.0]).message(2) == 5  # never sooner than a smaller one
+    assert [link.estimate_message(size) for size in (10, 100, 150, 200, 300, 400, 800)] == [1, 1, 2, 3, 3.25, 3.5, 4.5]
+    assert (
+        collectives.MeasuredLink([1, 2, 3], [5.0, 4.0, 6.0]).estimate_message(2) == 5
+    )  # never sooner than a smaller one
     with pytest.raises(ValueError, match="rise"):
         collectives.MeasuredLink([2, 1], [1.0, 1.0])
 
 
 def test_a_measured_line_costs_what_the_line_costs():
     line = collectives.Link(2.0, 0.5)
-    measured = collectives.MeasuredLink([0, 7, 1000], [line.message(size) for size in (0, 7, 1000)])
+    measured = collectives.MeasuredLink([0, 7, 1000], [line.estimate_message(size) for size in (0, 7, 1000)])
     for function in collectives.ALGORITHMS.values():
         for ranks in (1, 2, 7, 64):
             assert function(ranks, 4, 900.0, measured) == pytest.approx(function(ranks, 4, 900.0, line))
@@ -75,4 +77,4 @@ def test_a_measured_line_costs_what_the_line_costs():
 
 def test_memory_of_two_ranks_and_more():
     line = collectives.Link(0.0, 1.0)
-    assert [collectives.shared_memory(ranks, 8.0, line) for ranks in (1, 2, 4)] == [0, 24, 26]
+    assert [collectives.estimate_shared_memory(ranks, 8.0, line) for ranks in (1, 2, 4)] == [0, 24, 26]

@@ -20,7 +20,7 @@ def launch(count, target, options):
 
 
 def test_what_is_measured_within_and_between_hosts(capsys, monkeypatch):
-    monkeypatch.setattr(ranks.placement, "cores", lambda: [(0,), (1,)])
+    monkeypatch.setattr(ranks.placement, "list_cores", lambda: [(0,), (1,)])
     found = ranks.measure_links(4, ("a", "b", "c"), launch)
     assert [(link.ranks, link.hosts) for link in found] == [(2, 1), (2, 2), (8, 2)]
     assert [link.ranks for link in ranks.measure_links(4, (), launch)] == [2]
@@ -28,7 +28,7 @@ def test_what_is_measured_within_and_between_hosts(capsys, monkeypatch):
 
 
 def test_what_cannot_be_measured_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(ranks.placement, "cores", lambda: [(0,)])
+    monkeypatch.setattr(ranks.placement, "list_cores", lambda: [(0,)])
     assert ranks.measure_links(1, ("a", "nowhere"), launch) == ()
     assert "no such host" in capsys.readouterr().err
     assert ranks.measure_links(1, ("a", "alias"), launch) == ()

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 
 
 def test_the_page_is_what_the_models_give():
-    assert PAGE.read_text() == papers.page(), "run: python -m matex_tf.planner.papers > docs/papers.md"
+    assert PAGE.read_text() == papers.format_page(), "run: python -m matex_tf.planner.papers > docs/papers.md"
 
 
 def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
@@ -49,7 +49,11 @@ def test_xai_figures_8_9_and_10():
         share
         for share in np.arange(0.38, 0.44, 0.005)
         if xai.servers(5, share).value == 5
-        and abs(queueing.throughput(5, 5, 1 - share, share) / queueing.throughput(5, 1, 1 - share, share) - 2) < 0.1
+        and abs(
+            queueing.compute_throughput(5, 5, 1 - share, share) / queueing.compute_throughput(5, 1, 1 - share, share)
+            - 2
+        )
+        < 0.1
     ]
     assert any(0.385 < share < 0.415 for share in both), "one share gives both of Figure 10's numbers"
     layers = list(networks.ALEXNET_LAYERS.values())
@@ -60,13 +64,18 @@ def test_xai_figures_8_9_and_10():
 
 def test_exact_servers_are_those_of_the_specification():
     cases = {(8, 0.1): 2, (8, 0.5): 5, (16, 0.3): 6, (32, 0.05): 2, (32, 0.2): 8, (4, 0.5): 3}
-    assert {case: queueing.least_servers(case[0], 1 - case[1], case[1]) for case in cases} == cases
-    edge = {workers: queueing.efficiency(workers, 2, 1 - 1 / (workers - 1), 1 / (workers - 1)) for workers in (4, 16)}
+    assert {case: queueing.find_least_servers(case[0], 1 - case[1], case[1]) for case in cases} == cases
+    edge = {
+        workers: queueing.compute_efficiency(workers, 2, 1 - 1 / (workers - 1), 1 / (workers - 1))
+        for workers in (4, 16)
+    }
     assert edge[4] == pytest.approx(0.948, abs=5e-4) and edge[16] == pytest.approx(0.982, abs=5e-4)
-    assert queueing.efficiency(1024, 3, 0.9, 0.1) == pytest.approx(30 / 1024), "a thousand workers overflow nothing"
-    assert queueing.throughput(4, 2, 0.0, 0.5) == 4 and queueing.throughput(4, 2, 0.5, 0.0) == 8
+    assert queueing.compute_efficiency(1024, 3, 0.9, 0.1) == pytest.approx(30 / 1024), (
+        "a thousand workers overflow nothing"
+    )
+    assert queueing.compute_throughput(4, 2, 0.0, 0.5) == 4 and queueing.compute_throughput(4, 2, 0.5, 0.0) == 8
     with pytest.raises(ValueError, match="not both 0"):
-        queueing.throughput(4, 2, 0.0, 0.0)
+        queueing.compute_throughput(4, 2, 0.0, 0.0)
 
 
 def test_htc_lemmas_are_as_printed_and_turn_around():
@@ -104,7 +113,10 @@ def test_htc_program_is_the_best_of_all():
         shape = random.integers(2, 7), random.integers(2, 4)
         times, memory = random.uniform(1, 10, shape).tolist(), random.uniform(1, 10, shape).tolist()
         bound = random.uniform(1, 8) * shape[0]
-        found, best = htc_minibatch.by_milp(times, memory, bound), htc_minibatch.by_search(times, memory, bound)
+        found, best = (
+            htc_minibatch.choose_by_milp(times, memory, bound),
+            htc_minibatch.choose_by_search(times, memory, bound),
+        )
         assert (found is None) == (best is None)
         if found is not None and best is not None:
             assert found.seconds == pytest.approx(best.seconds)
@@ -116,7 +128,7 @@ def test_htc_program_is_the_best_of_all():
 def test_htc_figure_2_rises_then_falls_later_with_more_memory():
     peaks = []
     for gibibytes in (1.5, 2, 3):
-        found = htc_minibatch.batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
+        found = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
         rates = [batch.rows_per_second for batch in found]
         peak = rates.index(max(rates))
         assert rates[: peak + 1] == sorted(rates[: peak + 1]) and 0 < peak < len(rates) - 1
@@ -132,19 +144,22 @@ def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
         times = random.exponential(1, count).tolist(), random.exponential(scale, count).tolist()
         layers = ibatch.Layers(*times, random.choice([0.0, 0.1, 1.0]))
         plans = [(0, *cuts, count) for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
-        best, greedy = ibatch.end(layers, ibatch.best(layers)), ibatch.end(layers, ibatch.greedy(layers))
-        assert best == pytest.approx(min(ibatch.end(layers, plan) for plan in plans))
+        best, greedy = (
+            ibatch.compute_end(layers, ibatch.plan_best(layers)),
+            ibatch.compute_end(layers, ibatch.plan_greedy(layers)),
+        )
+        assert best == pytest.approx(min(ibatch.compute_end(layers, plan) for plan in plans))
         assert greedy >= best - 1e-12
         later += greedy > best * (1 + 1e-9)
         for plan in plans:
             estimate = ibatch.execution_time(layers, plan)
-            assert estimate.outside or estimate.value == pytest.approx(ibatch.end(layers, plan))
+            assert estimate.outside or estimate.value == pytest.approx(ibatch.compute_end(layers, plan))
     assert later, "the greedy plan is not always best"
 
 
 def test_ibatch_algorithms_meet_equation_5():
     layers = ibatch.Layers([1.0] * 6, [2.0] * 6, 0.5)
-    for plan in (ibatch.front_to_back(layers), ibatch.back_to_front(layers)):
+    for plan in (ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers)):
         assert plan is not None and plan[0] == 0 and plan[-1] == 6 and ibatch.hides(layers, plan)
     with pytest.raises(ValueError, match="for each time"):
         ibatch.Layers([1.0], [1.0, 2.0], 0.0)
@@ -159,7 +174,7 @@ def test_ibatch_speedups():
 
 
 def test_matex_strong_scaling():
-    assert matex.fit(matex.UNGROUPED).largest_error < 0.1 and matex.fit(matex.GROUPED).largest_error < 0.068
+    assert matex.fit_ratio(matex.UNGROUPED).largest_error < 0.1 and matex.fit_ratio(matex.GROUPED).largest_error < 0.068
     left_out = matex.leave_one_out(matex.GROUPED)
     assert max(map(abs, left_out.values())) < 0.11
     assert max(left_out, key=lambda name: abs(left_out[name])) == "ResNet-50"

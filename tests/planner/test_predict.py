@@ -12,7 +12,7 @@ from planner_plans import a_plan
 from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, collectives, report
 from matex_tf.planner.choice import choose_ranks
-from matex_tf.planner.compute import Compute, expected_maximum
+from matex_tf.planner.compute import Compute, compute_expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, PlanFileError, read_link
 from matex_tf.planner.predict import Predictor, parse_network
 
@@ -22,22 +22,22 @@ RANKS = [1, 2, 4, 8, 16, 32, 64]
 def test_computation_lies_on_the_line_of_the_measured_sizes():
     compute = Compute(a_plan())
     for ranks in RANKS:
-        assert compute.seconds(ranks) == pytest.approx(1e-3 + 1e-4 * 64 / ranks)
-        assert compute.ready(ranks)[-1] == pytest.approx(compute.seconds(ranks))
-    assert compute.fixed() == (pytest.approx(1e-3), pytest.approx(1e-4))
+        assert compute.estimate_seconds(ranks) == pytest.approx(1e-3 + 1e-4 * 64 / ranks)
+        assert compute.estimate_ready_times(ranks)[-1] == pytest.approx(compute.estimate_seconds(ranks))
+    assert compute.split_seconds() == (pytest.approx(1e-3), pytest.approx(1e-4))
     # 5 rows: the largest slice of 64 rows on 13 ranks.
-    assert compute.seconds(13) == pytest.approx(1.5e-3)
+    assert compute.estimate_seconds(13) == pytest.approx(1.5e-3)
 
 
 def test_a_step_that_is_not_sharded_takes_the_same_on_any_number_of_ranks():
     plan = a_plan(rows=0, sizes=tuple(replace(size, rows=0, steps=(0.1,)) for size in a_plan().sizes))
-    assert {Compute(plan).seconds(ranks) for ranks in RANKS} == {0.1}
+    assert {Compute(plan).estimate_seconds(ranks) for ranks in RANKS} == {0.1}
 
 
 def test_what_is_far_from_the_measured_sizes_is_marked():
     compute = Compute(a_plan())
-    assert [compute.mark(ranks) for ranks in (1, 8, 16, 32, 64)] == [MEASURED] * 4 + [EXTRAPOLATED]
-    marks = {step.ranks: step.link_mark for step in map(Predictor(a_plan()).step, (1, 2, 4))}
+    assert [compute.find_mark(ranks) for ranks in (1, 8, 16, 32, 64)] == [MEASURED] * 4 + [EXTRAPOLATED]
+    marks = {step.ranks: step.link_mark for step in map(Predictor(a_plan()).predict_step, (1, 2, 4))}
     assert marks == {1: MEASURED, 2: MEASURED, 4: ASSUMED}
 
 
@@ -45,8 +45,8 @@ def test_the_slowest_of_many():
     steps = list(np.random.default_rng(0).normal(1.0, 0.03, 2000))
     for ranks in (2, 16, 128):
         drawn = np.random.default_rng(1).choice(steps, (4000, ranks)).max(axis=1).mean()
-        assert expected_maximum(steps, [1.0] * len(steps), ranks) == pytest.approx(drawn, rel=2e-3)
-    assert expected_maximum([1.0, 2.0], [3.0, 1.0], 1) == 1.25
+        assert compute_expected_maximum(steps, [1.0] * len(steps), ranks) == pytest.approx(drawn, rel=2e-3)
+    assert compute_expected_maximum([1.0, 2.0], [3.0, 1.0], 1) == 1.25
 
 
 def _best_of_all(ready, sizes, cost):
@@ -65,11 +65,11 @@ def _best_of_all(ready, sizes, cost):
 def test_buckets_are_the_best_that_there_are(seed):
     draws = np.random.default_rng(seed)
     ready, sizes = np.sort(draws.uniform(0, 1, 8)).tolist(), draws.uniform(1, 9, 8).tolist()
-    cost = collectives.Link(0.05, 0.02).message
+    cost = collectives.Link(0.05, 0.02).estimate_message
     wanted = pytest.approx(_best_of_all(ready, sizes, cost))
-    assert buckets.plan_end(buckets.best_plan(ready, sizes, cost), ready, sizes, cost) == wanted
+    assert buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, cost), ready, sizes, cost) == wanted
     price = buckets.sample_price(cost, sum(sizes))
-    assert buckets.plan_end(buckets.best_plan(ready, sizes, price), ready, sizes, price) == wanted
+    assert buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price) == wanted
 
 
 def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
@@ -77,8 +77,8 @@ def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
     fast, slow = (
         a_plan(network=name, collectives=(), ranks_per_host=1, sizes=sizes, links=()) for name in ("1e-9:1e15", "0:1e9")
     )
-    assert Predictor(fast).step(2).exposed == pytest.approx(0, abs=1e-3)
-    hidden, at_once = Predictor(slow).step(2), Predictor(replace(slow, overlaps=False)).step(2)
+    assert Predictor(fast).predict_step(2).exposed == pytest.approx(0, abs=1e-3)
+    hidden, at_once = Predictor(slow).predict_step(2), Predictor(replace(slow, overlaps=False)).predict_step(2)
     assert hidden.overlapped and not at_once.overlapped
     # The last gradient, 4 MB at 1 GB/s, is exposed in any case; the first 40 kB before it are hidden.
     assert hidden.exposed == pytest.approx(4e-3 + 4e6 * collectives.ADDITION, rel=0.3)
@@ -86,25 +86,27 @@ def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
 
 
 def test_a_step_is_the_sum_of_its_parts_and_lies_in_its_range():
-    for step in map(Predictor(a_plan()).step, RANKS):
+    for step in map(Predictor(a_plan()).predict_step, RANKS):
         assert step.step == pytest.approx(step.compute + step.exposed + step.small + step.waiting)
         assert step.low <= step.step <= step.high
-    alone = Predictor(a_plan()).step(1)
+    alone = Predictor(a_plan()).predict_step(1)
     assert (alone.exposed, alone.small, alone.efficiency) == (0, 0, 1)
 
 
 def test_weak_scaling_keeps_the_rows_of_a_rank():
     sizes = tuple(replace(size, rows=64, steps=(7.4e-3,)) for size in a_plan().sizes)
-    steps = list(map(Predictor(a_plan(scaling="weak", sizes=sizes)).step, (1, 16)))
+    steps = list(map(Predictor(a_plan(scaling="weak", sizes=sizes)).predict_step, (1, 16)))
     assert steps[0].rows == steps[1].rows == 64 and steps[0].compute == steps[1].compute
     assert steps[1].rows_a_second == pytest.approx(16 * 64 / steps[1].step)
 
 
 def test_the_choice():
     predictor = Predictor(a_plan())
-    steps = list(map(predictor.step, RANKS))
+    steps = list(map(predictor.predict_step, RANKS))
     good = [step.ranks for step in steps if step.efficiency >= 0.5]
-    assert choose_ranks(predictor, steps, 0.5).best.ranks == max(good, key=lambda n: predictor.step(n).rows_a_second)
+    assert choose_ranks(predictor, steps, 0.5).best.ranks == max(
+        good, key=lambda n: predictor.predict_step(n).rows_a_second
+    )
     assert "efficiency 0.5" in choose_ranks(predictor, steps, 0.5).reason
     chosen = choose_ranks(predictor, steps, deadline=steps[1].step * 100, steps=100)
     assert chosen.best.ranks == min(one.ranks for one in steps if one.step <= steps[1].step)
@@ -113,13 +115,13 @@ def test_the_choice():
     assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
     sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
     predictor = Predictor(a_plan(sizes=tuple(sizes)))
-    parts = choose_ranks(predictor, [predictor.step(1)], memory=1.15 * 120.5e6)
+    parts = choose_ranks(predictor, [predictor.predict_step(1)], memory=1.15 * 120.5e6)
     assert parts.best is None and "MATEX_MICROBATCH=20 " in parts.reason
 
 
 def test_other_batches_are_computed_by_the_same_slices():
     other = rescale_batch(a_plan(), 128)
-    steps = list(map(Predictor(other).step, (1, 2, 8)))
+    steps = list(map(Predictor(other).predict_step, (1, 2, 8)))
     assert [step.compute for step in steps] == pytest.approx([1e-3 + 1e-4 * rows for rows in (128, 64, 16)])
     assert [step.rows for step in steps] == [128, 64, 16] and other.epoch_steps == 5
     assert steps[0].efficiency == 1 and steps[0].rows_a_second == pytest.approx(128 / 13.8e-3)
@@ -127,7 +129,7 @@ def test_other_batches_are_computed_by_the_same_slices():
 
 def test_a_busy_machine_widens_the_range():
     sizes = tuple(replace(size, busy=0.5) for size in a_plan().sizes)
-    quiet, busy = Predictor(a_plan()).step(4), Predictor(a_plan(sizes=sizes)).step(4)
+    quiet, busy = Predictor(a_plan()).predict_step(4), Predictor(a_plan(sizes=sizes)).predict_step(4)
     assert quiet.low - busy.low == pytest.approx(quiet.compute / 2)
     assert quiet.step == busy.step and busy.high - quiet.high > quiet.compute / 2
 
@@ -135,7 +137,7 @@ def test_a_busy_machine_widens_the_range():
 def test_what_transfers_take_of_a_core_makes_overlapped_computation_longer():
     link = a_plan().links[0]
     between = [replace(link, scope=TWO_HOSTS, hosts=2, cpu_per_byte=cpu) for cpu in (0.0, 1e-10, 1.0)]
-    free, taken, all_of_it = (Predictor(a_plan(links=(link, one))).step(16) for one in between)
+    free, taken, all_of_it = (Predictor(a_plan(links=(link, one))).predict_step(16) for one in between)
     # 4.04 MB at 0.1 ns a byte, of a rank with one core.
     assert free.overlapped and 0 < taken.step - free.step <= 4.04e-4 * 1.01
     assert not all_of_it.overlapped
@@ -151,11 +153,11 @@ def test_a_link_is_the_last_line_that_ranks_print():
 
 def test_what_is_printed_and_written():
     predictor = Predictor(a_plan())
-    steps = list(map(predictor.step, RANKS))
+    steps = list(map(predictor.predict_step, RANKS))
     table = report.format_table(predictor.plan, steps)
     assert table.row_count == len(RANKS)
     ElementTree.fromstring(report.draw_chart(steps))
-    found = report.as_json(predictor.plan, steps, choose_ranks(predictor, steps))
+    found = report.make_json(predictor.plan, steps, choose_ranks(predictor, steps))
     assert [one["ranks"] for one in found["predictions"]] == RANKS
     assert "2 ranks" in report.format_heading(predictor.plan, predictor)
     assert "?" in report.format_closing(predictor.plan, predictor)

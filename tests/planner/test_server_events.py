@@ -19,10 +19,10 @@ MOST = {0.5: 0.02, 0.1: 0.06}
 @pytest.mark.parametrize("noise", MOST)
 def test_events_give_the_exact_throughput(noise):
     for workers, count, share in itertools.product((2, 8, 32), (1, 3, 8), (0.05, 0.2, 0.7)):
-        work = servers.work_of_step(1 - share, share)
+        work = servers.make_step_work(1 - share, share)
         run = servers.simulate_servers(workers, count, work, max(100, 4000 // workers), noise=noise)
-        exact = queueing.throughput(workers, count, 1 - share, share)
-        assert run.throughput() == pytest.approx(exact, rel=MOST[noise]), (workers, count, share)
+        exact = queueing.compute_throughput(workers, count, 1 - share, share)
+        assert run.compute_throughput() == pytest.approx(exact, rel=MOST[noise]), (workers, count, share)
 
 
 def test_a_station_shares_evenly_and_no_one_is_served_faster_than_alone():
@@ -30,38 +30,43 @@ def test_a_station_shares_evenly_and_no_one_is_served_faster_than_alone():
     events = Events()
     station = Station(events, 1.0)
     for name, start, work in (("a", 0.0, 2.0), ("b", 1.0, 2.0), ("c", 9.0, 1.0)):
-        events.at(start, station.serve, work, lambda name=name: ends.__setitem__(name, events.now))
-    events.run()
+        events.schedule_act(start, station.serve_customer, work, lambda name=name: ends.__setitem__(name, events.now))
+    events.run_events()
     # a alone for 1 s, then both at half speed until a's last second is over at 3; b then alone.
     assert ends == pytest.approx({"a": 3.0, "b": 4.0, "c": 10.0})
 
 
 def test_a_station_wider_than_its_customers_serves_each_at_full_speed():
-    run = servers.simulate_servers(3, 3.0, servers.work_of_step(1.0, 0.5), 10)
+    run = servers.simulate_servers(3, 3.0, servers.make_step_work(1.0, 0.5), 10)
     assert all(later - end == pytest.approx(1.5) for ends in run.ends for end, later in itertools.pairwise(ends))
 
 
 def test_steps_together_transfer_together():
-    run = servers.simulate_servers(4, 2.0, servers.work_of_step(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    run = servers.simulate_servers(4, 2.0, servers.make_step_work(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
     # Workers that end early transfer while the slow one still computes.
-    assert run.step() == pytest.approx(run.ends[2][1] - run.ends[2][0])
+    assert run.compute_step() == pytest.approx(run.ends[2][1] - run.ends[2][0])
     assert all(ends[0] <= run.ends[2][0] for ends in run.ends), "the slow worker is last"
-    lone = servers.simulate_servers(4, 4.0, servers.work_of_step(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
-    assert lone.step() == pytest.approx(1.7)
+    lone = servers.simulate_servers(4, 4.0, servers.make_step_work(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    assert lone.compute_step() == pytest.approx(1.7)
 
 
 def test_pulls_in_batches_end_as_the_recursion_says():
     layers = ibatch.Layers([0.3, 0.1, 0.4, 0.2], [0.1, 0.5, 0.1, 0.3], 0.05)
-    for plan in (ibatch.whole(layers), ibatch.by_layer(layers), ibatch.greedy(layers), ibatch.best(layers)):
+    for plan in (
+        ibatch.plan_whole(layers),
+        ibatch.plan_by_layer(layers),
+        ibatch.plan_greedy(layers),
+        ibatch.plan_best(layers),
+    ):
         pulls, forward = servers.add_up_batches(layers.transfer, plan), servers.add_up_batches(layers.compute, plan)
         run = servers.simulate_servers(
             1, 1.0, servers.Work(pulls, forward, 1.0, 0.0, layers.start_up), 3, synchronous=True
         )
-        assert run.ends[0][0] == pytest.approx(ibatch.end(layers, plan) + 1.0), plan
+        assert run.ends[0][0] == pytest.approx(ibatch.compute_end(layers, plan) + 1.0), plan
 
 
 def test_the_same_seed_gives_the_same_run_and_noise_costs_time_in_step():
-    work = servers.work_of_step(1.0, 0.1)
+    work = servers.make_step_work(1.0, 0.1)
     runs = [servers.simulate_servers(8, 8.0, work, 50, synchronous=True, noise=0.1, seed=seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
-    assert 1.1 < runs[0].step() < 1.5 and not math.isnan(runs[0].throughput())
+    assert 1.1 < runs[0].compute_step() < 1.5 and not math.isnan(runs[0].compute_throughput())

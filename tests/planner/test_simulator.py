@@ -55,7 +55,7 @@ def test_a_step_ends_when_its_last_bucket_does(count):
         plan = buckets.plan_by_size(sizes, 80)
         prices = ranks.Prices([price(sum(sizes[a:b])) for a, b in itertools.pairwise(plan)], price(sum(sizes)), ())
         found = ranks.simulate_ranks(program_of(sizes, ready), count, 3, plan, prices)
-        assert found.step == pytest.approx(buckets.plan_end(plan, ready, sizes, price))
+        assert found.step == pytest.approx(buckets.compute_plan_end(plan, ready, sizes, price))
         at_once = ranks.simulate_ranks(program_of(sizes, ready), count, 3, None, prices)
         assert at_once.step == pytest.approx(ready[-1] + price(sum(sizes)))
         # What is told apart makes up the whole.
@@ -84,22 +84,26 @@ def test_greedy_buckets_are_never_better_than_the_best():
         def price(size):
             return start_up + byte * size  # noqa: B023
 
-        best = buckets.plan_end(buckets.best_plan(ready, sizes, price), ready, sizes, price)
+        best = buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)
         for plan in (
-            buckets.greedy_plan(ready, sizes, price),
+            buckets.find_greedy_plan(ready, sizes, price),
             buckets.plan_by_size(sizes, 20),
             buckets.plan_each(sizes),
         ):
-            assert plan[0] == 0 and plan[-1] == count and buckets.plan_end(plan, ready, sizes, price) >= best - 1e-12
+            assert (
+                plan[0] == 0
+                and plan[-1] == count
+                and buckets.compute_plan_end(plan, ready, sizes, price) >= best - 1e-12
+            )
 
 
 def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
     plan = a_plan()
     for count, rows in ((1, 1024), (3, 342), (16, 64), (100, 11), (1024, 1), (4096, 1)):
-        found = program.program_of_plan(plan, count)
+        found = program.make_program(plan, count)
         assert found.rows == rows and found.compute == pytest.approx(0.002 + 0.001 * rows)
         assert found.ready[-1] == pytest.approx(found.compute) and len(found.meetings) == 2
-    weak = program.program_of_plan(a_plan(scaling="weak"), 64)
+    weak = program.make_program(a_plan(scaling="weak"), 64)
     assert weak.rows == 1024
 
 
@@ -171,8 +175,8 @@ def test_a_thousand_ranks_have_an_event_for_each_gradient_of_each():
 def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
     path = tmp_path / "sim.json"
     drawn = trace.Trace(4, 2)
-    found = simulated("overlap=on", "slow=1:1.5", "ranks-per-host=2", count=4, steps=2, note=drawn.note)
-    drawn.write(path)
+    found = simulated("overlap=on", "slow=1:1.5", "ranks-per-host=2", count=4, steps=2, note=drawn.note_activity)
+    drawn.write_file(path)
     rows = json.loads(path.read_text())["traceEvents"]
     assert {row["args"]["name"] for row in rows if row["name"] == "process_name"} == {
         f"rank {rank} (simulated host {rank // 2})" for rank in range(4)
@@ -181,7 +185,7 @@ def test_a_timeline_is_in_the_format_of_a_run(tmp_path):
     assert max(row["ts"] + row["dur"] for row in complete) == pytest.approx(2e6 * found.step, rel=1e-3)
     for rank, factor in ((0, 1.0), (1, 1.5)):
         computed = sum(row["dur"] for row in complete if row["pid"] == rank and row["name"] == "compute")
-        assert computed == pytest.approx(2e6 * factor * program.program_of_plan(a_plan(), 4).compute, rel=1e-3)
+        assert computed == pytest.approx(2e6 * factor * program.make_program(a_plan(), 4).compute, rel=1e-3)
     names = {row["name"] for row in complete if row["tid"] == 0}
     assert {"compute", "wait for other ranks", "wait for sums", "bn/mean", "announce update"} <= names
     buckets_drawn = [row for row in complete if row["pid"] == 0 and row["cat"] == "bucket"]
@@ -194,8 +198,8 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
     for noise in ("noise=0", "noise=0.1"):
         path = tmp_path / "sim.json"
         drawn = trace.Trace(4, 1)
-        found = simulated(*words, noise, count=4, steps=12, note=drawn.note)
-        drawn.write(path)
+        found = simulated(*words, noise, count=4, steps=12, note=drawn.note_activity)
+        drawn.write_file(path)
         again = replay.replay_timeline(path)
         assert again.steps > 5 and again.replayed == pytest.approx(again.measured, rel=1e-3)
         if noise == "noise=0":

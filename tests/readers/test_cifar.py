@@ -163,7 +163,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [1]}, protocol))
     with pytest.raises(ReaderError, match="found"):
-        pickle_parser.load((tmp_path / "bad").open("rb"), "bad")
+        pickle_parser.load_pickle((tmp_path / "bad").open("rb"), "bad")
     assert not (tmp_path / "ran").exists()
 
 
@@ -208,9 +208,9 @@ def test_a_hostile_pickle_is_not_written_out(tmp_path, program, found):
 def test_a_text_that_is_kept_is_not_encoded_again_and_again():
     again = b"0c_codecs\nencode\nh\x00h\x01\x86R"
     program = b"X\x00\x10\x00\x00" + 4096 * b"x" + b"q\x00\x8c\x06latin1q\x01"
-    assert pickle_parser.load(io.BytesIO(program + again + b"."), "once") == 4096 * b"x"
+    assert pickle_parser.load_pickle(io.BytesIO(program + again + b"."), "once") == 4096 * b"x"
     with pytest.raises(ReaderError, match="letters that stand for at most 4.* bytes, found more"):
-        pickle_parser.load(io.BytesIO(program + 2 * again + b"."), "again")
+        pickle_parser.load_pickle(io.BytesIO(program + 2 * again + b"."), "again")
 
 
 def failing(path, match, error=ReaderError, name="CIFAR10", **options):

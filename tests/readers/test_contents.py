@@ -44,19 +44,19 @@ def check(name, path, fields, dealing, options, testing=None):
     """Every share of every part against the rows of `fields`, [data, labels], that are its."""
     size, fraction = dealing["size"], dealing["validation_fraction"]
     split = Split(len(fields[0]), fraction, 0.0, dealing["split"])
-    if not split.count("training"):
+    if not split.count_rows("training"):
         return
     more = {"split": dealing["split"], "validation_fraction": fraction, "missing": "nan", **dealing["deal"], **options}
     cyclic = dealing["deal"].get("distribution") == "cyclic"
     for rank in range(size):
         share = DataSet(name, path, rank=rank, size=size, **more)
         for part, whole in (("training", fields), ("validation", fields), ("testing", testing or [])):
-            count = len(whole[0]) if part == "testing" and testing else split.count(part)
+            count = len(whole[0]) if part == "testing" and testing else split.count_rows(part)
             if not count:
                 continue
-            own = slice(rank, count, size) if cyclic else slice(*row_shares.rows_of(count, rank, size))
+            own = slice(rank, count, size) if cyclic else slice(*row_shares.deal_block(count, rank, size))
             places = np.arange(count)[share.local_slice if part == "training" else own]
-            rows = places if part == "testing" else split.rows(part, places)
+            rows = places if part == "testing" else split.list_rows(part, places)
             for field, values in zip(("data", "labels"), whole):
                 found = getattr(share, f"{part}_{field}")
                 assert found.dtype == values.dtype and found.shape == (len(rows), *values.shape[1:])

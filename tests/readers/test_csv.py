@@ -114,9 +114,9 @@ def test_parts_find_what_the_whole_has(text, cut, piece):
         return data[max(0, start) : stop]
 
     cuts = sorted({0, min(cut, len(data)), min(2 * cut, len(data)), len(data)})
-    whole = records.join([records.search(read, 0, len(data), ord('"'))], 0, len(data), read)
-    parts = [records.search(read, a, b, ord('"'), piece=piece) for a, b in zip(cuts, cuts[1:])]
-    joined = records.join(parts, 0, len(data), read)
+    whole = records.join_parts([records.search_records(read, 0, len(data), ord('"'))], 0, len(data), read)
+    parts = [records.search_records(read, a, b, ord('"'), piece=piece) for a, b in zip(cuts, cuts[1:])]
+    joined = records.join_parts(parts, 0, len(data), read)
     assert joined == whole
 
 

@@ -12,7 +12,7 @@ import pytest
 import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
 from matex_tf.readers.rows import scaling
-from matex_tf.sharding.apportion import share_step_rows
+from matex_tf.sharding.apportion import apportion_step_rows
 from matex_tf.sharding.share_arrays import is_share
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
@@ -74,7 +74,7 @@ def test_normalize_scales_data_and_not_labels():
 
 def test_no_training_rows_have_no_deviation():
     with pytest.raises(ValueError, match="there are none"):
-        scaling.standard([None, None])
+        scaling.make_standard([None, None])
 
 
 @pytest.mark.parametrize("separator", ["-", "."])
@@ -111,7 +111,7 @@ def test_batches_use_every_row_once_an_epoch(rows, size, batch):
     for _epoch in range(3):
         seen = []
         for step in range(-(-rows // batch)):
-            own = share_step_rows(counts, step, batch)
+            own = apportion_step_rows(counts, step, batch)
             for data, expected in zip(ranks, own, strict=True):
                 x, y = data.next_train_batch(batch)
                 assert is_share(x) and is_share(y)

@@ -71,7 +71,7 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
     fields = {"data": data, "labels": np.arange(total)}
     source = Source(Numbers(total), (fraction, fraction / 2, how), None, 1)
     deals = {
-        part: Deal(source.count(part), size, distribution, batch_size if distribution == "batch" else None)
+        part: Deal(source.count_samples(part), size, distribution, batch_size if distribution == "batch" else None)
         for part in PARTS
     }
     threads, starts = Threads(size), np.concatenate([[0], np.cumsum(counts)])
@@ -80,8 +80,8 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
     def one(rank):
         mine = {field: rows[starts[rank] : starts[rank + 1]] for field, rows in fields.items()}
         held = Held(counts, {field: buffers(rows, [min(cut, len(rows))]) for field, rows in mine.items()})
-        results[rank] = arrays = redistribute.allot(source, deals, rank, held)
-        redistribute.deal(source, deals, rank, held, arrays, threads.of(rank))
+        results[rank] = arrays = redistribute.allot_arrays(source, deals, rank, held)
+        redistribute.send_rows(source, deals, rank, held, arrays, threads.of(rank))
         assert all(sum(map(len, rows)) == 0 for rows in held.rows.values()), "memory is given back"
 
     workers = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
@@ -92,11 +92,11 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
             worker.join(30)
     for rank, arrays in enumerate(results):
         for part in PARTS:
-            if not source.count(part):
+            if not source.count_samples(part):
                 continue
-            held = deals[part].held(rank)
-            positions = deals[part].positions(rank, 0, held) if held else np.zeros(1, np.int64)
-            rows = source.rows(part, positions)[1]
+            held = deals[part].count_held(rank)
+            positions = deals[part].list_positions(rank, 0, held) if held else np.zeros(1, np.int64)
+            rows = source.find_rows(part, positions)[1]
             for field, whole in fields.items():
                 np.testing.assert_array_equal(arrays[part, field], whole[rows])
 
@@ -104,10 +104,10 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
 def test_one_rank_keeps_its_rows_where_they_lie():
     source = Source(Numbers(10), (0.2, 0.1, "last"), None, 1)
     data = np.arange(10.0)
-    found = redistribute.whole(source, Held([10], {"data": buffers(data, [])}))
+    found = redistribute.take_whole(source, Held([10], {"data": buffers(data, [])}))
     assert [found[part, "data"].tolist() for part in PARTS] == [[*range(7)], [7, 8], [9]]
     assert found["training", "data"].base is found["testing", "data"].base
-    assert redistribute.whole(source, Held([10], {"data": buffers(data, [4])})) is None
-    assert redistribute.whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
+    assert redistribute.take_whole(source, Held([10], {"data": buffers(data, [4])})) is None
+    assert redistribute.take_whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
     spread = Source(Numbers(10), (0.2, 0.1, "spread"), None, 1)
-    assert redistribute.whole(spread, Held([10], {"data": buffers(data, [])})) is None
+    assert redistribute.take_whole(spread, Held([10], {"data": buffers(data, [])})) is None

@@ -37,14 +37,14 @@ def test_rows_are_those_written(tmp_path, dtype, shape, packed):
     assert file.shape == shape
     for start in range(shape[0] + 1):
         for stop in range(start, shape[0] + 1):
-            rows = file.read(start, stop)
+            rows = file.read_items(start, stop)
             np.testing.assert_array_equal(rows, array[start:stop])
             assert rows.dtype == np.dtype(dtype) and rows.dtype.isnative
             assert is_share(rows) and is_share(np.asarray(rows))
 
 
 def last_quarter(path):
-    return IdxFile(path).read(30, 40)
+    return IdxFile(path).read_items(30, 40)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -69,24 +69,24 @@ def test_gzip_files_truncated_at_any_byte(tmp_path):
         path = tmp_path / "file"
         path.write_bytes(packed[:length])
         with pytest.raises(ReaderError, match=re.escape(str(path)) + ".*expected.*found"):
-            IdxFile(path).read(15, 30)
+            IdxFile(path).read_items(15, 30)
 
 
 def test_truncated_before_packing(tmp_path):
     content = idx_bytes(np.zeros((10, 4), np.uint8))
     file = IdxFile(write(tmp_path / "file", content[:-6], True))
-    assert len(file.read(0, 8)) == 8
+    assert len(file.read_items(0, 8)) == 8
     with pytest.raises(ReaderError, match="expected 10 items, found 8 whole ones"):
-        file.read(5, 10)
+        file.read_items(5, 10)
     with pytest.raises(ReaderError, match="expected 10 items, found 8 whole ones"):
-        file.read(9, 10)
+        file.read_items(9, 10)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_too_long(tmp_path, packed):
     path = write(tmp_path / "file", idx_bytes(np.zeros(10, np.uint8)) + b"x", packed)
     with pytest.raises(ReaderError, match="too long: expected 1"):
-        IdxFile(path).read(0, 10)
+        IdxFile(path).read_items(0, 10)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -122,7 +122,7 @@ def test_changed_bytes_are_an_error_or_the_right_rows(tmp_path, packed):
         path = tmp_path / "file"
         path.write_bytes(bytes(bad) + (b"" if packed else idx_bytes(array)[12:]))
         try:
-            rows = IdxFile(path).read(10, 50)
+            rows = IdxFile(path).read_items(10, 50)
         except ReaderError as error:
             assert str(path) in str(error)
         else:

@@ -17,15 +17,15 @@ fractions = st.sampled_from([0.0, 0.1, 0.25, 0.333, 0.5])
 @given(counts, sizes, st.sampled_from(["block", "cyclic", "batch"]), st.integers(1, 40))
 def test_every_row_is_dealt_once(count, size, distribution, batch_size):
     deal = Deal(count, size, distribution, batch_size if distribution == "batch" else None)
-    held = [deal.positions(rank, 0, deal.held(rank)) for rank in range(size)]
+    held = [deal.list_positions(rank, 0, deal.count_held(rank)) for rank in range(size)]
     assert sorted(np.concatenate(held).tolist()) == list(range(count))
-    assert deal.counts() == [len(rows) for rows in held]
+    assert deal.count_all() == [len(rows) for rows in held]
     everything = np.arange(count)
     for rank, rows in enumerate(held):
         assert (np.diff(rows) > 0).all()
-        np.testing.assert_array_equal(everything[deal.local(rank)], rows)
+        np.testing.assert_array_equal(everything[deal.find_local(rank)], rows)
         middle = len(rows) // 2
-        np.testing.assert_array_equal(deal.positions(rank, middle, len(rows)), rows[middle:])
+        np.testing.assert_array_equal(deal.list_positions(rank, middle, len(rows)), rows[middle:])
 
 
 @settings(max_examples=300, deadline=None)
@@ -34,10 +34,12 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
     deal = Deal(count, size, "batch", batch_size)
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
-        before, after = deal.taken(first), deal.taken(last)
+        before, after = deal.count_taken(first), deal.count_taken(last)
         for rank in range(size):
-            start, stop = row_shares.rows_of(last - first, rank, size)
-            assert deal.positions(rank, before[rank], after[rank]).tolist() == list(range(first + start, first + stop))
+            start, stop = row_shares.deal_block(last - first, rank, size)
+            assert deal.list_positions(rank, before[rank], after[rank]).tolist() == list(
+                range(first + start, first + stop)
+            )
 
 
 @settings(max_examples=300, deadline=None)
@@ -45,29 +47,31 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
 def test_consuming_such_shares_evenly_gives_those_batches(count, size, batch_size):
     # So it is the batch size alone that a training run has to know of rows that were dealt in batches.
     deal = Deal(count, size, "batch", batch_size)
-    held = deal.counts()
+    held = deal.count_all()
     for first in (*range(0, count, batch_size), count):
-        assert apportion.share_rows_taken(held, first) == deal.taken(first)
+        assert apportion.apportion_rows(held, first) == deal.count_taken(first)
 
 
 @settings(max_examples=300, deadline=None)
 @given(counts, fractions, st.sampled_from([0.0, 0.1, 0.3, 0.49]), st.sampled_from(["last", "spread"]))
 def test_splits_share_out_all_rows(total, validation, testing, how):
     split = Split(total, validation, testing, how)
-    parts = {part: split.rows(part, np.arange(split.count(part))) for part in ("training", "validation", "testing")}
+    parts = {
+        part: split.list_rows(part, np.arange(split.count_rows(part))) for part in ("training", "validation", "testing")
+    }
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(total))
     assert len(parts["testing"]) == round(total * testing) and len(parts["validation"]) == round(total * validation)
     for rows in parts.values():
         assert (np.diff(rows) > 0).all()
     if how == "last":
-        assert parts["training"].tolist() == list(range(split.count("training")))
+        assert parts["training"].tolist() == list(range(split.count_rows("training")))
 
 
 def test_spread_rows_have_every_class_of_sorted_rows():
     split = Split(150, 0.2, 0.2, "spread")
     classes = np.repeat([0, 1, 2], 50)
     for part, expected in (("training", 30), ("validation", 10), ("testing", 10)):
-        found = np.bincount(classes[split.rows(part, np.arange(split.count(part)))])
+        found = np.bincount(classes[split.list_rows(part, np.arange(split.count_rows(part)))])
         assert np.abs(found - expected).max() <= 1, part
 
 

@@ -34,10 +34,10 @@ def test_whole_files_of_every_shape_are_as_long_as_their_header_says(tmp_path, k
             file = netcdf_file(path, "w", version=kind) if kind in (1, 2) else netCDF4.Dataset(path, "w", format=kind)
             with file:
                 fill(file, kinds, records, width, varying, fixed)
-            netcdf_header.check(path)
+            netcdf_header.check_header(path)
             path.write_bytes(path.read_bytes() + bytes(4))
             with pytest.raises(ReaderError, match="a.nc: too long: its header describes"):
-                netcdf_header.check(path)
+                netcdf_header.check_header(path)
 
 
 def test_the_padding_at_the_end_may_be_missing(tmp_path):
@@ -47,10 +47,10 @@ def test_the_padding_at_the_end_may_be_missing(tmp_path):
             fill(file, ("i1",), 1, 5, varying, () if varying else "c")
         good = path.read_bytes()
         path.write_bytes(good[: len(good) - padding])
-        netcdf_header.check(path)
+        netcdf_header.check_header(path)
         path.write_bytes(good[: len(good) - padding - 1])
         with pytest.raises(ReaderError, match="a.nc: truncated"):
-            netcdf_header.check(path)
+            netcdf_header.check_header(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,4 +76,4 @@ def test_records_of_which_the_writer_has_not_said_how_many(tmp_path):
     good = path.read_bytes()
     path.write_bytes(good[:4] + b"\xff" * 4 + good[8:])
     with pytest.raises(ReaderError, match="the number of records, found none"):
-        netcdf_header.check(path)
+        netcdf_header.check_header(path)

@@ -33,11 +33,11 @@ def outcome(folder):
         return f"{type(error).__name__}: {error}"
 
 data = DataSet("MNIST", common)
-expected = row_shares.rows_of(4000, rank, size)
+expected = row_shares.deal_block(4000, rank, size)
 assert (data.local_slice.start, data.local_slice.stop) == expected
 whole = np.load(os.path.join(common, "mnist.npz"))
 assert np.array_equal(data.training_data, whole["x_train"][slice(*expected)])
-assert np.array_equal(data.testing_labels, whole["y_test"][slice(*row_shares.rows_of(1000, rank, size))])
+assert np.array_equal(data.testing_labels, whole["y_test"][slice(*row_shares.deal_block(1000, rank, size))])
 labels = [data.next_train_batch(1501)[1] for _ in range(3)]
 assert np.array_equal(np.concatenate(labels), data.training_labels)
 assert sum(objects.allgather(len(labels[0]), "rows")) == 1501

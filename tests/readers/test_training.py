@@ -115,7 +115,7 @@ epochs = []
 for epoch in range(3):
     taken = [data.next_train_batch(8) for _ in range(7)]
     mine = [np.concatenate(part) for part in zip(*taken)]
-    held = data._deals["training"].held(rank)
+    held = data._deals["training"].count_held(rank)
     epochs.append([pairs(mine[0][:held], mine[1][:held]) == everything, mine[0][:held, 0].tolist()])
 said["exchanged in batches"] = [all(fine for fine, _ in epochs),
                                 size == 1 or all(sorted(a) != sorted(b) for (_, a), (_, b) in zip(epochs, epochs[1:]))]

@@ -112,8 +112,8 @@ def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
     feed = elastic_step.Feed(tf.nest.map_structure(elastic_step.open_rows, spec), 2)
     numbers = tf.constant([0.5, 1, 1, 3], tf.float64)
     part = tf.nest.map_structure(lambda one: one, sliced_dataset.take_rows(whole, 1, 3))
-    iterator = feed.put([sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 2 * numbers)])
-    assert iterator is feed.put(
+    iterator = feed.put_batches([sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 2 * numbers)])
+    assert iterator is feed.put_batches(
         [sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 3 * numbers)]
     )  # instead of them
     first, second = next(iterator), next(iterator)
@@ -122,9 +122,9 @@ def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
     assert first.data[0].shape == (2, 2) and first.data[1]["r"].to_list() == [[2, 3], []]
     assert first.data[1]["t"].numpy().tolist() == [b"b", b"c"]
     np.testing.assert_array_equal(tf.sparse.to_dense(second.data[1]["s"]), np.eye(3)[1:])
-    short = feed.put([sliced_dataset.Batch(part, numbers)])
+    short = feed.put_batches([sliced_dataset.Batch(part, numbers)])
     assert len(list(short)) == 1
-    assert next(feed.put([sliced_dataset.Batch(part, numbers)] * 2)).data[0].shape == (2, 2)
+    assert next(feed.put_batches([sliced_dataset.Batch(part, numbers)] * 2)).data[0].shape == (2, 2)
 
 
 def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
@@ -141,16 +141,16 @@ def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
     log, made = tmp_path / "log.csv", tmp_path / "folder" / "made.txt"
     log.write_text("a\n")  # as far as the first rank has written it
     (tmp_path / "folder").mkdir()
-    with open(view.writable(str(log), keep=False), "w") as file:
+    with open(view.prepare_write(str(log), keep=False), "w") as file:
         file.write("a\nb\n")
         file.flush()
-        with open(view.writable(str(made), keep=False), "w") as other:
+        with open(view.prepare_write(str(made), keep=False), "w") as other:
             other.write("made")
-        overlay.after_loss(False)
+        overlay.take_over_files(False)
         assert log.read_text() == "a\n" and not made.exists()
-        overlay.after_loss(True)
+        overlay.take_over_files(True)
         assert log.read_text() == "a\nb\n" and made.read_text() == "made"
         file.write("c\n")
     assert log.read_text() == "a\nb\nc\n"
-    assert view.key(str(log)) is None  # left alone from here on
+    assert view.find_key(str(log)) is None  # left alone from here on
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]

@@ -118,7 +118,7 @@ def test_a_batch_that_is_given_again_leaves_open_what_was_open():
     data = tf.data.Dataset.from_tensor_slices((tf.ones([3, 2]), {"a": tf.range(3)})).batch(2)
     data = data.map(lambda x, more: Batch((x, more), tf.zeros([4])))
     batch = next(iter(data))
-    again = resume._one_batch(batch, data.element_spec)
+    again = resume._make_one_batch(batch, data.element_spec)
     assert again.element_spec == data.element_spec
     (found,) = list(again)
     tf.nest.map_structure(np.testing.assert_array_equal, found, batch)

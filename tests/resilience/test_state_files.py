@@ -38,10 +38,10 @@ def store(folder, kind, number, content):
 def test_what_is_written_is_read(tmp_path):
     folder = state_files.Folder(str(tmp_path / "state"))
     store(folder, "state", 1, VALUES)
-    number, found = folder.newest()
+    number, found = folder.find_newest()
     assert number == 1 and same(VALUES, found)
     assert os.stat(folder.path).st_mode & 0o777 == 0o700
-    assert os.stat(folder.place("state-000001")).st_mode & 0o777 == 0o600
+    assert os.stat(folder.locate_file("state-000001")).st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_two_generations_stay(tmp_path):
     for number in range(1, 5):
         store(folder, "state", number, number)
         store(folder, "end", number, number)
-    assert folder.numbers("state") == [3, 4] and folder.numbers("end") == [1, 2, 3, 4]
-    assert folder.newest() == (4, 4)
-    folder.close(remove=True)
+    assert folder.list_numbers("state") == [3, 4] and folder.list_numbers("end") == [1, 2, 3, 4]
+    assert folder.find_newest() == (4, 4)
+    folder.close_folder(remove=True)
     assert not os.path.exists(folder.path)
 
 
@@ -97,7 +97,7 @@ def test_of_a_damaged_state_the_one_before_is_taken(tmp_path, damage):
     content = {"weights": np.arange(1000.0)}
     for number in (1, 2):
         store(folder, "state", number, {**content, "number": number})
-    path = folder.place("state-000002")
+    path = folder.locate_file("state-000002")
     data = bytearray(Path(path).read_bytes())
     if damage == "a bit":
         data[len(data) // 2] ^= 1
@@ -107,11 +107,11 @@ def test_of_a_damaged_state_the_one_before_is_taken(tmp_path, damage):
                 damage, data
             )
         )
-    number, found = folder.newest()
+    number, found = folder.find_newest()
     assert number == 1 and found["number"] == 1 and same(found["weights"], content["weights"])
-    with open(folder.place("state-000001"), "wb"):
+    with open(folder.locate_file("state-000001"), "wb"):
         pass
-    assert folder.newest() == (-1, None)
+    assert folder.find_newest() == (-1, None)
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         store(folder, "state", 1, "new")
     monkeypatch.undo()
-    assert folder.newest() == (1, "old") and os.listdir(folder.path) == ["state-000001"]
+    assert folder.find_newest() == (1, "old") and os.listdir(folder.path) == ["state-000001"]
 
 
 def test_numbers_that_only_tensorflow_has_a_name_for(tmp_path):
@@ -130,16 +130,16 @@ def test_numbers_that_only_tensorflow_has_a_name_for(tmp_path):
     folder = state_files.Folder(str(tmp_path / "state"))
     value = np.arange(3).astype(tf.bfloat16.as_numpy_dtype)
     store(folder, "state", 1, value)
-    assert same(folder.newest()[1], value)
+    assert same(folder.find_newest()[1], value)
 
 
 def test_one_process_holds_a_folder(tmp_path):
     folder = state_files.Folder(str(tmp_path / "state"))
-    held = folder.hold()
-    assert held is not None and folder.hold() is None
+    held = folder.hold_lock()
+    assert held is not None and folder.hold_lock() is None
     os.close(held)
-    assert folder.hold() is not None
-    folder.close(remove=True)
+    assert folder.hold_lock() is not None
+    folder.close_folder(remove=True)
     assert not os.path.exists(folder.path)
 
 
@@ -158,4 +158,4 @@ def test_a_file_of_another_user_is_not_read(tmp_path, monkeypatch):
     folder = state_files.Folder(str(tmp_path / "state"))
     store(folder, "state", 1, "theirs")
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    assert folder.newest() == (-1, None)
+    assert folder.find_newest() == (-1, None)

@@ -125,8 +125,8 @@ EACH_FOR_THE_OTHER = """
 import matex_tf
 from matex_tf import ops; from matex_tf.world import world
 
-with ops.exchanging("what the other has to say"):
-    world.communicator("control").recv(source=1 - matex_tf.rank())
+with ops.announce_exchange("what the other has to say"):
+    world.get_communicator("control").recv(source=1 - matex_tf.rank())
 """
 
 
@@ -188,7 +188,7 @@ WATCHED = """
 import sys, time
 from matex_tf.world import mpi_timeout
 
-with mpi_timeout.time_limit(int(sys.argv[1]), 6, "has waited for nothing"):
+with mpi_timeout.limit_time(int(sys.argv[1]), 6, "has waited for nothing"):
     time.sleep(float(sys.argv[2]))
 """
 
@@ -200,7 +200,7 @@ def test_every_rank_ends_itself_and_four_say_so(rank, tmp_path):
     assert result.returncode == -9, result.output
     lines = re.findall(r"matex_tf: (for 1 s|killing) rank 0 \(\S+\)", result.stderr)
     assert lines == ([] if rank else ["for 1 s", "killing"]), result.stderr
-    assert exit_marks.exit_code(137, tmp_path) == exit_marks.EXIT_STALLED
+    assert exit_marks.translate_exit_code(137, tmp_path) == exit_marks.EXIT_STALLED
     assert launch.run_alone(WATCHED, 0, 0.1, env={**limits, "MATEX_STALL_SECONDS": "0"}, cold=True).check().stderr == ""
 
 

@@ -10,22 +10,22 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
-from matex_tf.servers import holding
-from matex_tf.servers.standing_in import handle, inner
+from matex_tf.servers import sharded_slots
+from matex_tf.servers.variable_swap import find_handle, find_inner
 
 x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")
 
 
 def held(optimizer):
     """The entries of slots that this rank has, none of them whole."""
-    slots = [pair for part in holding.parts_of(optimizer).values() for pair in part.slots]
-    variables = [one for whole, piece in slots for one in (inner(whole), piece)]
-    return sum(tf.raw_ops.ReadVariableOp(resource=handle(one), dtype=one.dtype).numpy().size for one in variables)
+    slots = [pair for part in sharded_slots.find_parts(optimizer).values() for pair in part.slots]
+    variables = [one for whole, piece in slots for one in (find_inner(whole), piece)]
+    return sum(tf.raw_ops.ReadVariableOp(resource=find_handle(one), dtype=one.dtype).numpy().size for one in variables)
 
 
 found = {}
 for strategy in ("allreduce", "servers:2"):
-    settings.current().strategy = strategy  # as if the environment said so
+    settings.get_settings().strategy = strategy  # as if the environment said so
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.05), "mse")

@@ -71,7 +71,7 @@ def train(name):
 
 
 def in_strategy(strategy):
-    settings.current().strategy = strategy  # as if the environment said so
+    settings.get_settings().strategy = strategy  # as if the environment said so
 
 
 in_strategy("allreduce")
@@ -81,7 +81,7 @@ before = common_memory()
 assert train("in memory") == (True, False)  # where the script asks for the gradients, they are whole
 with_weights = common_memory()
 assert with_weights > before
-settings.current().algorithm = "mpi"
+settings.get_settings().algorithm = "mpi"
 assert train("by messages") == (False, False)
 assert common_memory() == with_weights
 publishing.are_in_host_memory = lambda parts: False

@@ -43,7 +43,7 @@ def test_assignments(step):
         with additive.Additions([v], []) as additions:
             eval(step, {"tf": tf, "v": v, "x": x, "c": c, "total": total, "own": own, "other": other})
         graph = tf.compat.v1.get_default_graph()
-        found.append(additions.why_not or additive.why_not(graph, [v], [total], [own]) or "")
+        found.append(additions.why_not or additive.find_obstacle(graph, [v], [total], [own]) or "")
         found.extend(op.type for op in graph.get_operations() if op.type in variable_uses.ADDS)
 
     traced.get_concrete_function(tf.TensorSpec([3]), tf.TensorSpec([]))

@@ -8,7 +8,7 @@ from comparing import close
 
 import launch
 from matex_tf import settings
-from matex_tf.servers import pieces, sharded
+from matex_tf.servers import partition, sharded
 from matex_tf.world import world
 
 HERE = Path(__file__).parent
@@ -92,7 +92,7 @@ def test_some_ranks_own_the_pieces(tmp_path):
     assert found["servers:2|values"].tobytes() == found["allreduce|values"].tobytes()
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
-    assert abs(first - last) * 4 < 2 * 2 * pieces.ALIGNED
+    assert abs(first - last) * 4 < 2 * 2 * partition.ALIGNED
 
 
 @pytest.mark.timeout(400)
@@ -107,6 +107,6 @@ def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_p
 
 
 def test_more_owners_than_ranks_are_refused(monkeypatch):
-    monkeypatch.setattr(settings.current(), "strategy", "servers:2")
+    monkeypatch.setattr(settings.get_settings(), "strategy", "servers:2")
     with pytest.raises(world.RankError, match="asks for 2 owners of the weights, and there are 1 ranks.*servers:1"):
-        sharded.owners()
+        sharded.list_owners()

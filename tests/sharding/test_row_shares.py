@@ -15,7 +15,7 @@ COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("n", COUNTS)
 def test_rows_of_deals_every_row_once_and_evenly(n, size):
-    bounds = [row_shares.rows_of(n, rank, size) for rank in range(size)]
+    bounds = [row_shares.deal_block(n, rank, size) for rank in range(size)]
     assert [row for start, stop in bounds for row in range(start, stop)] == list(range(n))
     lengths = [stop - start for start, stop in bounds]
     assert max(lengths) - min(lengths) <= 1
@@ -27,7 +27,7 @@ def test_rows_of_deals_every_row_once_and_evenly(n, size):
 def test_slice_bounds_gives_a_row_to_ranks_without_any(n, size):
     own = 0
     for rank in range(size):
-        start, stop, has_rows = row_shares.slice_bounds(n, rank, size)
+        start, stop, has_rows = row_shares.find_slice_bounds(n, rank, size)
         assert has_rows == (rank < n)
         assert stop - start >= min(1, n)
         if has_rows:
@@ -41,14 +41,14 @@ def test_slice_bounds_gives_a_row_to_ranks_without_any(n, size):
 def test_slice_bounds_of_tensors_are_those_of_ints(dtype):
     @tf.function
     def traced(n, size):
-        return [row_shares.slice_bounds(n, rank, size) for rank in range(size)]
+        return [row_shares.find_slice_bounds(n, rank, size) for rank in range(size)]
 
     for size in RANKS:
         for n in COUNTS:
-            expected = [row_shares.slice_bounds(n, rank, size) for rank in range(size)]
+            expected = [row_shares.find_slice_bounds(n, rank, size) for rank in range(size)]
             for found in (
                 traced(tf.constant(n, dtype), size),
-                [row_shares.slice_bounds(tf.constant(n, dtype), r, size) for r in range(size)],
+                [row_shares.find_slice_bounds(tf.constant(n, dtype), r, size) for r in range(size)],
             ):
                 assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
                 assert all(bounds[0].dtype == dtype and bounds[1].dtype == dtype for bounds in found)
@@ -163,14 +163,14 @@ def test_share_steps_use_every_row_once_and_evenly(counts, batch_size):
     total, left = sum(counts), list(counts)
     steps = -(-total // batch_size)
     for step in range(steps):
-        rows = apportion.share_step_rows(counts, step, batch_size)
+        rows = apportion.apportion_step_rows(counts, step, batch_size)
         assert sum(rows) == min(batch_size, total - step * batch_size)
         assert min(rows) >= 0
         for count, given in zip(counts, rows, strict=True):
             assert abs(given - min(batch_size, total - step * batch_size) * count / total) < 2
         left = [a - b for a, b in zip(left, rows, strict=True)]
     assert left == [0] * len(counts)
-    assert apportion.share_step_rows(counts, steps, batch_size) == [0] * len(counts)
+    assert apportion.apportion_step_rows(counts, steps, batch_size) == [0] * len(counts)
 
 
 def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
@@ -178,7 +178,7 @@ def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
     places = sorted(((2 * row + 1) / (2 * n), rank) for rank, n in enumerate(counts) for row in range(n))
     for rows in range(sum(counts) + 1):
         expected = [sum(1 for _, rank in places[:rows] if rank == r) for r in range(len(counts))]
-        assert apportion.share_rows_taken(counts, rows) == expected
+        assert apportion.apportion_rows(counts, rows) == expected
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
@@ -211,7 +211,7 @@ def test_shard_of_a_dataset_slices_each_batch(size):
     assert not share_arrays.is_share(whole)
     for batch, slices in zip(whole, zip(*parts, strict=True), strict=False):
         n = len(batch[1])
-        own = [s for rank, s in enumerate(slices) if row_shares.slice_bounds(n, rank, size)[2]]
+        own = [s for rank, s in enumerate(slices) if row_shares.find_slice_bounds(n, rank, size)[2]]
         np.testing.assert_array_equal(np.concatenate([s[1] for s in own]), batch[1])
         np.testing.assert_array_equal(np.concatenate([s[0]["x"] for s in own]), batch[0]["x"])
         assert all(len(s[1]) >= 1 for s in slices)
@@ -232,11 +232,11 @@ def test_is_batched():
 def test_dealt_rows_is_in_proportion_and_deals_every_row():
     for shares in itertools.product(range(5), repeat=3):
         for n in range(20) if sum(shares) else ():
-            rows, total = row_shares.dealt_rows(n, shares), sum(shares)
+            rows, total = row_shares.count_dealt_rows(n, shares), sum(shares)
             assert sum(rows) == n
             assert all(abs(count - n * share / total) < 1 for count, share in zip(rows, shares))
             assert all(count == 0 for count, share in zip(rows, shares) if share == 0)
-            bounds = [row_shares.rows_of(n, rank, shares) for rank in range(3)]
+            bounds = [row_shares.deal_block(n, rank, shares) for rank in range(3)]
             assert bounds[0][0] == 0 and bounds[2][1] == n
             assert [stop - start for start, stop in bounds] == rows
             assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:]))
@@ -246,22 +246,22 @@ def test_dealt_rows_is_in_proportion_and_deals_every_row():
 @pytest.mark.parametrize("n", COUNTS)
 def test_equal_shares_are_those_of_a_number_of_ranks(n, size):
     for rank in range(size):
-        expected = row_shares.slice_bounds(n, rank, size)
-        assert row_shares.slice_bounds(n, rank, (1,) * size) == expected
-        assert row_shares.slice_bounds(n, rank, [37] * size) == expected
+        expected = row_shares.find_slice_bounds(n, rank, size)
+        assert row_shares.find_slice_bounds(n, rank, (1,) * size) == expected
+        assert row_shares.find_slice_bounds(n, rank, [37] * size) == expected
 
 
 def test_bounds_by_shares_of_tensors_are_those_of_ints():
     @tf.function
     def traced(n, shares):
-        return [row_shares.slice_bounds(n, rank, shares) for rank in range(3)]
+        return [row_shares.find_slice_bounds(n, rank, shares) for rank in range(3)]
 
     chance = np.random.RandomState(0)
     for _ in range(200):
         n, shares = int(chance.randint(0, 40)), chance.randint(1, 12, 3) * chance.randint(0, 2, 3)
         if not shares.any():
             continue
-        expected = [row_shares.slice_bounds(n, rank, shares.tolist()) for rank in range(3)]
+        expected = [row_shares.find_slice_bounds(n, rank, shares.tolist()) for rank in range(3)]
         for dtype in (tf.int32, tf.int64):
             found = traced(tf.constant(n, dtype), tf.constant(shares, tf.int64))
             assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected

@@ -38,10 +38,10 @@ model = make()
 history = model.fit(np.concatenate([x]), y.astype("float64"), batch_size=8, epochs=3, shuffle=False, verbose=0)
 said["fit on shares"] = [int(model.optimizer.iterations.numpy()), history.history["loss"], weights(model)]
 said["evaluate"] = [model.evaluate(x, y, verbose=0), model.evaluate(X, Y, verbose=0)]
-blocks = [range(*row_shares.rows_of(53, rank, size)) for rank in range(size)]
+blocks = [range(*row_shares.deal_block(53, rank, size)) for rank in range(size)]
 order, taken = [], [0] * size
 for step in range(7):
-    for owner, rows in enumerate(apportion.share_step_rows([len(block) for block in blocks], step, 8)):
+    for owner, rows in enumerate(apportion.apportion_step_rows([len(block) for block in blocks], step, 8)):
         order += blocks[owner][taken[owner]:taken[owner] + rows]
         taken[owner] += rows
 model = make()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from matex_tf.tune import database as databases
-from matex_tf.tune import warm
+from matex_tf.tune import warm_start
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.space import Number, Space
@@ -29,24 +29,24 @@ def add(database, folder="/runs/a"):
 
 def test_what_is_written_is_read(database):
     search = add(database)
-    one, two = (database.begin(search.id, {"--x": x}, "engine") for x in (0.25, "a"))
+    one, two = (database.add_trial(search.id, {"--x": x}, "engine") for x in (0.25, "a"))
     done = Record(1, one.config, "engine", "done", 0.5, seconds=3.0, curve=(Point(1, math.nan), Point(2, 0.5)))
-    database.end(search.id, done)
+    database.end_trial(search.id, done)
     again = Database(database.path)
-    first, second = again.trials(search.id)
+    first, second = again.list_trials(search.id)
     assert first == done and first.curve[1] == Point(2, 0.5) and math.isnan(first.curve[0].value)
     assert (second, second.state) == (two, RUNNING)
     assert again.find_search(search.id) == search and again.find_search(99) is None
-    assert again.begin(search.id, {}, "engine").number == 3
+    assert again.add_trial(search.id, {}, "engine").number == 3
 
 
 def test_a_trial_that_is_made_again_has_one_curve(database):
     search = add(database)
-    record = database.begin(search.id, {}, "engine")
+    record = database.add_trial(search.id, {}, "engine")
     for values in ((3.0, 2.0, 1.0), (5.0,)):
         curve = tuple(Point(place, value) for place, value in enumerate(values))
-        database.end(search.id, Record(record.number, {}, "engine", "done", values[-1], curve=curve))
-    assert database.trials(search.id)[0].curve == (Point(0, 5.0),)
+        database.end_trial(search.id, Record(record.number, {}, "engine", "done", values[-1], curve=curve))
+    assert database.list_trials(search.id)[0].curve == (Point(0, 5.0),)
 
 
 def test_tasks_of_others(database):
@@ -54,7 +54,7 @@ def test_tasks_of_others(database):
     for search in (one, two, other):
         database.note_task(search.id, TASK)
     database.note_task(one.id, {**TASK, "rows": 5})  # the first stays
-    assert database.task(one.id) == TASK and database.other_tasks(one.id, "a") == {two.id: TASK}
+    assert database.read_task(one.id) == TASK and database.list_other_tasks(one.id, "a") == {two.id: TASK}
 
 
 def test_many_processes_write_at_once(database):
@@ -66,7 +66,7 @@ database = Database(Path(sys.argv[1]))
 print(flush=True)
 sys.stdin.read()
 for _ in range(100):
-    database.begin(1, {}, "engine")
+    database.add_trial(1, {}, "engine")
 """
     words = [sys.executable, "-c", program, str(database.path)]
     add(database)
@@ -76,20 +76,20 @@ for _ in range(100):
     for child in children:
         child.stdin.close()
     assert [child.wait(60) for child in children] == [0, 0, 0]
-    assert [one.number for one in database.trials(1)] == list(range(1, 301))
+    assert [one.number for one in database.list_trials(1)] == list(range(1, 301))
 
 
 def test_a_full_disk_is_an_error_and_leaves_what_was_written(database):
     search = add(database)
-    record = database.begin(search.id, {}, "engine")
+    record = database.add_trial(search.id, {}, "engine")
     pages = database._file.execute("pragma page_count").fetchone()[0]
     database._file.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(DatabaseError, match=r"tune.db: .*full"):
-        database.end(search.id, Record(record.number, {}, "engine", "failed", tail="x" * 100_000))
-    assert database.trials(search.id) == [record]
+        database.end_trial(search.id, Record(record.number, {}, "engine", "failed", tail="x" * 100_000))
+    assert database.list_trials(search.id) == [record]
     database._file.execute("pragma max_page_count = 100000")
-    database.end(search.id, Record(record.number, {}, "engine", "done", 1.0))
-    assert database.trials(search.id)[0].value == 1.0
+    database.end_trial(search.id, Record(record.number, {}, "engine", "done", 1.0))
+    assert database.list_trials(search.id)[0].value == 1.0
 
 
 def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
@@ -106,21 +106,23 @@ def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
 
 def test_where_it_is(monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert str(databases.default_path()) == "/data/matex/tune.db"
+    assert str(databases.find_default_path()) == "/data/matex/tune.db"
 
 
 # Warm starts
 
 
 def test_how_far_tasks_are_apart():
-    assert warm.task_distance(TASK, TASK) == 0
-    assert warm.task_distance(TASK, {**TASK, "rows": 10_000, "columns": 80, "classes": None}) == pytest.approx(
-        (2 / 3) ** 0.5
-    )
-    assert warm.task_distance(TASK, {**TASK, "loss": "mae"}) == math.inf
-    assert warm.task_distance({**TASK, "loss": None}, {**TASK, "loss": None}) == math.inf
+    assert warm_start.compute_task_distance(TASK, TASK) == 0
+    assert warm_start.compute_task_distance(
+        TASK, {**TASK, "rows": 10_000, "columns": 80, "classes": None}
+    ) == pytest.approx((2 / 3) ** 0.5)
+    assert warm_start.compute_task_distance(TASK, {**TASK, "loss": "mae"}) == math.inf
+    assert warm_start.compute_task_distance({**TASK, "loss": None}, {**TASK, "loss": None}) == math.inf
     assert (
-        warm.task_distance(TASK, {"rows": 1000, "columns": None, "classes": None, "parameters": None, "loss": "mse"})
+        warm_start.compute_task_distance(
+            TASK, {"rows": 1000, "columns": None, "classes": None, "parameters": None, "loss": "mse"}
+        )
         == math.inf
     )
 
@@ -131,9 +133,9 @@ def test_what_is_begun_with():
         1: {**TASK, "rows": 2000}, 2: TASK, 3: {**TASK, "rows": 10**9, "parameters": 10**9}, 4: {**TASK, "rows": 1500}
     }  # fmt: skip
     best = {1: [{"x": 5.0}, {"x": 0.5}], 2: [{"x": 0.25}, {"x": 0.1}], 3: [{"x": 0.9}], 4: [{"y": 1.0}]}
-    found = warm.choose_starts(TASK, others, best, space)
+    found = warm_start.choose_starts(TASK, others, best, space)
     assert [(start.config, start.search) for start in found] == [({"x": 0.25}, 2), ({"x": 0.5}, 1)]
-    many = warm.choose_starts(
+    many = warm_start.choose_starts(
         TASK, dict.fromkeys(range(9), TASK), {place: [{"x": place / 10}] for place in range(9)}, space
     )
     assert [start.search for start in many] == [8, 7, 6, 5], "of those as near, the newest"
@@ -141,5 +143,5 @@ def test_what_is_begun_with():
 
 def test_the_best_come_first():
     trials = [Record(place, {"x": place}, "", "done", value) for place, value in enumerate((3.0, 1.0, None, 2.0))]
-    assert warm.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
-    assert warm.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]
+    assert warm_start.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
+    assert warm_start.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]

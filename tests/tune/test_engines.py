@@ -16,7 +16,7 @@ import pytest
 from matex_tf.tune import space_file
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import ENGINE, WARM, ExhaustedError, Proposals
-from matex_tf.tune.space import key_of
+from matex_tf.tune.space import make_key
 
 SPACE = space_file.read_space(
     "search: {--lr: {log: [1e-5, 1e-1]}, --units: {log_int: [8, 256]}, --o: [adam, sgd], "
@@ -39,7 +39,7 @@ def cost(config):
 
 def take(proposals):
     until = time.monotonic() + 60
-    while (found := proposals.next()) is None:
+    while (found := proposals.take_next()) is None:
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
@@ -52,12 +52,12 @@ def make(name, space=SPACE, seen=()):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_configuration_comes_twice_whatever_runs_or_is_told_from_elsewhere(name):
     other = {"--lr": 0.002, "--units": 64, "--o": "adam", "--f": "on"}
-    proposals, seen, running, draw = make(name, seen=[other]), [key_of(other)], [], random.Random(0)
+    proposals, seen, running, draw = make(name, seen=[other]), [make_key(other)], [], random.Random(0)
     proposals.tell(other, cost(other))
     for _ in range(25):
         config, origin = take(proposals)
         assert SPACE.allows(config) and origin == ENGINE
-        seen.append(key_of(config))
+        seen.append(make_key(config))
         running.append(config)
         while len(running) > 3:  # trials end in any order
             ended = running.pop(draw.randrange(len(running)))
@@ -71,9 +71,9 @@ def test_every_configuration_of_a_small_space_comes_once(name):
     proposals, found = make(name, SMALL), []
     for _ in range(5):
         config, _ = take(proposals)
-        found.append(key_of(config))
+        found.append(make_key(config))
         proposals.tell(config, 1.0)
-    assert set(found) == {key_of(config) for config in SMALL.all} and len(found) == 5
+    assert set(found) == {make_key(config) for config in SMALL.all} and len(found) == 5
     with pytest.raises(ExhaustedError):
         take(proposals)
     proposals.close()
@@ -89,7 +89,7 @@ def test_what_is_learnt_is_used(name):
         proposals.tell(config, costs[-1])
     proposals.close()
     draw = random.Random(0)
-    by_chance = median(cost(SPACE.sample(draw)) for _ in range(500))
+    by_chance = median(cost(SPACE.sample_config(draw)) for _ in range(500))
     assert median(costs[-10:]) < by_chance / 2
 
 
@@ -119,7 +119,7 @@ class Slow:
 def test_a_slow_engine_is_asked_ahead_in_a_thread_and_its_errors_are_not_lost():
     slow = Slow()
     proposals = Proposals(slow, SMALL, 0)
-    assert proposals.next() is None and slow.asked == 0
+    assert proposals.take_next() is None and slow.asked == 0
     slow.free.set()
     assert take(proposals)[0] == {"--a": "x", "--b": 1}
     until = time.monotonic() + 30
@@ -130,7 +130,7 @@ def test_a_slow_engine_is_asked_ahead_in_a_thread_and_its_errors_are_not_lost():
     proposals.tell({"--a": "x", "--b": 1}, -1.0)
     with pytest.raises(ArithmeticError):
         for _ in range(500):
-            proposals.next()
+            proposals.take_next()
             time.sleep(0.01)
     assert slow.told == [({"--a": "x", "--b": 1}, 2.0)]
     proposals.close()
@@ -147,7 +147,7 @@ def test_an_engine_that_insists_is_passed_over():
     proposals = Proposals(stubborn, SMALL, 0)
     proposals.tell({"--a": "y"}, 3.0)
     found = [take(proposals)[0] for _ in range(5)]
-    assert {key_of(config) for config in found} == {key_of(config) for config in SMALL.all}
+    assert {make_key(config) for config in found} == {make_key(config) for config in SMALL.all}
     assert stubborn.told.count(({"--a": "y"}, 3.0)) > 1, "it is told again what it asks again"
 
 

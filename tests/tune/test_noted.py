@@ -41,7 +41,7 @@ def test_what_fit_logs_and_what_is_reported(tmp_path):
     assert len(noted[2]) == 5, "rank 0 alone writes"
     for mine, theirs in zip(noted[1][1:], noted[2][1:]):
         assert mine["logs"] == pytest.approx(theirs["logs"], rel=1e-10)
-    curves = [Objective().curve(lines) for lines in noted.values()]
+    curves = [Objective().read_curve(lines) for lines in noted.values()]
     assert [point.epoch for point in curves[0]] == [1, 2] and curves[1][1].value == pytest.approx(curves[0][1].value)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.io.mirror import mirror_command
+from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials import place
@@ -34,7 +34,7 @@ def source(tmp_path):
 
 def lay_out(source, tmp_path):
     target = tmp_path / "trial" / "place"
-    return target, place.lay_out(source, target, {source / "runs"})
+    return target, place.lay_out_folder(source, target, {source / "runs"})
 
 
 def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
@@ -56,9 +56,9 @@ def test_large_files_are_linked_and_a_trial_that_writes_one_is_found_out(source,
     monkeypatch.setattr(place, "COPIED_BYTES", 50)
     target, made = lay_out(source, tmp_path)
     assert (target / "large").is_symlink() and not (target / "train.py").is_symlink()
-    assert place.written_through(made) == []
+    assert place.list_changed_originals(made) == []
     (target / "large").write_text("overwritten")
-    assert place.written_through(made) == [source / "large"]
+    assert place.list_changed_originals(made) == [source / "large"]
 
 
 def test_all_copies_together_have_a_limit(source, tmp_path, monkeypatch):
@@ -78,12 +78,12 @@ def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_pat
 
 def test_the_script_is_that_of_the_place(source, tmp_path):
     target, _ = lay_out(source, tmp_path)
-    assert mirror_command(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
-    assert mirror_command([str(source / "train.py")], source, target) == [str(target / "train.py")]
-    assert mirror_command(["/bin/true"], source, target) == ["/bin/true"]
+    assert make_mirror_command(["train.py", "-a"], source, target) == [str(target / "train.py"), "-a"]
+    assert make_mirror_command([str(source / "train.py")], source, target) == [str(target / "train.py")]
+    assert make_mirror_command(["/bin/true"], source, target) == ["/bin/true"]
     (source / "linked.py").symlink_to("/bin/true")
-    assert mirror_command(["linked.py"], source, target) == [str(source / "linked.py")]
-    assert mirror_command(["-m", "package"], source, target) == ["-m", "package"]
+    assert make_mirror_command(["linked.py"], source, target) == [str(source / "linked.py")]
+    assert make_mirror_command(["-m", "package"], source, target) == ["-m", "package"]
 
 
 def test_how_values_are_told():
@@ -92,7 +92,7 @@ def test_how_values_are_told():
         "$SEED: [1, 02, 3], r: [a, b]}"
     ).space
     config = {"--lr": 0.001, "-u": 3, "--on": "on", "--off": "off", "$SEED": "02", "r": "a"}
-    assert place.list_words(space, config) == ["--lr=0.001", "-u", "3", "--on"]
+    assert place.list_options(space, config) == ["--lr=0.001", "-u", "3", "--on"]
     assert place.list_variables(config) == {"SEED": "02"}
 
 
@@ -112,7 +112,7 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
     assert "{{lr}}" in (source / "conf.yaml").read_text()
     monkeypatch.setattr(place, "COPIED_BYTES", 0)
     linked = tmp_path / "other" / "place"
-    place.lay_out(source, linked, set())
+    place.lay_out_folder(source, linked, set())
     place.fill_placeholders(linked, found, {"lr": 0.5, "o": "b"})
     assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
 

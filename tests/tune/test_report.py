@@ -12,11 +12,11 @@ import pytest
 from html_page import CHROMIUM, Page, assert_asks_for_nothing, shown_in
 
 from matex_tf.launch import cli
-from matex_tf.tune import begin, space_file
-from matex_tf.tune.begin import Settings
+from matex_tf.tune import setup, space_file
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Point
 from matex_tf.tune.report import coordinates, importance, page
+from matex_tf.tune.setup import Settings
 
 TEXT = """
 objective: {minimize: val_loss}
@@ -32,7 +32,7 @@ LR, UNITS, CHOICE, MOMENTUM = SPACE.parameters
 
 def drawn(count):
     draw = random.Random(0)
-    return [SPACE.sample(draw) for _ in range(count)]
+    return [SPACE.sample_config(draw) for _ in range(count)]
 
 
 def importances(configs):
@@ -51,27 +51,27 @@ def test_what_decides_has_the_greatest_importance():
 
 
 def importance_of(config):
-    return coordinates.place_of(LR, config["--lr"])
+    return coordinates.compute_place(LR, config["--lr"])
 
 
 def test_places_on_axes():
-    assert [round(coordinates.place_of(LR, value), 3) for value in (1e-4, 1e-3, 1e-1)] == [0, 0.333, 1]
-    assert [coordinates.place_of(UNITS, value) for value in (1, 64)] == [0, 1]
-    assert [coordinates.place_of(CHOICE, value) for value in ("adam", "sgd")] == [0, 1]
+    assert [round(coordinates.compute_place(LR, value), 3) for value in (1e-4, 1e-3, 1e-1)] == [0, 0.333, 1]
+    assert [coordinates.compute_place(UNITS, value) for value in (1, 64)] == [0, 1]
+    assert [coordinates.compute_place(CHOICE, value) for value in ("adam", "sgd")] == [0, 1]
 
 
 def search(tmp_path, trials, **settings):
     """A search of which these are written down."""
-    where = begin.new_search(
+    where = setup.create_search(
         ["train.py", "--data", "<b>"], TEXT,
         Settings(source=str(tmp_path), name="space.yaml", rungs=(1,), **settings),
         database=str(tmp_path / "tune.db"), folder=str(tmp_path / "search"),
     )  # fmt: skip
-    database, found = begin.open_search(where)
+    database, found = setup.open_search(where)
     for config, became in zip(drawn(len(trials)), trials):
-        record = database.begin(found.id, config, "engine")
+        record = database.add_trial(found.id, config, "engine")
         if became:
-            database.end(found.id, Record(record.number, config, "engine", **became))
+            database.end_trial(found.id, Record(record.number, config, "engine", **became))
     return where
 
 
@@ -88,7 +88,7 @@ TRIALS = [
 
 def test_the_page_has_every_trial_and_parameter(tmp_path):
     where = search(tmp_path, TRIALS)
-    text = page.write_page(where)
+    text = page.format_page(where)
     read = Page(text)
     assert_asks_for_nothing(text, read)
     assert len(text) < 100_000 and len(read.of("svg")) == 3
@@ -106,7 +106,7 @@ def test_the_page_has_every_trial_and_parameter(tmp_path):
 
 
 def test_values_that_have_diverged_leave_the_others_to_be_seen(tmp_path):
-    text = page.write_page(search(tmp_path, TRIALS))
+    text = page.format_page(search(tmp_path, TRIALS))
     curve = next(one["d"] for one in Page(text).of("path") if one.get("data-of") == "trial 1")
     heights = [int(pair.split()[1]) for pair in re.split("[ML]", curve) if pair]
     assert max(heights) - min(heights) > 100
@@ -115,7 +115,7 @@ def test_values_that_have_diverged_leave_the_others_to_be_seen(tmp_path):
 def test_a_search_that_has_just_begun_has_a_page(tmp_path):
     for number, trials in enumerate(([], [None], [{"state": "failed", "why": "exit code 1"}])):
         (tmp_path / str(number)).mkdir()
-        text = page.write_page(search(tmp_path / str(number), trials))
+        text = page.format_page(search(tmp_path / str(number), trials))
         Page(text)
         assert "no trial has come to a value" in text and "Of fewer than 8 trials nothing is said" in text
 
@@ -123,10 +123,10 @@ def test_a_search_that_has_just_begun_has_a_page(tmp_path):
 def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(begin, "own_command", lambda: fakes.command(tmp_path))
+    monkeypatch.setattr(setup, "find_own_command", lambda: fakes.command(tmp_path))
     fakes.prepare(tmp_path)
-    where = begin.new_search(["train.py"], fakes.SPACE, Settings(trials=3, source=os.getcwd(), name="space.yaml"))
-    begin.run_search(where)
+    where = setup.create_search(["train.py"], fakes.SPACE, Settings(trials=3, source=os.getcwd(), name="space.yaml"))
+    setup.run_search(where)
     capsys.readouterr()
     assert cli.main(["report", str(where)]) == 0
     assert capsys.readouterr().out == f"{where / 'report.html'}\n"
@@ -139,7 +139,7 @@ def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 def test_a_browser_brings_out_a_trial_in_all_pictures(tmp_path):
-    shown = shown_in(CHROMIUM, page.write_page(search(tmp_path, TRIALS)), tmp_path, "trial 2")
+    shown = shown_in(CHROMIUM, page.format_page(search(tmp_path, TRIALS)), tmp_path, "trial 2")
     lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("trial ")]
     assert sum("picked" in one["class"] for one in lines) == 2
     assert all(("dim" in one["class"].split()) == (one["data-of"] != "trial 2") for one in lines)

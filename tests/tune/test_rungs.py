@@ -15,10 +15,10 @@ import fake_trials as fakes
 import pytest
 
 import launch
-from matex_tf.tune import begin, rungs
-from matex_tf.tune.begin import Settings
+from matex_tf.tune import rungs, setup
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective, Point
+from matex_tf.tune.setup import Settings
 
 LOSS = Objective()
 PLAYS = """
@@ -65,7 +65,12 @@ def test_the_last_is_the_best_of_the_highest_rung():
     trials = [at(1, 0.1), at(2, 0.3, 0.4), at(3, 0.5, 0.2), at(4, 0.2, 0.1, state="failed"), Record(5, {}, "engine")]
     assert rungs.choose_last(trials, LOSS).number == 3 and rungs.choose_last(trials[3:], LOSS) is None
     done = at(6, 0.9, state="done")
-    assert [one.number for one in sorted([*trials[:3], done], key=lambda one: rungs.rank_of(one, LOSS))] == [6, 3, 2, 1]
+    assert [one.number for one in sorted([*trials[:3], done], key=lambda one: rungs.make_sort_key(one, LOSS))] == [
+        6,
+        3,
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "1,3,", "a", "1,-3", "0,1", "3,3", "3,1", "1.5"])
@@ -79,7 +84,7 @@ def test_an_epoch_that_came_again_counts_once():
         return {"epoch": epoch, "logs": {"val_loss": value}, **more}
 
     lines = [line(1, 3.0, call=0), line(2, 2.0, call=0), line(1, 9.0, call=1), line(2, 2.5, call=0), line(None, 1.0)]
-    assert LOSS.curve(lines) == [Point(1, 3.0), Point(2, 2.5), Point(1, 9.0), Point(4, 1.0)]
+    assert LOSS.read_curve(lines) == [Point(1, 3.0), Point(2, 2.5), Point(1, 9.0), Point(4, 1.0)]
 
 
 # Whole searches, with trials that are small Pythons
@@ -89,19 +94,19 @@ def test_an_epoch_that_came_again_counts_once():
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(begin, "own_command", lambda: fakes.command(tmp_path))
+    monkeypatch.setattr(setup, "find_own_command", lambda: fakes.command(tmp_path))
     fakes.prepare(tmp_path, PLAYS)
 
 
 def search(space=fakes.SPACE, **settings):
     asked = Settings(**{"source": os.getcwd(), "name": "space.yaml", "rungs": (1, 3), **settings})
-    where = begin.new_search(["train.py"], space, asked)
-    return where, begin.run_search(where)
+    where = setup.create_search(["train.py"], space, asked)
+    return where, setup.run_search(where)
 
 
 def records(where):
-    database, found = begin.open_search(where)
-    return database.trials(found.id)
+    database, found = setup.open_search(where)
+    return database.list_trials(found.id)
 
 
 def made(where, number):
@@ -126,7 +131,7 @@ def test_a_search_makes_no_epoch_twice_and_its_best_has_come_to_its_end(here, ca
     assert len(lines) == 1 + sum(len(one.rungs) + (one.state != "paused") for one in all_of)
     assert {line[3] for line in lines[1:]} <= {"paused", "best", "done", "failed:"}
     assert sum(line[3] == "paused" for line in lines) == sum(len(one.rungs) for one in all_of)
-    assert begin.run_search(where, trials=27).trials == 27, "and further"
+    assert setup.run_search(where, trials=27).trials == 27, "and further"
     assert all(made(where, one.number) == list(range(1, len(one.curve) + 1)) for one in records(where))
 
 
@@ -238,7 +243,7 @@ def test_a_run_pauses_after_so_many_epochs_and_goes_on(tmp_path):
             assert not pause or len(counted.read_text().split()) == pause
             assert not pause or f"the rung of {pause} epochs: saved at the end of" in ended.stderr
         assert counted.read_text() == "0 1 0 1 2 3 " and not (tmp_path / "state").exists()
-        curves[name] = Objective().curve(map(json.loads, noted.read_text().splitlines()))
+        curves[name] = Objective().read_curve(map(json.loads, noted.read_text().splitlines()))
         assert [point.epoch for point in curves[name]] == [1, 2, 1, 2, 3, 4]
     whole, paused = ([point.value for point in curves[name]] for name in ("whole", "paused"))
     assert paused == pytest.approx(whole, rel=1e-10)

@@ -18,10 +18,10 @@ import pytest
 
 import launch
 import matex_tf
-from matex_tf.tune import begin
-from matex_tf.tune.begin import Settings
+from matex_tf.tune import setup
 from matex_tf.tune.database import Database, DatabaseError
 from matex_tf.tune.search import SearchError
+from matex_tf.tune.setup import Settings
 
 FAKES = str(Path(fakes.__file__))
 
@@ -30,18 +30,18 @@ FAKES = str(Path(fakes.__file__))
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(begin, "own_command", lambda: fakes.command(tmp_path))
+    monkeypatch.setattr(setup, "find_own_command", lambda: fakes.command(tmp_path))
     fakes.prepare(tmp_path)
 
 
 def search(space=fakes.SPACE, target=("train.py",), **settings):
-    where = begin.new_search(target, space, Settings(**{"source": os.getcwd(), "name": "space.yaml", **settings}))
-    return where, begin.run_search(where)
+    where = setup.create_search(target, space, Settings(**{"source": os.getcwd(), "name": "space.yaml", **settings}))
+    return where, setup.run_search(where)
 
 
 def records(where):
-    database, found = begin.open_search(where)
-    return database.trials(found.id)
+    database, found = setup.open_search(where)
+    return database.list_trials(found.id)
 
 
 def tune(*words, timeout=60):
@@ -180,7 +180,7 @@ def test_two_cannot_go_on_with_one_search():
     where = Path("runs/tune-train-1")
     wait_for((where / "trial-1" / "output").exists, "a trial")
     with pytest.raises(SearchError, match="another `matex tune` goes on with this search"):
-        begin.run_search(where)
+        setup.run_search(where)
     child.terminate()
     child.communicate(timeout=60)
     assert child.returncode == 143
@@ -191,11 +191,11 @@ REFUSES = "import sys\nprint('usage: train.py [--lr LR]')\nsys.exit('error: unre
 
 def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     Path("train.py").write_text(REFUSES)
-    where = begin.new_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
+    where = setup.create_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
     with pytest.raises(
         SearchError, match=r"(?s)first 3 trials have failed alike \(exit code 1\).*unrecognized arguments: --x"
     ):
-        begin.run_search(where)
+        setup.run_search(where)
     assert [(one.state, one.why) for one in records(where)] == [("failed", "exit code 1")] * 3
     assert "unrecognized arguments" in records(where)[0].tail
     ended = tune("--resume", where)
@@ -243,7 +243,7 @@ def test_a_small_space_is_tried_whole(capfd):
 
 
 def test_a_full_disk_loses_only_the_trials_under_way(monkeypatch):
-    plain, count = Database.end, []
+    plain, count = Database.end_trial, []
 
     def end(self, *what):
         count.append(1)
@@ -253,13 +253,13 @@ def test_a_full_disk_loses_only_the_trials_under_way(monkeypatch):
             what = (what[0], dataclasses.replace(what[1], tail="x" * 100_000))
         plain(self, *what)
 
-    monkeypatch.setattr(Database, "end", end)
-    where = begin.new_search(["train.py"], fakes.SPACE, Settings(trials=5, source=os.getcwd(), name="space.yaml"))
+    monkeypatch.setattr(Database, "end_trial", end)
+    where = setup.create_search(["train.py"], fakes.SPACE, Settings(trials=5, source=os.getcwd(), name="space.yaml"))
     with pytest.raises(DatabaseError, match="full"):
-        begin.run_search(where)
-    monkeypatch.setattr(Database, "end", plain)
+        setup.run_search(where)
+    monkeypatch.setattr(Database, "end_trial", plain)
     assert [one.state for one in records(where)] == ["done", "done", "running"]
-    assert begin.run_search(where).trials == 5 and [one.number for one in records(where)] == [1, 2, 3, 4, 5]
+    assert setup.run_search(where).trials == 5 and [one.number for one in records(where)] == [1, 2, 3, 4, 5]
 
 
 # Warm starts, placeholders, other ways

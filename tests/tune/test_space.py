@@ -9,7 +9,7 @@ import pytest
 
 from matex_tf.tune import space_file
 from matex_tf.tune.objective import Objective, Point
-from matex_tf.tune.space import Choice, Number, key_of, text_of
+from matex_tf.tune.space import Choice, Number, format_value, make_key
 
 FULL = """\
 objective: {maximize: val_accuracy, take: best}
@@ -113,7 +113,7 @@ def test_a_wrong_file_is_told_with_its_line(text, message):
 
 def test_what_is_drawn_is_allowed_and_conditions_hold():
     space, draw = read(FULL).space, random.Random(0)
-    drawn = [space.sample(draw) for _ in range(300)]
+    drawn = [space.sample_config(draw) for _ in range(300)]
     assert all(space.allows(config) for config in drawn)
     assert all(("--momentum" in config) == (config["--optimizer"] == "sgd") for config in drawn)
     assert {config["--layers"] for config in drawn} == {1, 2, 3}
@@ -126,7 +126,7 @@ def test_what_is_drawn_is_allowed_and_conditions_hold():
 
 def test_each_whole_number_is_drawn_as_often():
     number = Number("n", 1, 4, whole=True)
-    places = [number.at((place + 0.5) / 1000) for place in range(1000)]
+    places = [number.compute_value((place + 0.5) / 1000) for place in range(1000)]
     assert [places.count(value) for value in (1, 2, 3, 4)] == [250] * 4
 
 
@@ -135,17 +135,17 @@ def test_each_whole_number_is_drawn_as_often():
 )
 def test_rounded_numbers_are_short_stay_within_and_are_told_apart(low, high, log):
     number = Number("x", low, high, log=log)
-    values = [number.at(place / 500) for place in range(501)]
+    values = [number.compute_value(place / 500) for place in range(501)]
     assert values[0] == low and values[-1] == high and values == sorted(set(values))
-    assert all(number.allows(value) and float(text_of(value)) == value for value in values)
-    assert all(len(text_of(value)) <= 12 for value in values)
-    assert all(number.rounded(value) == value for value in values)
+    assert all(number.allows(value) and float(format_value(value)) == value for value in values)
+    assert all(len(format_value(value)) <= 12 for value in values)
+    assert all(number.round_value(value) == value for value in values)
 
 
 def test_all_there_is_of_a_small_space():
     space = search("--o: [a, b]", "--m: {int: [1, 3], when: {--o: a}}").space
-    assert {key_of(config) for config in space.all} == {
-        *(key_of({"--o": "a", "--m": number}) for number in (1, 2, 3)), key_of({"--o": "b"})
+    assert {make_key(config) for config in space.all} == {
+        *(make_key({"--o": "a", "--m": number}) for number in (1, 2, 3)), make_key({"--o": "b"})
     }  # fmt: skip
     assert search("--o: [a, b]", "--m: {float: [1, 3]}").space.all is None
     assert search(*(f"--m{place}: {{int: [1, 30]}}" for place in range(3))).space.all is None
@@ -155,25 +155,28 @@ LINES = [{"epoch": 1, "logs": {"loss": 2.0, "val_loss": 1.0}}, {"task": {}}, {"e
 
 
 def test_the_curve_of_what_is_logged():
-    curve = Objective().curve(LINES)
+    curve = Objective().read_curve(LINES)
     assert curve == [Point(1, 1.0), Point(2, 3.0)]
-    assert Objective().value(curve) == 3.0 and Objective(take="best").value(curve) == 1.0
-    assert Objective(maximize=True, take="best").value(curve) == 3.0 and Objective(maximize=True).cost(3.0) == -3.0
-    assert Objective(take="best").value([Point(1, 1.0), Point(2, math.nan)]) == 1.0
-    assert math.isnan(Objective().value([Point(1, 1.0), Point(2, math.nan)]))
-    assert Objective("loss").curve([{"epoch": None, "logs": {"loss": 1.0}}]) == [Point(1, 1.0)]
+    assert Objective().choose_value(curve) == 3.0 and Objective(take="best").choose_value(curve) == 1.0
+    assert (
+        Objective(maximize=True, take="best").choose_value(curve) == 3.0
+        and Objective(maximize=True).compute_cost(3.0) == -3.0
+    )
+    assert Objective(take="best").choose_value([Point(1, 1.0), Point(2, math.nan)]) == 1.0
+    assert math.isnan(Objective().choose_value([Point(1, 1.0), Point(2, math.nan)]))
+    assert Objective("loss").read_curve([{"epoch": None, "logs": {"loss": 1.0}}]) == [Point(1, 1.0)]
 
 
 def test_the_curve_of_what_is_printed():
     output = "test loss 9\r\ntest loss 7\rtest loss 5.5\r\nand nothing\r\n"
-    assert Objective(regex=r"test loss ([\d.]+)").curve([], output) == [Point(1, 9.0), Point(2, 5.5)]
-    assert Objective(regex=r"^\d+$").curve([], "a 1\r\n2\r\n") == [Point(1, 2.0)]
+    assert Objective(regex=r"test loss ([\d.]+)").read_curve([], output) == [Point(1, 9.0), Point(2, 5.5)]
+    assert Objective(regex=r"^\d+$").read_curve([], "a 1\r\n2\r\n") == [Point(1, 2.0)]
     with pytest.raises(ValueError, match="found 'abc', which is no number"):
-        Objective(regex="loss (.*)").curve([], "loss abc\n")
+        Objective(regex="loss (.*)").read_curve([], "loss abc\n")
 
 
 def test_why_the_objective_is_missing():
-    assert "no epoch of Keras' fit ended" in Objective().why_missing([])
-    assert "fit has no validation data" in Objective().why_missing([{"logs": {"loss": 1.0}}])
-    assert "did you mean val_accuracy" in Objective("val_acuracy").why_missing([{"logs": {"val_accuracy": 1.0}}])
-    assert "nothing that it printed" in Objective(regex="a").why_missing(LINES)
+    assert "no epoch of Keras' fit ended" in Objective().explain_missing([])
+    assert "fit has no validation data" in Objective().explain_missing([{"logs": {"loss": 1.0}}])
+    assert "did you mean val_accuracy" in Objective("val_acuracy").explain_missing([{"logs": {"val_accuracy": 1.0}}])
+    assert "nothing that it printed" in Objective(regex="a").explain_missing(LINES)

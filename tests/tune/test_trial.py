@@ -84,7 +84,7 @@ def test_failures(tmp_path, program, objective, kind, why):
 def test_a_limit_of_time(tmp_path):
     trial = start(tmp_path, "note(epoch=1, logs={'val_loss': 1.0}); time.sleep(100)", limit=0.3)
     while not trial.lines:
-        trial.look()
+        trial.read_new_lines()
     found = end_of(trial)
     assert (found.state, found.kind, found.why) == (FAILED, "limit", "longer than 0.3 s") and len(found.curve) == 1
 
@@ -101,7 +101,7 @@ time.sleep(100)
     trial = start(tmp_path, program)
     while not (path := tmp_path / "place" / "child").exists() or not path.read_text():
         time.sleep(0.01)
-    trial.end("")
+    trial.stop_trial("")
     assert end_of(trial).state == STOPPED
     assert is_gone(path.read_text())
 
@@ -143,7 +143,7 @@ def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
     trial = start(tmp_path, "time.sleep(100)")
     with pytest.raises(TimeoutError, match="still runs"), hold_folder(tmp_path):
         pass
-    trial.end("")
+    trial.stop_trial("")
     end_of(trial)
     with hold_folder(tmp_path):
         pass
@@ -152,11 +152,11 @@ def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
 def test_half_a_line_is_read_once_it_is_whole(tmp_path):
     trial = start(tmp_path, "time.sleep(100)")
     (tmp_path / "noted.jsonl").write_text('{"epoch": 1}\n{"epo')
-    assert trial.look() == [{"epoch": 1}]
+    assert trial.read_new_lines() == [{"epoch": 1}]
     with (tmp_path / "noted.jsonl").open("a") as file:
         file.write('ch": 2}\n')
-    assert trial.look() == [{"epoch": 2}] and trial.look() == []
-    trial.end("")
+    assert trial.read_new_lines() == [{"epoch": 2}] and trial.read_new_lines() == []
+    trial.stop_trial("")
     assert end_of(trial).state == STOPPED
 
 

@@ -25,7 +25,7 @@ def test_cpu_lists_are_read_and_written(text, cpus):
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_shares_are_contiguous_balanced_and_disjoint(count, ranks):
     cores = [(n, n + count) for n in range(count)]
-    shares = [placement.share_of_cores(cores, rank, ranks) for rank in range(ranks)]
+    shares = [placement.choose_cores(cores, rank, ranks) for rank in range(ranks)]
     if ranks > count:
         assert all(share == cores for share in shares)
     else:
@@ -48,13 +48,13 @@ def fake_sysfs(folder, siblings, nodes):
 def test_threads_of_a_core_stay_together_and_nodes_in_order(tmp_path, monkeypatch):
     siblings = {n: f"{n % 4},{n % 4 + 4}" for n in range(8)}
     monkeypatch.setattr(placement, "CPU_FOLDER", fake_sysfs(tmp_path, siblings, {0: "0,2,4,6", 1: "1,3,5,7"}))
-    assert placement.cores(range(8)) == [(0, 4), (2, 6), (1, 5), (3, 7)]
-    assert placement.cores([0, 1, 4]) == [(0, 4), (1,)], "only CPUs that the process may use"
+    assert placement.list_cores(range(8)) == [(0, 4), (2, 6), (1, 5), (3, 7)]
+    assert placement.list_cores([0, 1, 4]) == [(0, 4), (1,)], "only CPUs that the process may use"
 
 
 def test_a_machine_that_tells_nothing_of_its_cores_has_one_for_each_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(placement, "CPU_FOLDER", str(tmp_path))
-    assert placement.cores([3, 1]) == [(1,), (3,)]
+    assert placement.list_cores([3, 1]) == [(1,), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_a_machine_that_tells_nothing_of_its_cores_has_one_for_each_cpu(tmp_path
     ],
 )
 def test_threads(cpus, sharing, quota, local_size, threads):
-    assert placement.threads_for(cpus, sharing, quota, local_size) == threads
+    assert placement.choose_thread_count(cpus, sharing, quota, local_size) == threads
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"])
 @pytest.mark.parametrize("mode", ["auto", "spread"])
 def test_threads_that_the_user_set_are_his(name, mode):
-    assert name in placement.set_by_user({name: "4"}, mode)
-    assert placement.set_by_user({name: ""}, mode) is None
+    assert name in placement.find_user_choice({name: "4"}, mode)
+    assert placement.find_user_choice({name: ""}, mode) is None
 
 
 def test_binding_that_the_user_set_is_his_unless_told_to_spread():
@@ -86,9 +86,9 @@ def test_binding_that_the_user_set_is_his_unless_told_to_spread():
         {"OMPI_MCA_rmaps_base_mapping_policy": "slot:pe=4"},
         {"KMP_AFFINITY": "compact"},
     ):
-        assert placement.set_by_user(environment, "auto") is not None, environment
-        assert placement.set_by_user(environment, "spread") is None, environment
-    assert placement.set_by_user({"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}, "auto") is None
+        assert placement.find_user_choice(environment, "auto") is not None, environment
+        assert placement.find_user_choice(environment, "spread") is None, environment
+    assert placement.find_user_choice({"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}, "auto") is None
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,21 @@ def test_binding_that_the_user_set_is_his_unless_told_to_spread():
     ],
 )
 def test_binding_on_the_command_line_of_mpirun(words, meant):
-    assert (placement.bound_by_launcher("prterun", words.split(), {}) is not None) == meant
+    assert (placement.find_launcher_binding("prterun", words.split(), {}) is not None) == meant
 
 
 @pytest.mark.parametrize("policy, meant", [("", False), ("none", False), ("quiet,mask_cpu:0x3", True), ("cores", True)])
 def test_binding_by_srun(policy, meant):
-    assert (placement.bound_by_launcher("slurmstepd", ["slurmstepd"], {"SLURM_CPU_BIND": policy}) is not None) == meant
+    assert (
+        placement.find_launcher_binding("slurmstepd", ["slurmstepd"], {"SLURM_CPU_BIND": policy}) is not None
+    ) == meant
 
 
 def test_one_core_for_more_than_two_ranks_was_asked_for():
-    assert placement.bound_narrower_than_default({1, 5}, HYPERTHREADED, world_size=4)
-    assert not placement.bound_narrower_than_default({1, 5}, HYPERTHREADED, world_size=2)
-    assert not placement.bound_narrower_than_default({0, 1, 4, 5}, HYPERTHREADED, world_size=4)
-    assert not placement.bound_narrower_than_default({0}, [(0,)], world_size=4)
+    assert placement.is_narrower_than_default({1, 5}, HYPERTHREADED, world_size=4)
+    assert not placement.is_narrower_than_default({1, 5}, HYPERTHREADED, world_size=2)
+    assert not placement.is_narrower_than_default({0, 1, 4, 5}, HYPERTHREADED, world_size=4)
+    assert not placement.is_narrower_than_default({0}, [(0,)], world_size=4)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +137,11 @@ def test_one_core_for_more_than_two_ranks_was_asked_for():
     ],
 )
 def test_each_rank_sees_its_own_gpu(count, visible, chosen):
-    assert [placement.gpu_of(rank, count, visible) for rank in range(3)] == chosen
+    assert [placement.choose_gpu(rank, count, visible) for rank in range(3)] == chosen
 
 
 def test_ranks_that_share_a_gpu_do_not_take_its_memory_whole(clean_environment):
-    clean_environment.setattr(placement, "gpu_count", lambda: 2)
+    clean_environment.setattr(placement, "count_gpus", lambda: 2)
     clean_environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     clean_environment.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
     clean_environment.setattr(os, "environ", dict(os.environ))
@@ -153,11 +155,11 @@ def test_ranks_that_share_a_gpu_do_not_take_its_memory_whole(clean_environment):
 def test_the_limit_of_a_container_is_read(monkeypatch):
     files = {"/proc/self/cgroup": "0::/job/step\n", "/sys/fs/cgroup/job/cpu.max": "250000 100000\n"}
     monkeypatch.setattr(placement, "read_file", lambda path: files.get(path, ""))
-    assert placement.cpu_quota() == 2.5
+    assert placement.read_cpu_quota() == 2.5
     files["/sys/fs/cgroup/job/cpu.max"] = "max 100000\n"
-    assert placement.cpu_quota() is None
+    assert placement.read_cpu_quota() is None
     files["/sys/fs/cgroup/cpu/cpu.cfs_quota_us"], files["/sys/fs/cgroup/cpu/cpu.cfs_period_us"] = "50000\n", "100000\n"
-    assert placement.cpu_quota() == 0.5
+    assert placement.read_cpu_quota() == 0.5
 
 
 # Bare mpirun, without the library attached: each rank places itself and tells which CPUs all of its threads have.
@@ -192,14 +194,14 @@ def places(*options, ranks=2, env=None, prefix=()):
 
 
 CPUS = sorted(os.sched_getaffinity(0))
-CORES = placement.cores()
+CORES = placement.list_cores()
 
 
 def test_two_pinned_ranks_are_spread_over_the_node():
     told = places()
     assert sorted(cpu for _, cpus, _, _ in told for cpu in cpus) == (CPUS if len(CORES) > 1 else CPUS * 2)
     assert [cpus for _, cpus, _, _ in told] == [
-        sorted(cpu for core in placement.share_of_cores(CORES, rank, 2) for cpu in core) for rank in range(2)
+        sorted(cpu for core in placement.choose_cores(CORES, rank, 2) for cpu in core) for rank in range(2)
     ]
 
 
@@ -256,7 +258,7 @@ def test_tensorflow_sizes_its_pools_by_the_cores_of_the_rank():
     for cpus in ([CPUS[0]], CPUS):
         command = ["taskset", "-c", ",".join(map(str, cpus)), launch.sys.executable, "-c", program]
         child = subprocess.run(
-            command, env=probe.without_launcher(os.environ), capture_output=True, text=True, timeout=120
+            command, env=probe.remove_launcher_variables(os.environ), capture_output=True, text=True, timeout=120
         )
         counts.append(int(child.stdout.split()[-1]))
     assert counts[1] > counts[0] or len(CPUS) == 1, counts

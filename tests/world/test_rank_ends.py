@@ -24,20 +24,20 @@ def note(folder, rank, process, **other):
 def test_the_order_of_ends_is_kept_until_it_is_asked_for(tmp_path, order):
     ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
     with rank_ends.RankEnds(tmp_path) as ends:
-        assert ends.look() and ends.first() is None
+        assert ends.look_for_ranks() and ends.find_first() is None
         for rank, process in enumerate(ranks):
             note(tmp_path, rank, process.pid)
-        assert not ends.look() and ends.first() is None
+        assert not ends.look_for_ranks() and ends.find_first() is None
         for rank in order:
             ranks[rank].kill()
             ranks[rank].wait()
-        assert ends.first().rank == order[0]
+        assert ends.find_first().rank == order[0]
 
 
 def test_a_process_of_another_host_is_none_of_ours(tmp_path):
     note(tmp_path, 0, os.getpid(), namespace="another")
     with rank_ends.RankEnds(tmp_path) as ends:
-        assert ends.look() and ends.first() is None
+        assert ends.look_for_ranks() and ends.find_first() is None
 
 
 @pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])
@@ -78,12 +78,12 @@ def test_matex_run_ends_with_what_was_the_cause():
 def write_often(begins):
     begins.wait()
     for _ in range(200):
-        exit_marks.mark_needless()
+        exit_marks.mark_separate_processes()
 
 
 def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(tmp_path, monkeypatch):
     """Those that mpirun started to be each for itself are all rank 0."""
-    monkeypatch.setattr(settings.current(), "proof", str(tmp_path))
+    monkeypatch.setattr(settings.get_settings(), "proof", str(tmp_path))
     context = multiprocessing.get_context("fork")
     begins = context.Event()
     several = [context.Process(target=write_often, args=(begins,)) for _ in range(4)]

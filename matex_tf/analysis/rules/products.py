@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import DERIVATION, PARTIAL, REPLICATED, Placement, partial, replicated
-from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, SIZES, Node, UnprovedError, need_fit, rule
+from matex_tf.analysis.placement import DERIVATION, PARTIAL, REPLICATED, Placement, make_partial, make_replicated
+from matex_tf.analysis.rules.registry import FIGURE, FIXED, MEET, SIZES, Node, UnprovedError, need_fit, register_rule
 
 
-def _without_rows(node: Node) -> Placement:
+def _multiply_figures(node: Node) -> Placement:
     """The placement of a product of figures."""
     if any(one.is_mixed or not one.is_figure for one in node.inputs):
         raise UnprovedError(SIZES)
     kinds = [one.kind for one in node.inputs]
     power = sum(one.power for one in node.inputs)
     if all(kind == REPLICATED for kind in kinds):
-        return replicated(power)
+        return make_replicated(power)
     if kinds.count(PARTIAL) == 1 and kinds.count(REPLICATED) == len(kinds) - 1:
-        return partial(power)
+        return make_partial(power)
     return DERIVATION
 
 
-@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+@register_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def multiply(node: Node) -> Placement:
     first, second = node.inputs
     if not (first.is_sharded or second.is_sharded):
-        return _without_rows(node)
+        return _multiply_figures(node)
     names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
-    swapped = [node.attr(name) for name in names]
-    ranks = [node.rank(0), node.rank(1)]
+    swapped = [node.read_attribute(name) for name in names]
+    ranks = [node.count_axes(0), node.count_axes(1)]
     # Each axis by its place from the end, rows of the result -2, its columns -1, and what is summed over 0.
     roles: list[int | None] = []
     for which, (one, rank, swap) in enumerate(zip((first, second), ranks, swapped)):
@@ -49,25 +49,25 @@ def multiply(node: Node) -> Placement:
         other = 1 if first.is_sharded else 0
         if node.inputs[other].kind != REPLICATED or node.inputs[other].is_mixed:
             raise UnprovedError(FIGURE)
-        shape, role = node.shape(other), known[0]
+        shape, role = node.get_shape(other), known[0]
         if role == 0 or (role < -2 and len(shape) >= -role and shape[role] != 1):
             raise UnprovedError(FIXED)
     role = known[0]
     if role == 0:
-        return partial(power)
+        return make_partial(power)
     shard = first if first.is_sharded else second
     return shard._replace(power=power, axis=max(ranks) + role, zero=False)
 
 
-@rule("Einsum")
+@register_rule("Einsum")
 def einsum(node: Node) -> Placement:
     if not any(one.is_sharded for one in node.inputs):
-        return _without_rows(node)
-    equation = node.attr("equation")
+        return _multiply_figures(node)
+    equation = node.read_attribute("equation")
     equation = equation.decode() if isinstance(equation, bytes) else equation
     left, output = equation.replace(" ", "").split("->")
     terms = left.split(",")
-    labels = [_labels(term, node.rank(index)) for index, term in enumerate(terms)]
+    labels = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(terms)]
     sharded = [index for index, one in enumerate(node.inputs) if one.is_sharded]
     found = {labels[index][node.inputs[index].axis] for index in sharded}
     need_fit(*(node.inputs[index] for index in sharded))
@@ -81,16 +81,16 @@ def einsum(node: Node) -> Placement:
             continue
         if one.kind != REPLICATED or one.is_mixed:
             raise UnprovedError(FIGURE)
-        if label in labels[index] and node.shape(index)[labels[index].index(label)] != 1:
+        if label in labels[index] and node.get_shape(index)[labels[index].index(label)] != 1:
             raise UnprovedError(FIXED)
     power = sum(one.power for one in node.inputs)
-    made = _labels(output, node.op.outputs[0].shape.rank)
+    made = _label_axes(output, node.op.outputs[0].shape.rank)
     if label not in made:
-        return partial(power)
+        return make_partial(power)
     return node.inputs[sharded[0]]._replace(power=power, axis=made.index(label), zero=False)
 
 
-def _labels(term: str, rank: int | None) -> list[str]:
+def _label_axes(term: str, rank: int | None) -> list[str]:
     """The label of each axis; those of an ellipsis are numbered from the end."""
     if "..." not in term:
         return list(term)
@@ -101,22 +101,27 @@ def _labels(term: str, rank: int | None) -> list[str]:
     return [*before, *(f"...{index - count}" for index in range(count)), *after]
 
 
-@rule("SparseTensorDenseMatMul")
+@register_rule("SparseTensorDenseMatMul")
 def sparse_multiply(node: Node) -> Placement:
     if all(one.is_same for one in node.inputs):
-        return replicated()
+        return make_replicated()
     *sparse, dense = node.inputs
-    if all(one.is_same for one in sparse) and dense.is_sharded and dense.axis == 1 and not node.attr("adjoint_b"):
+    if (
+        all(one.is_same for one in sparse)
+        and dense.is_sharded
+        and dense.axis == 1
+        and not node.read_attribute("adjoint_b")
+    ):
         return dense
     raise UnprovedError(MEET)
 
 
-@rule("Cross")
+@register_rule("Cross")
 def cross(node: Node) -> Placement:
     first, second = node.inputs
     if not (first.is_sharded or second.is_sharded):
-        return _without_rows(node)
+        return _multiply_figures(node)
     need_fit(first, second)
-    if first.axis != second.axis or first.axis == node.rank(0) - 1:
+    if first.axis != second.axis or first.axis == node.count_axes(0) - 1:
         raise UnprovedError(MEET)
     return first._replace(power=first.power + second.power)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from matex_tf.analysis.placement import SHARDED, Placement, replicated
-from matex_tf.analysis.rules.registry import MEET, Node, UnprovedError, entries, rows_place, rule
+from matex_tf.analysis.placement import SHARDED, Placement, make_replicated
+from matex_tf.analysis.rules.registry import MEET, Node, UnprovedError, find_rows_place, list_entries, register_rule
 
 _OF_SEED = {"StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg"}
 
@@ -16,17 +16,18 @@ DRAWS = (
 )  # fmt: skip
 
 
-@rule(*DRAWS)
+@register_rule(*DRAWS)
 def draw(node: Node) -> Placement:
-    place = rows_place(node.inputs[0])
+    place = find_rows_place(node.inputs[0])
     if place is None:
         # Of a seed that each rank has for itself every rank has other numbers.
         node.need_same(*range(1, len(node.inputs)))
-        return replicated()
-    return Placement(SHARDED, axis=place, unit=entries(node.inputs[0])[place].unit, drawn=True)
+        return make_replicated()
+    return Placement(SHARDED, axis=place, unit=list_entries(node.inputs[0])[place].unit, drawn=True)
 
 
-@rule("RandomGamma", "StatelessRandomGammaV2", "StatelessRandomGammaV3", "RandomPoissonV2", "StatelessRandomPoisson",
+@register_rule("RandomGamma", "StatelessRandomGammaV2", "StatelessRandomGammaV3", "RandomPoissonV2",
+    "StatelessRandomPoisson",
       "StatelessRandomBinomial", "Multinomial", "StatelessMultinomial", "StatefulRandomBinomial")  # fmt: skip
 def draw_by_parameters(node: Node) -> Placement:
     parameters = node.inputs[0]
@@ -35,24 +36,24 @@ def draw_by_parameters(node: Node) -> Placement:
             raise UnprovedError(MEET)
         return parameters
     if all(one.is_same for one in node.inputs):
-        return replicated()
+        return make_replicated()
     raise UnprovedError("its shape or its parameters are of the rows")
 
 
-@rule(*_OF_SEED)
+@register_rule(*_OF_SEED)
 def keys(node: Node) -> list[Placement]:
     node.need_same(*range(len(node.inputs)))
-    return [replicated()] * len(node.op.outputs)
+    return [make_replicated()] * len(node.op.outputs)
 
 
-@rule("RngReadAndSkip")
+@register_rule("RngReadAndSkip")
 def next_keys(node: Node) -> Placement:
     """The state of a generator, which each rank advances by as much."""
     node.need_same(*range(len(node.inputs)))
-    return replicated()
+    return make_replicated()
 
 
-@rule("RandomShuffle")
+@register_rule("RandomShuffle")
 def shuffle(node: Node) -> Placement:
     node.need_same(0)
-    return replicated()
+    return make_replicated()

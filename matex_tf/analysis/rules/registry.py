@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.analysis.placement import DERIVATION, DERIVED, Element, Placement, fits, replicated, unknown
+from matex_tf.analysis.placement import (
+    DERIVATION,
+    DERIVED,
+    Element,
+    Placement,
+    is_aligned,
+    make_replicated,
+    make_unknown,
+)
 
 RULES: dict[str, Callable[[Node], Placement | Sequence[Placement]]] = {}
 
@@ -50,27 +58,27 @@ class Node:
     def type(self) -> str:
         return self.op.type
 
-    def attr(self, name: str) -> Any:
+    def read_attribute(self, name: str) -> Any:
         return self.op.get_attr(name)
 
-    def shape(self, index: int) -> list[int | None]:
+    def get_shape(self, index: int) -> list[int | None]:
         """The static shape of an input, None for what is not fixed.
 
         Raises:
             UnprovedError: its number of dimensions is not known.
         """
-        shape = self.interpreter.shape(self.tensors[index])
+        shape = self.interpreter.find_shape(self.tensors[index])
         if shape is None:
             raise UnprovedError(RANK)
         return shape
 
-    def rank(self, index: int) -> int:
-        return len(self.shape(index))
+    def count_axes(self, index: int) -> int:
+        return len(self.get_shape(index))
 
-    def output_shape(self, index: int = 0) -> list[int | None]:
-        return _shape(self.op.outputs[index])
+    def get_output_shape(self, index: int = 0) -> list[int | None]:
+        return _list_sizes(self.op.outputs[index])
 
-    def constant(self, index: int) -> np.ndarray:
+    def read_constant(self, index: int) -> np.ndarray:
         """The value of an input that is fixed and the same for a slice as for the batch.
 
         Raises:
@@ -81,15 +89,15 @@ class Node:
             if any(one.power != 0 or one.value is None for one in elements):
                 raise UnprovedError(DATA)
             values = np.array([one.value for one in elements], np.int64)
-            return values if self.rank(index) else values.reshape(())
-        value = constant_of(self.tensors[index])
+            return values if self.count_axes(index) else values.reshape(())
+        value = find_constant(self.tensors[index])
         if value is None:
             raise UnprovedError(DATA)
         return value
 
-    def axes(self, index: int, rank: int) -> list[int]:
+    def list_axes(self, index: int, rank: int) -> list[int]:
         """The axes that a constant input names, counted from 0."""
-        return [int(axis) % max(rank, 1) for axis in self.constant(index).reshape(-1)]
+        return [int(axis) % max(rank, 1) for axis in self.read_constant(index).reshape(-1)]
 
     def need_same(self, *indexes: int) -> None:
         for index in indexes:
@@ -97,21 +105,21 @@ class Node:
                 raise UnprovedError(FIGURE if self.inputs[index].is_figure else DATA)
 
 
-def settled(op: Any, index: int, found: Placement) -> Placement:
+def settle_placement(op: Any, index: int, found: Placement) -> Placement:
     """What a rule says of an output, without what does not hold for this kind of op."""
     if found.kind == DERIVED and not op.outputs[index].shape.is_fully_defined() and op.type not in _SHAPED_ALIKE:
         # Of a slice's own figures it might be of a size for which what follows fails.
-        return unknown(op, "figures of the whole batch decide how long it is")
+        return make_unknown(op, "figures of the whole batch decide how long it is")
     if found.zero and op.type not in _KEEP_ZERO:
         found = found._replace(zero=False)
     if found.elements is not None and op.outputs[index].shape.rank not in (0, 1):
         if found.is_mixed:
-            return unknown(op, "a vector of sizes goes into it")
+            return make_unknown(op, "a vector of sizes goes into it")
         found = found._replace(elements=None)
     return found
 
 
-def figures(node: Node, indexes: Sequence[int] | None = None) -> Placement:
+def combine_figures(node: Node, indexes: Sequence[int] | None = None) -> Placement:
     """The placement of what is made of inputs without rows.
 
     Raises:
@@ -119,7 +127,7 @@ def figures(node: Node, indexes: Sequence[int] | None = None) -> Placement:
     """
     found = [node.inputs[index] for index in (range(len(node.inputs)) if indexes is None else indexes)]
     if all(one.is_same for one in found):
-        return replicated()
+        return make_replicated()
     if all(one.is_figure for one in found):
         return DERIVATION
     raise UnprovedError(FIXED if any(one.is_sharded for one in found) else SIZES)
@@ -127,11 +135,11 @@ def figures(node: Node, indexes: Sequence[int] | None = None) -> Placement:
 
 def need_fit(first: Placement, *others: Placement) -> None:
     """Raise unless the rows of sharded tensors are beside each other on every rank as they are alone."""
-    if not first.is_sharded or not all(one.is_sharded and fits(first, one) for one in others):
+    if not first.is_sharded or not all(one.is_sharded and is_aligned(first, one) for one in others):
         raise UnprovedError(MEET)
 
 
-def rule(*types: str, shaped_alike: bool = False) -> Callable[..., Any]:
+def register_rule(*types: str, shaped_alike: bool = False) -> Callable[..., Any]:
     """Register a function as the rule of ops of these types.
 
     shaped_alike: sizes of their results are sizes of their inputs, whatever the values of those are.
@@ -149,7 +157,7 @@ def rule(*types: str, shaped_alike: bool = False) -> Callable[..., Any]:
     return register
 
 
-def entries(one: Placement) -> tuple[Element, ...]:
+def list_entries(one: Placement) -> tuple[Element, ...]:
     """The entries of a short vector or scalar of whole numbers.
 
     Raises:
@@ -160,7 +168,7 @@ def entries(one: Placement) -> tuple[Element, ...]:
     return one.elements
 
 
-def rows_place(sizes: Placement) -> int | None:
+def find_rows_place(sizes: Placement) -> int | None:
     """Which of the sizes in a vector is a number of rows; None if all are fixed.
 
     Raises:
@@ -174,7 +182,7 @@ def rows_place(sizes: Placement) -> int | None:
     return powers.index(-1)
 
 
-def constant_of(tensor: Any) -> np.ndarray | None:
+def find_constant(tensor: Any) -> np.ndarray | None:
     """The value of a tensor that a constant op makes, maybe behind identities."""
     import tensorflow as tf
 
@@ -186,7 +194,7 @@ def constant_of(tensor: Any) -> np.ndarray | None:
     return tf.make_ndarray(op.get_attr("value"))
 
 
-def source_of(tensor: Any, depth: int = 8) -> Any:
+def find_source(tensor: Any, depth: int = 8) -> Any:
     """What a tensor is computed as: equal for two of a graph that have the same entries in the same order."""
     op = tensor.op
     while op.type in ("Identity", "Reshape", "StopGradient", "Squeeze", "ExpandDims"):
@@ -198,7 +206,7 @@ def source_of(tensor: Any, depth: int = 8) -> Any:
     if not is_plain or op.type not in _PLAIN:
         return op, tensor.value_index
     attributes = tuple(sorted((name, str(value)) for name, value in op.node_def.attr.items() if name[0] != "_"))
-    return op.type, attributes, *(source_of(one, depth - 1) for one in op.inputs)
+    return op.type, attributes, *(find_source(one, depth - 1) for one in op.inputs)
 
 
 _PLAIN = set(
@@ -208,7 +216,7 @@ _PLAIN = set(
 """Ops of which two with the same inputs are taken for one."""
 
 
-def _shape(tensor: Any) -> list[int | None]:
+def _list_sizes(tensor: Any) -> list[int | None]:
     shape = tensor.shape
     if shape.rank is None:
         raise UnprovedError(RANK)

@@ -22,9 +22,9 @@ class Logs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._end_child()
 
-    def see(self, pod: dict[str, Any]) -> None:
+    def follow_pod(self, pod: dict[str, Any]) -> None:
         """Read what this pod prints, once its container has begun; a container that began again is another."""
         for container in pod.get("status", {}).get("containerStatuses", []):
             has_begun = {"running", "terminated"} & container.get("state", {}).keys()
@@ -36,7 +36,7 @@ class Logs:
                     words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
 
-    def more(self) -> bytes:
+    def read_more(self) -> bytes:
         """What came since the last call; all that is left where nothing will follow."""
         if self._child is None or self._child.stdout is None:
             return b""
@@ -46,12 +46,12 @@ class Logs:
         try:
             while piece := os.read(file, _PIECE):
                 pieces.append(piece)
-            self._end()
+            self._end_child()
         except BlockingIOError:
             pass  # it still prints
         return b"".join(pieces)
 
-    def _end(self) -> None:
+    def _end_child(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child.communicate()

@@ -13,28 +13,28 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 def dump_yaml(data: dict[str, Any]) -> str:
     """`data`, of dicts, lists, texts, numbers and flags, as a YAML document."""
-    return "\n".join(_lines(data)) + "\n"
+    return "\n".join(_format_lines(data)) + "\n"
 
 
-def _lines(data: Any) -> list[str]:
+def _format_lines(data: Any) -> list[str]:
     if isinstance(data, dict) and data:
         found = []
         for name, value in data.items():
-            key = name if _PLAIN.fullmatch(name) else _scalar(name)
+            key = name if _PLAIN.fullmatch(name) else _format_scalar(name)
             if isinstance(value, (dict, list)) and value:
-                found += [f"{key}:", *(f"  {line}" for line in _lines(value))]
+                found += [f"{key}:", *(f"  {line}" for line in _format_lines(value))]
             else:
-                found.append(f"{key}: {_scalar(value)}")
+                found.append(f"{key}: {_format_scalar(value)}")
         return found
     if isinstance(data, list) and data:
         found = []
         for value in data:
-            first, *rest = _lines(value)
+            first, *rest = _format_lines(value)
             found += [f"- {first}", *(f"  {line}" for line in rest)]
         return found
-    return [_scalar(data)]
+    return [_format_scalar(data)]
 
 
-def _scalar(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found.group()):04x}", text)

@@ -13,9 +13,9 @@ from matex_tf.monitor import picture, prometheus, recording, waits
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
-from matex_tf.tune.begin import NoSearchError
 from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.report import page as search_page
+from matex_tf.tune.setup import NoSearchError
 
 HELP = {"help_option_names": ["-h", "--help"]}
 _PAUSE = 1.0  # seconds
@@ -43,7 +43,7 @@ def show_top(run: str, once: bool, collected: str | None) -> int:
     console = Console()
     try:
         if collected:
-            return _collect(run, Path(collected), once)
+            return _collect_metrics(run, Path(collected), once)
         if once or not console.is_terminal:
             console.print(picture.draw_run(recording.open_run(run), _LINES))
             return 0
@@ -59,7 +59,7 @@ def show_top(run: str, once: bool, collected: str | None) -> int:
         return 1
 
 
-def _collect(run: str, target: Path, once: bool) -> int:
+def _collect_metrics(run: str, target: Path, once: bool) -> int:
     """Write `target` anew every 15 s; with the run it goes, or its figures would be taken for those of now."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads what ends in .prom
     try:
@@ -92,11 +92,11 @@ def write_report(run: str, output: str | None, plan: str | None) -> int:
         if search_page.is_search(Path(run)):
             if plan:
                 raise click.UsageError("--plan goes with the report of a run; this is a search")
-            target.write_text(search_page.write_page(Path(run)))
+            target.write_text(search_page.format_page(Path(run)))
             print(target)
             return 0
         found = recording.open_run(run)
-        target.write_text(page.write_page(found, _prediction(found, plan) if plan else ""))
+        target.write_text(page.format_page(found, _describe_prediction(found, plan) if plan else ""))
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
@@ -104,13 +104,13 @@ def write_report(run: str, output: str | None, plan: str | None) -> int:
     return 0
 
 
-def _prediction(run: recording.Run, path: str) -> str:
+def _describe_prediction(run: recording.Run, path: str) -> str:
     """A step as the plan in the file `path` predicts it, beside the one that was measured."""
     start = run.starts[-1]
-    said = Predictor(plan_file.load_plan(path)).step(start.size)
-    first = recording.Series(recording.read_samples(start.files[0], recording.points_of(len(start.files))))
+    said = Predictor(plan_file.load_plan(path)).predict_step(start.size)
+    first = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))
     around = f"({said.low * 1e3:.1f} - {said.high * 1e3:.1f})"
     lines = [f"a step of {said.ranks} ranks, predicted: {said.step * 1e3:.1f} ms {around}"]
-    if measured := waits.step_of(first):
+    if measured := waits.compute_mean_step(first):
         lines.append(f"measured on rank 0: {measured.whole * 1e3:.1f} ms, {measured.whole / said.step:.2f} of it")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ _PIECE = 1 << 16
 
 
 @contextlib.contextmanager
-def show_while(folder: str) -> Iterator[None]:
+def show_picture(folder: str) -> Iterator[None]:
     """Within it the picture of the run that is recorded in `folder` is drawn; with "" nothing happens."""
     if not folder:
         yield
@@ -78,18 +78,18 @@ class Printed:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rest = ""
 
-    def feed(self, piece: bytes) -> list[str]:
+    def feed_bytes(self, piece: bytes) -> list[str]:
         *lines, rest = (self._rest + self._decoder.decode(piece)).split("\n")
         # Of a progress bar only the last turn is kept; one that has just returned to its start still stands there.
         self._rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]
-        return [_visible(line) for line in lines]
+        return [_strip_overwritten(line) for line in lines]
 
     @property
     def rest(self) -> str:
-        return _visible(self._rest)
+        return _strip_overwritten(self._rest)
 
 
-def _visible(line: str) -> str:
+def _strip_overwritten(line: str) -> str:
     """A line as a terminal shows it: what stands after the last return to its start."""
     return line.rstrip("\r").rpartition("\r")[2]
 
@@ -101,20 +101,20 @@ def draw_while(folder: str, source: int, console: Console) -> None:
         while True:
             ready = select.select([source], [], [], max(due - time.monotonic(), 0))[0]
             if ready:
-                piece = _read(source)
+                piece = _read_piece(source)
                 if not piece:
                     break
-                if lines := printed.feed(piece):
+                if lines := printed.feed_bytes(piece):
                     console.print(*(Text.from_ansi(line) for line in lines), sep="\n", soft_wrap=True)
             if ready or time.monotonic() >= due:
                 if time.monotonic() >= due:
-                    below, due = _picture(folder, console.height // 2), time.monotonic() + _PAUSE
+                    below, due = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
                 rest = [Text.from_ansi(printed.rest)] if printed.rest.strip() else []
                 live.update(Group(*rest, below), refresh=True)
-        live.update(Group(Text.from_ansi(printed.rest), _picture(folder, console.height // 2)), refresh=True)
+        live.update(Group(Text.from_ansi(printed.rest), _draw_picture(folder, console.height // 2)), refresh=True)
 
 
-def _picture(folder: str, height: int) -> RenderableType:
+def _draw_picture(folder: str, height: int) -> RenderableType:
     try:
         return picture.draw_run(recording.open_run(folder), height)
     except (recording.RecordingError, OSError, ValueError):
@@ -130,7 +130,7 @@ def print_progress(folder: str, source: int) -> None:
             continue  # the ranks have not begun yet
 
 
-def _read(source: int) -> bytes:
+def _read_piece(source: int) -> bytes:
     try:
         return os.read(source, _PIECE)
     except OSError:  # EIO: nobody has the other side of the terminal any more

@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
+from matex_tf.launch.planning import option_types as plan_words
 from matex_tf.launch.planning import ranks
 from matex_tf.launch.planning import run as planning
-from matex_tf.launch.planning import words as plan_words
 from matex_tf.launch.run_options import Count, Run
 from matex_tf.planner import choice, collectives
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import PlanFileError
 
 
-def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
+def make_plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
     """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
 
-    def launch(ranks: int, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    def make_launch_command(ranks: int, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         return command_line(Run(ranks=ranks, target=list(target), options=list(options)))
 
     @click.command(
@@ -79,9 +79,11 @@ def plan_command(check_target: Callable[[Run], None], command_line: Callable[[Ru
 
         try:
             if check:
-                return ranks.check_predictions(script[0], run_on, launch, planning.split_hosts(given["hosts"]))
+                return ranks.check_predictions(
+                    script[0], run_on, make_launch_command, planning.split_hosts(given["hosts"])
+                )
             check_target(Run(ranks=1, target=list(script)))
-            return planning.plan_script(planning.read_options(given), script, launch)
+            return planning.plan_script(planning.read_options(given), script, make_launch_command)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:
             print(f"matex plan: {error}", file=sys.stderr)
             return 1

@@ -27,14 +27,14 @@ def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
 
 def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
     """Between as many ranks as this host has cores; between one and all ranks of two `hosts`. What can be started."""
-    here = min(ranks_per_host, len(placement.cores()))
+    here = min(ranks_per_host, len(placement.list_cores()))
     asked = [(here, list[str]())] if here > 1 else []
     if len(hosts) > 1:
         asked += [(2 * count, place_on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
-    return tuple(link for ranks, options in asked if (link := _measured(ranks, options, launch)))
+    return tuple(link for ranks, options in asked if (link := _measure_link(ranks, options, launch)))
 
 
-def _measured(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
+def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
     where = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
     words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options)
@@ -59,7 +59,7 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
     predictor = Predictor(made)
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
     wrong = 0
-    for one in [predictor.step(count) for count in ranks]:
+    for one in [predictor.predict_step(count) for count in ranks]:
         needed = ceil(one.ranks / made.ranks_per_host)
         options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
         try:
@@ -79,7 +79,7 @@ def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: L
         if one.ranks == 1:
             return phantoms.measure_copies(made.script, 1, 1, folder, CHECKED_STEPS, made.scaling).size.typical
 
-        def start(words: Sequence[str]) -> list[str]:
+        def start_run(words: Sequence[str]) -> list[str]:
             return launch(one.ranks, words, options)
 
-        return phantoms.measure_real(start, made.script, folder, CHECKED_STEPS, made.scaling)
+        return phantoms.measure_real(start_run, made.script, folder, CHECKED_STEPS, made.scaling)

@@ -16,8 +16,8 @@ import click
 from rich.console import Console
 
 from matex_tf import settings
+from matex_tf.launch.planning.option_types import HERE
 from matex_tf.launch.planning.ranks import Launch, measure_links
-from matex_tf.launch.planning.words import HERE
 from matex_tf.planner import plan_file, report
 from matex_tf.planner.choice import Choice, choose_ranks
 from matex_tf.planner.compute import Compute
@@ -61,11 +61,11 @@ def read_options(given: dict[str, Any]) -> Asked:
     """
     if given["deadline"] and not given["epoch_steps"]:
         raise click.UsageError("--deadline needs --epoch-steps: how many steps the script alone takes for an epoch")
-    per_host = given["ranks_per_host"] or len(placement.cores())
-    limit = memory.free() / per_host if given["memory"] == HERE else given["memory"]
+    per_host = given["ranks_per_host"] or len(placement.list_cores())
+    limit = memory.measure_free() / per_host if given["memory"] == HERE else given["memory"]
     return Asked(
         given["ranks"], per_host, given["network"],
-        given["scaling"] or settings.current().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
+        given["scaling"] or settings.get_settings().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
         given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
         split_hosts(given["hosts"]), tuple(given["batch"] or ()),
     )  # fmt: skip
@@ -79,12 +79,12 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     """Measure `script`, print the table and the choice, and write what was asked for. The exit code."""
     made = measure_plan(asked, script, launch)
     print(report.format_heading(made, Predictor(made)))
-    predictions, choice = _show(asked, made)
-    answers = report.as_json(made, predictions, choice)
+    predictions, choice = _show_predictions(asked, made)
+    answers = report.make_json(made, predictions, choice)
     for rows in asked.batches:
         other = rescale_batch(made, rows)
         print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
-        answers.setdefault("batches", {})[rows] = report.as_json(other, *_show(asked, other))
+        answers.setdefault("batches", {})[rows] = report.make_json(other, *_show_predictions(asked, other))
     print(report.format_closing(made, Predictor(made), asked.memory))
     if asked.json:
         plan_file.save_plan(made, asked.json)
@@ -97,9 +97,9 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     return 0
 
 
-def _show(asked: Asked, made: Plan) -> tuple[list[Prediction], Choice]:
+def _show_predictions(asked: Asked, made: Plan) -> tuple[list[Prediction], Choice]:
     predictor = Predictor(made)
-    predictions = [predictor.step(ranks) for ranks in asked.ranks]
+    predictions = [predictor.predict_step(ranks) for ranks in asked.ranks]
     choice = choose_ranks(
         predictor, predictions, asked.target, asked.deadline, asked.epochs * made.epoch_steps, asked.memory
     )
@@ -130,18 +130,18 @@ def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     Raises:
         phantoms.NotMeasured: the script cannot be measured.
     """
-    copies = max(1, min(asked.ranks_per_host, len(placement.cores())))
+    copies = max(1, min(asked.ranks_per_host, len(placement.list_cores())))
     found: dict[int, phantoms.Measurement] = {}
     for ranks in choose_sizes(asked.ranks, copies):
-        _measure(found, script, ranks, copies, asked)
-    made = _plan_of(asked, script, found, launch)
-    if between := _off_the_line(made):
-        _measure(found, script, between, copies, asked)
-        made = _plan_of(asked, script, found, launch, made.links)
+        _measure_size(found, script, ranks, copies, asked)
+    made = _make_plan(asked, script, found, launch)
+    if between := _find_extra_size(made):
+        _measure_size(found, script, between, copies, asked)
+        made = _make_plan(asked, script, found, launch, made.links)
     return made
 
 
-def _measure(
+def _measure_size(
     found: dict[int, phantoms.Measurement], script: Sequence[str], ranks: int, copies: int, asked: Asked
 ) -> None:
     of = min(copies, ranks)
@@ -150,19 +150,19 @@ def _measure(
         found[ranks] = phantoms.measure_copies(script, ranks, of, Path(folder), asked.steps, asked.scaling)
 
 
-def _off_the_line(made: Plan) -> int:
+def _find_extra_size(made: Plan) -> int:
     """A number of ranks between the largest slices, if the middle size is off the line through the others; else 0."""
     full = [size for size in made.sizes if size.copies == made.sizes[-1].copies]
     if len(full) != 3 or not made.rows:
         return 0
     ends = Compute(replace(made, sizes=(full[0], full[2])))
     middle = full[1]
-    expected, seen = ends.seconds(middle.ranks), middle.typical
+    expected, seen = ends.estimate_seconds(middle.ranks), middle.typical
     between = round((full[0].ranks * middle.ranks) ** 0.5)
     return between if full[0].ranks < between < middle.ranks and abs(expected - seen) > LINEAR * seen else 0
 
 
-def _plan_of(
+def _make_plan(
     asked: Asked, script: Sequence[str], found: dict[int, phantoms.Measurement], launch: Launch,
     links: tuple[LinkMeasurement, ...] | None = None,
 ) -> Plan:  # fmt: skip
@@ -179,7 +179,7 @@ def _plan_of(
     assumptions = [
         "no other work on the hosts or the network; files are read as fast as here",
     ]
-    if rows := settings.current().microbatch:
+    if rows := settings.get_settings().microbatch:
         assumptions.append(f"slices are computed in parts of {rows} rows, as they were here (MATEX_MICROBATCH)")
     if dropped := sorted(set(found) - set(alike)):
         assumptions.append(f"rank 0 of {dropped} reduces otherwise than rank 0 of {most}, and was left out")
@@ -198,7 +198,7 @@ def _plan_of(
         assumptions.append("sums within a host at 8 GB/s a rank: no ranks could be started here to measure them")
     batch = found[most].steps.rows
     return Plan(
-        tuple(script), socket.gethostname(), len(placement.cores()), asked.ranks_per_host, asked.scaling,
+        tuple(script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         found[most].overlaps, batch if asked.scaling == "strong" else batch // most, asked.epoch_steps,
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
         tuple(assumptions),

@@ -14,7 +14,7 @@ from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import ROWS, SAME
 from matex_tf.gradients import tape_stack
 from matex_tf.loops import sharded_call, step_arguments
-from matex_tf.loops.parts import part_trace, unsplit
+from matex_tf.loops.parts import part_trace, split_check
 from matex_tf.ops import overlap
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -33,24 +33,24 @@ def call_in_parts(
     """What `original(model, *args, **kwargs)` gives while `tapes` record, in a graph: in parts where that is proved."""
     import tensorflow as tf
 
-    rows = settings.current().microbatch
-    if not rows or tf.executing_eagerly() or step_weight.in_session_graph() or tape_stack.keeps_plain():
+    rows = settings.get_settings().microbatch
+    if not rows or tf.executing_eagerly() or step_weight.is_in_session_graph() or tape_stack.is_plain():
         return original(model, *args, **kwargs)
     function = tf.function(lambda *args, **kwargs: None, autograph=False)
     arguments = step_arguments.Arguments(function, args, kwargs)
-    found: Any = _refusal(model, tapes, arguments)
+    found: Any = _find_obstacle(model, tapes, arguments)
     if not found:
         found = part_trace.trace_part(original, model, arguments)
     if not isinstance(found, str) and part_trace.REPLICATED in {kind for kinds in found.kinds for kind in kinds}:
         found = part_trace.REPLICATED
     if isinstance(found, str):
-        unsplit.note_whole(str(model.name), found)
+        split_check.note_whole(str(model.name), found)
         return original(model, *args, **kwargs)
-    unsplit.note_split()
-    return _Parts(found, arguments, rows).run(tapes)
+    split_check.note_split()
+    return _Parts(found, arguments, rows).compute_outputs(tapes)
 
 
-def _refusal(model: Any, tapes: Sequence[Any], arguments: step_arguments.Arguments) -> str:
+def _find_obstacle(model: Any, tapes: Sequence[Any], arguments: step_arguments.Arguments) -> str:
     import tensorflow as tf
 
     if overlap.is_for_xla() or getattr(model, "jit_compile", False) is True:
@@ -64,13 +64,13 @@ def _refusal(model: Any, tapes: Sequence[Any], arguments: step_arguments.Argumen
         is_tensor = isinstance(leaf, tf.Tensor) and is_rows and getattr(leaf, "_keras_mask", None) is None
         if not is_plain and not is_tensor:
             return ARGUMENTS
-    places = [interpreter.placement_of(leaf) for leaf in _rows_of(arguments)]
+    places = [interpreter.find_placement(leaf) for leaf in _list_rows(arguments)]
     if not places or not (all(one == ROWS for one in places) or all(one.is_same for one in places)):
         return ARGUMENTS
     return ""
 
 
-def _rows_of(arguments: step_arguments.Arguments) -> list[Any]:
+def _list_rows(arguments: step_arguments.Arguments) -> list[Any]:
     return [leaf for leaf, is_rows in zip(arguments.leaves, arguments.are_rows) if is_rows]
 
 
@@ -86,17 +86,19 @@ class _Parts:
     def __init__(self, trace: part_trace.PartTrace, arguments: step_arguments.Arguments, rows: int):
         import tensorflow as tf
 
-        self._trace, self._leaves, self._most = trace, _rows_of(arguments), rows
+        self._trace, self._leaves, self._most = trace, _list_rows(arguments), rows
         self._known = None if arguments.rows < 0 else arguments.rows
-        place = interpreter.placement_of(self._leaves[0])
+        place = interpreter.find_placement(self._leaves[0])
         self._place = SAME if place.is_same else ROWS
         self._count = tf.shape(self._leaves[0], tf.int64)[0]
         checks = [tf.debugging.assert_equal(tf.shape(leaf, tf.int64)[0], self._count) for leaf in self._leaves[1:]]
         with tf.control_dependencies(checks):
             self._parts = (self._count + rows - 1) // rows
-        declarations.declare(self._parts, SAME)  # how often a loop turns, which nothing that comes of it tells
+        declarations.declare_placement(
+            self._parts, SAME
+        )  # how often a loop turns, which nothing that comes of it tells
 
-    def run(self, tapes: Sequence[Any]) -> Any:
+    def compute_outputs(self, tapes: Sequence[Any]) -> Any:
         """What the model makes of all rows; the tape notes the way back."""
         import tensorflow as tf
         from tensorflow.python.eager import record
@@ -107,27 +109,27 @@ class _Parts:
         with contextlib.ExitStack() as stopped:
             for tape in reversed(tapes):
                 stopped.enter_context(tape.stop_recording())
-            flat = self._forwards()
+            flat = self._run_forward()
         for variable in trace.variables:
             tape_lib.variable_accessed(variable)
         handles = [variable.handle for variable in trace.variables]
         targets = [flat[index] for index in trace.targets]
-        record.record_operation("MatexParts", targets, [*self._inputs, *handles], self._back)
+        record.record_operation("MatexParts", targets, [*self._inputs, *handles], self._run_backward)
         wholes = {id(one): whole for one, whole in zip(trace.outputs, flat)}
         parts = [sharded_call.rebuild_output(part, wholes) for part in tf.nest.flatten(trace.made)]
         return tf.nest.pack_sequence_as(trace.made, parts)
 
-    def _forwards(self) -> list[Any]:
+    def _run_forward(self) -> list[Any]:
         outputs = self._trace.outputs
 
         def part(number: Any, *arrays: Any) -> list[Any]:
-            made = self._trace.function(number, *map(self._cut(number), self._leaves))
-            return [array.write(_index(number), one) for array, one in zip(arrays, made)]
+            made = self._trace.function(number, *map(self._make_cut(number), self._leaves))
+            return [array.write(_cast_index(number), one) for array, one in zip(arrays, made)]
 
-        arrays = self._each(part, [self._array(one) for one in outputs])
-        return [self._joined(array, one) for array, one in zip(arrays, outputs)]
+        arrays = self._run_each(part, [self._make_array(one) for one in outputs])
+        return [self._join_array(array, one) for array, one in zip(arrays, outputs)]
 
-    def _cut(self, number: Any) -> Callable[[Any], Any]:
+    def _make_cut(self, number: Any) -> Callable[[Any], Any]:
         """Takes the rows of a part."""
         import tensorflow as tf
 
@@ -137,12 +139,12 @@ class _Parts:
         def cut(whole: Any) -> Any:
             piece = whole[start:stop]
             piece.set_shape([None, *whole.shape.as_list()[1:]])
-            declarations.declare(piece, ROWS)
+            declarations.declare_placement(piece, ROWS)
             return piece
 
         return cut
 
-    def _each(self, part: Callable[..., list[Any]], state: Sequence[Any]) -> list[Any]:
+    def _run_each(self, part: Callable[..., list[Any]], state: Sequence[Any]) -> list[Any]:
         """Go on from `state` by `part` for each part in turn."""
         import tensorflow as tf
 
@@ -155,37 +157,37 @@ class _Parts:
         )
         return list(made[1:])
 
-    def _array(self, like: Any) -> Any:
+    def _make_array(self, like: Any) -> Any:
         import tensorflow as tf
 
         shape = [None, *like.shape.as_list()[1:]]
-        return tf.TensorArray(like.dtype, _index(self._parts), infer_shape=False, element_shape=shape)
+        return tf.TensorArray(like.dtype, _cast_index(self._parts), infer_shape=False, element_shape=shape)
 
-    def _joined(self, array: Any, like: Any) -> Any:
+    def _join_array(self, array: Any, like: Any) -> Any:
         """The rows of all parts, which only a tape knows the way back from."""
         import tensorflow as tf
 
         whole = array.concat()
         whole.set_shape([self._known, *like.shape.as_list()[1:]])
         whole = tf.raw_ops.PreventGradient(input=whole, message="tf.gradients through a model that is called in parts")
-        declarations.declare(whole, self._place)
+        declarations.declare_placement(whole, self._place)
         return whole
 
-    def _back(self, *upstream: Any) -> list[Any]:
+    def _run_backward(self, *upstream: Any) -> list[Any]:
         """The gradients with respect to the inputs that the tape knows, and to the variables."""
         import tensorflow as tf
 
-        if tape_stack.stack():
+        if tape_stack.get_tapes():
             raise world.RankError(f"{SECOND}, and they are computed in parts. Unset MATEX_MICROBATCH")
         trace = self._trace
         given = [index for index, one in enumerate(upstream) if one is not None]
-        kinds = [_together({trace.kinds[index][place] for index in given}) for place in range(len(trace.variables))]
+        kinds = [_join_kinds({trace.kinds[index][place] for index in given}) for place in range(len(trace.variables))]
         chosen = [(variable, kind) for variable, kind in zip(trace.variables, kinds) if kind]
         dense = [variable for variable, kind in chosen if kind == "dense"]
         sparse = [variable for variable, kind in chosen if kind == "sparse"]
 
         def part(number: Any, *state: Any) -> list[Any]:
-            cut, supply = self._cut(number), iter(state)
+            cut, supply = self._make_cut(number), iter(state)
             rows = list(map(cut, self._leaves))
             sources = [mine for mine, whole in zip(rows, self._leaves) if any(whole is one for one in self._inputs)]
             with tf.GradientTape() as tape:
@@ -200,47 +202,47 @@ class _Parts:
             found = [tf.zeros_like(one) if got is None else got for one, got in zip([*sources, *dense], found)] + list(
                 found[len(sources) + len(dense) :]
             )
-            after = [next(supply).write(_index(number), got) for got in found[: len(sources)]]
+            after = [next(supply).write(_cast_index(number), got) for got in found[: len(sources)]]
             after += [
                 next(supply) + tf.convert_to_tensor(got) for got in found[len(sources) : len(sources) + len(dense)]
             ]
             for got in found[len(sources) + len(dense) :]:
                 after += [
-                    next(supply).write(_index(number), got.values),
-                    next(supply).write(_index(number), tf.cast(got.indices, tf.int64)),
+                    next(supply).write(_cast_index(number), got.values),
+                    next(supply).write(_cast_index(number), tf.cast(got.indices, tf.int64)),
                 ]
             return after
 
-        state = [self._array(one) for one in self._inputs]
+        state = [self._make_array(one) for one in self._inputs]
         state += [tf.zeros(variable.shape, variable.dtype) for variable in dense]
         for variable in sparse:
             state += [
-                _rows_array(variable.dtype, variable.shape[1:], self._parts),
-                _rows_array(tf.int64, [], self._parts),
+                _make_rows_array(variable.dtype, variable.shape[1:], self._parts),
+                _make_rows_array(tf.int64, [], self._parts),
             ]
-        made = iter(self._each(part, state))
-        of_inputs = [self._joined(next(made), one) for one in self._inputs]
+        made = iter(self._run_each(part, state))
+        of_inputs = [self._join_array(next(made), one) for one in self._inputs]
         of = {id(variable): next(made) for variable in dense}
         for variable in sparse:
             values, indices = next(made).concat(), next(made).concat()
             for one in (values, indices):
-                declarations.declare(one, self._place)
+                declarations.declare_placement(one, self._place)
             of[id(variable)] = tf.IndexedSlices(values, indices, tf.shape(variable, tf.int64))
         return [*of_inputs, *(of.get(id(variable)) for variable in trace.variables)]
 
 
-def _together(kinds: set[str]) -> str:
+def _join_kinds(kinds: set[str]) -> str:
     """The kind of a sum of gradients of these kinds."""
     return next((kind for kind in ("dense", "sparse") if kind in kinds), "")
 
 
-def _rows_array(dtype: Any, shape: Any, parts: Any) -> Any:
+def _make_rows_array(dtype: Any, shape: Any, parts: Any) -> Any:
     import tensorflow as tf
 
-    return tf.TensorArray(dtype, _index(parts), infer_shape=False, element_shape=[None, *shape])
+    return tf.TensorArray(dtype, _cast_index(parts), infer_shape=False, element_shape=[None, *shape])
 
 
-def _index(number: Any) -> Any:
+def _cast_index(number: Any) -> Any:
     import tensorflow as tf
 
     return tf.cast(number, tf.int32)

@@ -9,7 +9,7 @@ from typing import Any
 from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED
 from matex_tf.gradients import tape_stack
-from matex_tf.loops import model_proof, model_watch, open_shapes, sharded_call, step_arguments, traces
+from matex_tf.loops import open_shapes, row_independence, sharded_call, side_effects, step_arguments, traces
 from matex_tf.loops.parts import draws
 
 EFFECT = "it does more than to compute its outputs from its rows ({})"
@@ -45,7 +45,7 @@ def trace_part(original: Callable[..., Any], model: Any, arguments: step_argumen
 
     around = tf.compat.v1.get_default_graph()
     specs = [
-        step_arguments.spec_of_any_rows(leaf)
+        step_arguments.make_open_spec(leaf)
         for leaf, is_rows in zip(arguments.leaves, arguments.are_rows)
         if is_rows
     ]  # fmt: skip
@@ -53,18 +53,22 @@ def trace_part(original: Callable[..., Any], model: Any, arguments: step_argumen
 
     def look(number: Any, *rows: Any) -> Any:
         supply = iter(rows)
-        args, kwargs = arguments.with_rows(lambda leaf: next(supply))
+        args, kwargs = arguments.replace_rows(lambda leaf: next(supply))
         with draws.draw_in_part(number, around) as found["drawn"], tf.GradientTape(persistent=True) as tape:
             made = original(model, *args, **kwargs)
         found["made"] = made
-        found["why"] = model_proof.no_outputs(tf.nest.flatten(made)) or _no_rows(made) or _adds_losses(model)
+        found["why"] = (
+            row_independence.find_output_obstacle(tf.nest.flatten(made))
+            or _find_rowless(made)
+            or _find_added_losses(model)
+        )
         if found["why"]:
             return []
-        found["outputs"] = outputs = list({id(one): one for one in _kept(made)}.values())
+        found["outputs"] = outputs = list({id(one): one for one in _select_kept(made)}.values())
         found["variables"] = watched = list(tape.watched_variables())
         with tape_stack.keep_plain():
             found["kinds"] = [
-                [_kind(one) for one in tape.gradient([target], watched)] if watched else []
+                [_find_kind(one) for one in tape.gradient([target], watched)] if watched else []
                 for target in outputs
                 if target.dtype.is_floating
             ]
@@ -72,65 +76,65 @@ def trace_part(original: Callable[..., Any], model: Any, arguments: step_argumen
 
     looking = tf.function(look, autograph=False)
     placements = [None, *([ROWS] * len(specs))]
-    with dry_trace.unnoticed(), traces.frame(looking, placements, is_border=False):
+    with dry_trace.suppress_effects(), traces.enter_frame(looking, placements, is_border=False):
         try:
-            with open_shapes.watched(arguments.rows > 0):
+            with open_shapes.watch_rows(arguments.rows > 0):
                 function = looking.get_concrete_function(tf.TensorSpec([], tf.int64), *specs)
         except Exception:  # of the script's code, any: where it is a fault, its own call raises it, too
             return traces.NAMED
-    why = found["why"] or _why_not(function.graph, found["drawn"])
+    why = found["why"] or _find_obstacle(function.graph, found["drawn"])
     if why:
         return str(why)
     return PartTrace(function, found["made"], found["outputs"], found["variables"], found["kinds"])
 
 
-def _kept(made: Any) -> list[Any]:
+def _select_kept(made: Any) -> list[Any]:
     """The tensors that are handed on: in place of what is made of logits, these alone."""
     import tensorflow as tf
 
-    anew = {id(part) for part in tf.nest.flatten(made) if sharded_call.logits_behind(part) is not part}
-    return [one for one in sharded_call.tensors_of(made) if id(one) not in anew]
+    anew = {id(part) for part in tf.nest.flatten(made) if sharded_call.find_logits(part) is not part}
+    return [one for one in sharded_call.list_tensors(made) if id(one) not in anew]
 
 
-def _kind(gradient: Any) -> str:
+def _find_kind(gradient: Any) -> str:
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
-        is_same = interpreter.placement_of(gradient.indices).is_same
+        is_same = interpreter.find_placement(gradient.indices).is_same
         return REPLICATED if is_same else "sparse"
     return "" if gradient is None else "dense"
 
 
-def _no_rows(made: Any) -> str:
+def _find_rowless(made: Any) -> str:
     """Why an output is not made row by row."""
     import tensorflow as tf
 
-    found = interpreter.interpreter_of(tf.compat.v1.get_default_graph())
-    for tensor in sharded_call.tensors_of(made):
-        placement = found.of(tensor)
+    found = interpreter.make_interpreter(tf.compat.v1.get_default_graph())
+    for tensor in sharded_call.list_tensors(made):
+        placement = found.find_placement(tensor)
         if placement.kind != SHARDED or not placement.can_be_whole or placement.power:
-            return str(verdict.reason_of(placement) if placement.why else f"what it returns is {placement.kind}")
+            return str(verdict.find_reason(placement) if placement.why else f"what it returns is {placement.kind}")
     return ""
 
 
-def _adds_losses(model: Any) -> str:
+def _find_added_losses(model: Any) -> str:
     import tensorflow as tf
 
     before = set(tf.compat.v1.get_default_graph().get_operations())
     losses = [loss for loss in model.losses if not hasattr(loss, "numpy")]
-    return model_proof.ADDS if any(loss.op in before for loss in losses) else ""
+    return row_independence.ADDS if any(loss.op in before for loss in losses) else ""
 
 
-def _why_not(graph: Any, drawn: list[Any]) -> Any:
+def _find_obstacle(graph: Any, drawn: list[Any]) -> Any:
     """Why what was traced cannot be called in parts, or once more; empty if it can."""
     from tensorflow.python.framework import op_def_registry
 
-    for kind in sorted(graph_ops.op_types(graph)):
+    for kind in sorted(graph_ops.list_op_types(graph)):
         definition = op_def_registry.get(kind)
         if kind not in _READS and (definition is None or definition.is_stateful) and kind != "Placeholder":
             return EFFECT.format(kind)
     own = {id(one) for one in drawn}
     for outside, _ in graph.captures:
         if outside.dtype.name != "resource" and not hasattr(outside, "numpy") and id(outside) not in own:
-            return model_watch.USES
-    return verdict.failure(graph) or ""
+            return side_effects.USES
+    return verdict.find_failure(graph) or ""

@@ -1,6 +1,7 @@
 """Shares the way back of a step in eager code, where it is proved: each rank goes back through its rows.
 
-`share` is the way in, `proof` the proof. "The way back of eager steps" in docs/how-it-works.md tells the whole.
+`share_backward` is the way in, `proof` the proof. "The way back of eager steps" in docs/how-it-works.md tells the
+whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from matex_tf import settings
 from matex_tf.adapt import executor
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import explain, model_calls
-from matex_tf.loops.recorded import proof, recording
+from matex_tf.loops.recorded import recording, retrace
 from matex_tf.loops.recorded.program import Program
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import objects
@@ -48,7 +49,7 @@ class _Plan:
 
 def is_wanted() -> bool:
     """Whether steps in eager code are shared."""
-    chosen = settings.current()
+    chosen = settings.get_settings()
     return (
         world.is_active()
         and chosen.eager == "auto"
@@ -59,7 +60,7 @@ def is_wanted() -> bool:
     )
 
 
-def share(tape: Any, target: Any, sources: Any, use_up: Callable[[], Any]) -> list[Any] | None:
+def share_backward(tape: Any, target: Any, sources: Any, use_up: Callable[[], Any]) -> list[Any] | None:
     """The gradients of the whole batch, flat, of which this rank computed a part; None where they are not shared.
 
     Collective where the program has been seen before. `use_up` makes of the tape what taking gradients makes of it.
@@ -67,15 +68,15 @@ def share(tape: Any, target: Any, sources: Any, use_up: Callable[[], Any]) -> li
     import tensorflow as tf
 
     global _is_crowded
-    known, flat = recording.of_tape(tape), tf.nest.flatten(sources)
-    if not is_wanted() or not any(hasattr(reduction.tf_variable(source), "assign") for source in flat):
+    known, flat = recording.find_recording(tape), tf.nest.flatten(sources)
+    if not is_wanted() or not any(hasattr(reduction.find_tf_variable(source), "assign") for source in flat):
         return None
     why, program, plan, rows = NOT_SEEN, None, None, 0
     if known is not None:
         program = None if known.why else Program(known, tf.nest.flatten(target), flat)
         why = known.why if program is None else program.why
         if program is not None and not why:
-            plan, rows, why = _choose(program)
+            plan, rows, why = _choose_plan(program)
     is_new = plan is not None and plan.calls == 0
     if plan is not None:
         plan.calls += 1
@@ -93,22 +94,22 @@ def share(tape: Any, target: Any, sources: Any, use_up: Callable[[], Any]) -> li
     if is_new:
         return None  # what comes but once is not worth a trace
     if plan.function is None:
-        _decide(plan, program, rows)
+        _decide_sharing(plan, program, rows)
     if not plan.why:
-        _compare(plan, program, rows)
+        _compare_ranks(plan, program, rows)
     if plan.why:
         return None
     _is_crowded = False
     use_up()
-    return _run(plan, program, rows)
+    return _run_plan(plan, program, rows)
 
 
-def _choose(program: Program) -> tuple[_Plan | None, int, str]:
+def _choose_plan(program: Program) -> tuple[_Plan | None, int, str]:
     """The plan for a program, the number of rows that its batch is taken to have, and why there is none."""
     global _count, _is_crowded
     why = ""
-    for rows in program.batches()[:_MOST_SIZES]:
-        key = program.key(rows)
+    for rows in program.list_batch_sizes()[:_MOST_SIZES]:
+        key = program.make_key(rows)
         if key not in _plans and len(_plans) >= _MOST_PROGRAMS:
             for other in [other for other, plan in _plans.items() if plan.calls == 1]:
                 del _plans[other]
@@ -125,11 +126,11 @@ def _choose(program: Program) -> tuple[_Plan | None, int, str]:
     return None, 0, why or NO_BATCH
 
 
-def _decide(plan: _Plan, program: Program, rows: int) -> None:
+def _decide_sharing(plan: _Plan, program: Program, rows: int) -> None:
     """See whether ranks can share the program. Collective."""
     first = ""
     for meets in (False, True):
-        plan.function, mine = proof.trace(program, rows, meets)
+        plan.function, mine = retrace.trace_program(program, rows, meets)
         reasons = [one for one in objects.allgather(mine, "whether ranks can share the gradients of a step") if one]
         if not reasons:
             script_loops.say_loop()
@@ -139,26 +140,26 @@ def _decide(plan: _Plan, program: Program, rows: int) -> None:
     plan.function, plan.why = None, first
 
 
-def _compare(plan: _Plan, program: Program, rows: int) -> None:
+def _compare_ranks(plan: _Plan, program: Program, rows: int) -> None:
     """Now and then, whether all ranks hold the same. Collective."""
     if plan.calls & (plan.calls - 1) == 0:
-        total = program.digest()
+        total = program.compute_digest()
         for leaf in program.leaves:
             total = fingerprint.digest_value(leaf, total)
         if not fingerprint.is_same_batch((rows, total), "what the gradients of a step begin with"):
             plan.why = OTHER_VALUES
 
 
-def _run(plan: _Plan, program: Program, rows: int) -> list[Any]:
-    me = world.current()
+def _run_plan(plan: _Plan, program: Program, rows: int) -> list[Any]:
+    me = world.get_world()
     executor.say_even(f"{STEP}, made", executor.MEASURED)
-    start, stop, has_rows = row_shares.slice_bounds(rows, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(rows, me.rank, me.size)
     given = [
         leaf[start:stop] if program.is_of(place, rows) else leaf
         for place, leaf in enumerate(program.leaves)
         if not program.is_fixed(place, rows)
     ]
-    step_weight.set_values(step_weight.slice_values(stop - start if has_rows else 0, rows))
+    step_weight.set_values(step_weight.list_slice_values(stop - start if has_rows else 0, rows))
     try:
         found = list(plan.function(*given))
     finally:

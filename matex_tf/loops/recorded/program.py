@@ -54,10 +54,10 @@ class Program:
         self.inputs: list[tuple[Place, ...]] = []
         self.leaves: list[Any] = []
         self._places: dict[int, Place] = {}
-        self.targets = self._behind([getattr(one, "_id", -1) for one in targets])
-        self.sources = [] if self.why else [self._source(one) for one in sources]
+        self.targets = self._collect_ops([getattr(one, "_id", -1) for one in targets])
+        self.sources = [] if self.why else [self._make_source(one) for one in sources]
 
-    def _behind(self, targets: Sequence[int]) -> list[Place]:
+    def _collect_ops(self, targets: Sequence[int]) -> list[Place]:
         """Take over the ops that lead to the tensors with these numbers, and give the places of those."""
         of = self._of
         if not targets or any(one not in of.made for one in targets):
@@ -79,13 +79,13 @@ class Program:
         order = {at: place for place, at in enumerate(sorted(needed))}
         for at in sorted(needed):
             self.ops.append(of.ops[at])
-            self.inputs.append(tuple(self._place(number, order) for number in of.ops[at].inputs))
+            self.inputs.append(tuple(self._place_tensor(number, order) for number in of.ops[at].inputs))
         for number in list(self._places):
             if number in of.reads and of.reads[number][0].kind == "ResourceGather":
-                self._place(of.reads[number][0].inputs[1], order)
-        return [self._place(number, order) for number in targets]
+                self._place_tensor(of.reads[number][0].inputs[1], order)
+        return [self._place_tensor(number, order) for number in targets]
 
-    def _place(self, number: int, order: dict[int, int]) -> Place:
+    def _place_tensor(self, number: int, order: dict[int, int]) -> Place:
         if number in self._places:
             return self._places[number]
         if number in self._of.made:
@@ -100,8 +100,8 @@ class Program:
         self._places[number] = place
         return place
 
-    def _source(self, source: Any) -> Source:
-        variable = reduction.tf_variable(source)
+    def _make_source(self, source: Any) -> Source:
+        variable = reduction.find_tf_variable(source)
         if not hasattr(variable, "assign"):
             number = getattr(source, "_id", None)
             if number in self._of.made:
@@ -116,7 +116,7 @@ class Program:
                 continue
             if op.kind == "ReadVariableOp":
                 reads.append(place[1])
-            elif _attributes(op).get("batch_dims"):
+            elif _pair_attributes(op).get("batch_dims"):
                 self.why = OPAQUE.format(op.kind)
             else:
                 gathers.append(Gather(place[1], self._places[op.inputs[1]]))
@@ -129,7 +129,7 @@ class Program:
         read = self._of.reads.get(self.leaves[leaf]._id)
         return read is not None and read[0].kind == "ReadVariableOp"
 
-    def batches(self) -> list[int]:
+    def list_batch_sizes(self) -> list[int]:
         """Numbers of rows that the batch may have, the likeliest first: of most of the numbers that it begins with."""
         sizes: dict[int, int] = {}
         for place, leaf in enumerate(self.leaves):
@@ -149,7 +149,7 @@ class Program:
         is_whole = one.dtype.is_integer or one.dtype.is_bool
         return is_whole and one.shape.num_elements() <= _SMALL and not self.is_of(leaf, rows)
 
-    def key(self, rows: int) -> Any:
+    def make_key(self, rows: int) -> Any:
         """What another program has in common for which the same graph does, with so many rows in this one's batch."""
         leaves: list[Any] = []
         for place, one in enumerate(self.leaves):
@@ -160,24 +160,24 @@ class Program:
                 is_of = self.is_of(place, rows)
                 leaves.append((is_of, one.dtype, shape[1:] if is_of else shape))
         ops = tuple((op.kind, repr(op.attributes), op.dtypes, op.followed) for op in self.ops)
-        sources = tuple((_handle(one.variable), one[1:]) for one in self.sources)
+        sources = tuple((_identify_handle(one.variable), one[1:]) for one in self.sources)
         return ops, tuple(self.inputs), tuple(self.targets), tuple(leaves), sources
 
-    def digest(self) -> int:
+    def compute_digest(self) -> int:
         """A number that another program, or this one on another rank, hardly has in common."""
         ops = [(op.kind, repr(op.attributes), op.followed) for op in self.ops]
         return zlib.crc32(repr((ops, self.inputs, self.targets)).encode())
 
-    def attributes(self, op: recording.Op) -> dict[str, Any]:
-        return _attributes(op)
+    def list_attributes(self, op: recording.Op) -> dict[str, Any]:
+        return _pair_attributes(op)
 
 
-def _attributes(op: recording.Op) -> dict[str, Any]:
+def _pair_attributes(op: recording.Op) -> dict[str, Any]:
     return dict(zip(op.attributes[::2], op.attributes[1::2]))
 
 
-def _handle(variable: Any) -> Any:
-    return None if variable is None else reduction.tf_variable(variable).handle._id
+def _identify_handle(variable: Any) -> Any:
+    return None if variable is None else reduction.find_tf_variable(variable).handle._id
 
 
 def _is_numbers(leaf: Any) -> bool:

@@ -47,9 +47,9 @@ class Recording:
     def __init__(self) -> None:
         self.why = ""
         self._listens = False
-        self._clear()
+        self._clear_ops()
 
-    def _clear(self) -> None:
+    def _clear_ops(self) -> None:
         self.ops: list[Op] = []
         self.made: dict[int, tuple[int, int]] = {}
         """Of a tensor's number the place of its op, and which output it is."""
@@ -61,27 +61,27 @@ class Recording:
         """Tensors that the tape knows the way back from, though no op says which: of what kinds they are."""
         self.watched: set[int] = set()
 
-    def start(self) -> None:
+    def start_recording(self) -> None:
         from tensorflow.python.framework import op_callbacks
 
         if not self.why and not self._listens:
-            op_callbacks.add_op_callback(self.note)
+            op_callbacks.add_op_callback(self.note_op)
             self._listens = True
             _state.touched = []
 
-    def stop(self, why: str = "") -> None:
+    def stop_recording(self, why: str = "") -> None:
         """Record no more for now, or, where there is a reason, at all."""
         from tensorflow.python.framework import op_callbacks
 
         if self._listens:
-            op_callbacks.remove_op_callback(self.note)
+            op_callbacks.remove_op_callback(self.note_op)
             self._listens = False
             _state.touched = None
         if why:
             self.why = why
-            self._clear()
+            self._clear_ops()
 
-    def note(
+    def note_op(
         self, kind: Any, inputs: Any, attrs: Any, outputs: Any, op_name: str | None = None, graph: Any = None
     ) -> None:  # as TensorFlow calls it
         from tensorflow.python.eager import record
@@ -108,7 +108,7 @@ class Recording:
         self.made.update((one._id, (len(self.ops), index)) for index, one in enumerate(outputs))
         self.ops.append(op)
         if len(self.ops) > _MOST:
-            self.stop(_LONG.format(_MOST))
+            self.stop_recording(_LONG.format(_MOST))
 
     def _find_origin(self, leaf: Any) -> None:
         """See where a tensor comes from that no op made: an op may itself have read a variable that it was given.
@@ -150,37 +150,37 @@ def _may_differ(kind: str) -> bool:
     return any(word in kind for word in _DRAWS)
 
 
-def of_tape(tape: Any) -> Recording | None:
-    return tags.tag(tape, _RECORDING)
+def find_recording(tape: Any) -> Recording | None:
+    return tags.get_tag(tape, _RECORDING)
 
 
-def begin(tape: Any, outer: Sequence[Any]) -> None:
+def begin_recording(tape: Any, outer: Sequence[Any]) -> None:
     """The tape begins to record, or goes on, in eager code, while those in `outer` do."""
-    mine = tags.tag_or_new(tape, _RECORDING, Recording)
+    mine = tags.get_or_make_tag(tape, _RECORDING, Recording)
     for other in outer:
-        known = of_tape(other)
+        known = find_recording(other)
         if known is not None:
-            known.stop(TWO_TAPES)
+            known.stop_recording(TWO_TAPES)
     if outer:
-        mine.stop(TWO_TAPES)
-    mine.start()
+        mine.stop_recording(TWO_TAPES)
+    mine.start_recording()
 
 
-def pause(tape: Any) -> None:
-    known = of_tape(tape)
+def pause_recording(tape: Any) -> None:
+    known = find_recording(tape)
     if known is not None:
-        known.stop()
+        known.stop_recording()
 
 
-def forget(tape: Any) -> None:
-    known = of_tape(tape)
+def forget_recording(tape: Any) -> None:
+    known = find_recording(tape)
     if known is not None:
-        known.stop()
+        known.stop_recording()
         tags.remove_tag(tape, _RECORDING)
 
 
 def note_watched(tape: Any, tensors: Sequence[Any]) -> None:
-    known = of_tape(tape)
+    known = find_recording(tape)
     if known is not None:
         known.watched.update(one._id for one in tensors if hasattr(one, "_id"))
 
@@ -191,11 +191,11 @@ def note_own_gradient(tapes: Sequence[Any], kind: Any, outputs: Sequence[Any], i
 
     if not tapes or not record.should_record_backprop(list(inputs)):
         return
-    for known in map(of_tape, tapes):
+    for known in map(find_recording, tapes):
         if known is not None:
-            known.opaque.update((one._id, _plain_name(kind)) for one in outputs)
+            known.opaque.update((one._id, _strip_name(kind)) for one in outputs)
 
 
-def _plain_name(kind: Any) -> str:
+def _strip_name(kind: Any) -> str:
     """The name of a function without what each trace of it has of its own."""
     return re.sub(r"^b?'?(__forward_|__inference_)?|(_\d+)?'?$", "", str(kind))

@@ -50,15 +50,15 @@ class Axes:
     low: float
     high: float
 
-    def x(self, t: np.ndarray) -> np.ndarray:
+    def scale_x(self, t: np.ndarray) -> np.ndarray:
         return np.rint(_LEFT + (WIDTH - _LEFT - _RIGHT) * t / (self.end or 1)).astype(int)
 
-    def y(self, values: np.ndarray) -> np.ndarray:
+    def scale_y(self, values: np.ndarray) -> np.ndarray:
         share = np.minimum((values - self.low) / ((self.high - self.low) or 1), 1.0)
         return np.rint(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * share).astype(int)
 
 
-def decimate(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
+def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     """Of each of so many stretches of the time to `end` the least and the most, in the order in which they came."""
     known = np.isfinite(values)
     t, values = t[known], values[known]
@@ -74,14 +74,14 @@ def decimate(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tup
     return t[order], values[order]
 
 
-def band_of(rows: np.ndarray, t: np.ndarray) -> Band:
+def compute_band(rows: np.ndarray, t: np.ndarray) -> Band:
     """Of `rows` [ranks, times] the least, the median and the most at each time at which any is known."""
     known = np.isfinite(rows).any(axis=0)
     rows = rows[:, known]
     return Band(t[known], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
 
 
-def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers from `low` to `high`."""
     if not high > low:
         return [low]
@@ -101,11 +101,11 @@ def draw_chart(
     Args:
         band_: what lies behind the lines.
         from_zero: whether the values begin at 0, or at the least of them.
-        buckets: see `decimate`.
+        buckets: see `decimate_series`.
         units: what the axis below counts in.
         most: values above it are drawn at the upper border.
     """
-    drawn = [(line, [decimate(t, values, buckets, end) for t, values in line.pieces]) for line in lines]
+    drawn = [(line, [decimate_series(t, values, buckets, end) for t, values in line.pieces]) for line in lines]
     values = [value for _, pieces in drawn for _, value in pieces] + ([band_.least, band_.most] if band_ else [])
     everything = np.concatenate(values) if values else np.zeros(0)
     if not len(everything):
@@ -118,45 +118,45 @@ def draw_chart(
     axes = Axes(end, low, high if high > low else low + 1)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}, {escape(unit)}">',
-        *_axis(axes, units),
+        *_draw_axis(axes, units),
     ]
     for t, text in marks:
-        x = axes.x(np.array([t]))[0]
+        x = axes.scale_x(np.array([t]))[0]
         parts.append(f'<path class="mark" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"><title>{escape(text)}</title></path>')
     if band_:
-        parts.append(_area(axes, band_))
-        parts.append(_path(axes, [(band_.t, band_.middle)], "line median", "median of all ranks"))
+        parts.append(_draw_area(axes, band_))
+        parts.append(_draw_path(axes, [(band_.t, band_.middle)], "line median", "median of all ranks"))
     for line, pieces in drawn:
         dashes = " dashed" if line.colour % (2 * COLOURS) >= COLOURS else ""
         faint = " faint" if line.faint else ""
-        parts.append(_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}{faint}", line.name))
+        parts.append(_draw_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}{faint}", line.name))
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _axis(axes: Axes, units: Units) -> Iterable[str]:
-    for value in round_ticks(axes.low, axes.high):
-        y = axes.y(np.array([value]))[0]
+def _draw_axis(axes: Axes, units: Units) -> Iterable[str]:
+    for value in choose_ticks(axes.low, axes.high):
+        y = axes.scale_y(np.array([value]))[0]
         yield f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
         yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{format_number(value)}</text>'
     unit, name = next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
-    for value in round_ticks(0, axes.end / unit, 8):
-        x = axes.x(np.array([value * unit]))[0]
+    for value in choose_ticks(0, axes.end / unit, 8):
+        x = axes.scale_x(np.array([value * unit]))[0]
         anchor = "middle" if x < WIDTH - 3 * _RIGHT else "end"
         yield f'<text x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{format_number(value)} {name}</text>'
 
 
-def _area(axes: Axes, one: Band) -> str:
-    over = zip(axes.x(one.t).tolist(), axes.y(one.most).tolist())
-    under = zip(axes.x(one.t).tolist()[::-1], axes.y(one.least).tolist()[::-1])
+def _draw_area(axes: Axes, one: Band) -> str:
+    over = zip(axes.scale_x(one.t).tolist(), axes.scale_y(one.most).tolist())
+    under = zip(axes.scale_x(one.t).tolist()[::-1], axes.scale_y(one.least).tolist()[::-1])
     points = " ".join(f"{x},{y}" for x, y in [*over, *under])
     return f'<polygon class="band" points="{points}"><title>all ranks</title></polygon>'
 
 
-def _path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str, name: str) -> str:
+def _draw_path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str, name: str) -> str:
     words = []
     for t, values in pieces:
-        x, y = axes.x(t).tolist(), axes.y(values).tolist()
+        x, y = axes.scale_x(t).tolist(), axes.scale_y(values).tolist()
         words += [f"{'M' if place == 0 else 'L'}{a} {b}" for place, (a, b) in enumerate(zip(x, y))]
         if len(x) == 1:
             words.append("h1")

@@ -10,51 +10,51 @@ import numpy as np
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
-from matex_tf.monitor.report import figures
+from matex_tf.monitor.report import quantities
 from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
-from matex_tf.monitor.report.look import frame_figure, lay_page, list_facts
+from matex_tf.monitor.report.template import assemble_page, format_facts, frame_figure
 
 _BARS = 16  # of hundreds of ranks, those that are waited for most
 _ALL = 2048  # ranks in the table at the end
 _LINES_OF_RANKS = 640
 
 
-def write_page(run: Run, prediction: str = "") -> str:
+def format_page(run: Run, prediction: str = "") -> str:
     """The page of `run`. `prediction` is what the planner says of it, if it has been asked."""
     everything = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
     everything = [(start, ranks) for start, ranks in everything if ranks] or everything[-1:]
     start, ranks = everything[-1]
     zero = everything[0][0].about["at"]
     end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
-    steps = waits.steps_of(ranks)
+    steps = waits.compute_mean_steps(ranks)
     slow = waits.find_slowest(steps)
-    marks = list(_marks(run, zero, end))
+    marks = list(_list_marks(run, zero, end))
     body = [
         f"<h1>{escape(progress.describe_command(start))}</h1>",
-        _head(run, start, ranks, zero, end),
+        _format_head(run, start, ranks, zero, end),
         f'<p class="said">{escape(waits.describe_waits(ranks, steps, start.hosts))}</p>',
-        _legend(start, ranks),
-        *_metrics(run, zero, end, marks),
+        _format_legend(start, ranks),
+        *_draw_metrics(run, zero, end, marks),
     ]
     chosen = [slow[0]] if slow else []
-    buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), figures.MOST_LINES), 40)
-    for quantity in figures.QUANTITIES:
-        if drawn := figures.draw_quantity(quantity, everything, zero, end, chosen):
+    buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), quantities.MOST_LINES), 40)
+    for quantity in quantities.QUANTITIES:
+        if drawn := quantities.draw_quantity(quantity, everything, zero, end, chosen):
             picture = draw_chart(
                 quantity.title, quantity.unit, drawn.lines, end, marks, drawn.band, buckets=min(buckets, 160)
             )
             body.append(frame_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
     body += [
-        _bars(start, steps),
-        _profile(start),
-        _predicted(prediction),
-        _events(run, zero),
-        _all_ranks(start, ranks, steps),
+        _draw_bars(start, steps),
+        _format_profile(start),
+        _format_prediction(prediction),
+        _format_events(run, zero),
+        _format_ranks(start, ranks, steps),
     ]
-    return lay_page(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}", body)
+    return assemble_page(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}", body)
 
 
-def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end: float) -> str:
+def _format_head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end: float) -> str:
     about = start.about
     ways = dict.fromkeys(series.ended or "no word of its end" for series in ranks.values())
     facts = {
@@ -68,12 +68,12 @@ def _head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end:
         "settings": ", ".join(f"{name}={value}" for name, value in sorted(about["settings"].items())),
         "folder": about["folder"],
     }
-    return list_facts(facts)
+    return format_facts(facts)
 
 
-def _legend(start: Start, ranks: Mapping[int, Series]) -> str:
+def _format_legend(start: Start, ranks: Mapping[int, Series]) -> str:
     """The ranks and their colours; a click brings out one of them in all charts."""
-    if len(ranks) > figures.MOST_LINES:
+    if len(ranks) > quantities.MOST_LINES:
         return (
             f"<p>Of {len(ranks)} ranks, charts show what they lie between, the median, and those that stand out. Each "
             "point of a line is a mean up to it.</p>"
@@ -86,7 +86,7 @@ def _legend(start: Start, ranks: Mapping[int, Series]) -> str:
     return f'<p class="legend">{keys}</p>'
 
 
-def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
+def _draw_metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
     """Loss and metrics, with those of the validation beside them."""
     starts = [progress.list_epochs(start.events) for start in run.starts]
     names = list(dict.fromkeys(name for epochs in starts for one in epochs for name in one.logs))
@@ -110,7 +110,7 @@ def _metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str
         )
 
 
-def _bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
+def _draw_bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
     """What a step of each rank went into, as bars; the rank that is waited for first."""
     if not steps:
         return ""
@@ -133,15 +133,15 @@ def _bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
     )
 
 
-def _profile(start: Start) -> str:
+def _format_profile(start: Start) -> str:
     return f"<h2>Profile</h2><pre>{escape(start.profile)}</pre>" if start.profile else ""
 
 
-def _predicted(prediction: str) -> str:
+def _format_prediction(prediction: str) -> str:
     return f"<h2>Predicted and measured</h2><pre>{escape(prediction)}</pre>" if prediction else ""
 
 
-def _told(run: Run) -> list[tuple[float, str]]:
+def _list_events(run: Run) -> list[tuple[float, str]]:
     """What has happened, but for epochs, in order."""
     found = [(one["t"], str(one["event"])) for one in run.events if "event" in one]
     for start in run.starts:
@@ -151,22 +151,22 @@ def _told(run: Run) -> list[tuple[float, str]]:
     return sorted(found)
 
 
-def _marks(run: Run, zero: float, end: float) -> Iterable[tuple[float, str]]:
+def _list_marks(run: Run, zero: float, end: float) -> Iterable[tuple[float, str]]:
     """What is marked in charts: what happened while there were ranks."""
-    return ((t - zero, text) for t, text in _told(run) if zero < t <= zero + end)
+    return ((t - zero, text) for t, text in _list_events(run) if zero < t <= zero + end)
 
 
-def _events(run: Run, zero: float) -> str:
-    rows = "".join(f"<tr><td>{t - zero:+.1f} s<td>{escape(text)}" for t, text in _told(run))
+def _format_events(run: Run, zero: float) -> str:
+    rows = "".join(f"<tr><td>{t - zero:+.1f} s<td>{escape(text)}" for t, text in _list_events(run))
     return f"<h2>What happened</h2><table>{rows}</table>" if rows else ""
 
 
-def _all_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> str:
+def _format_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> str:
     """The means of each rank, as a table."""
     rows = []
     for rank, series in list(ranks.items())[:_ALL]:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
-        values = [progress.rate_of(series, "cpu"), memory / 2**30]
+        values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30]
         step = steps.get(rank)
         values += [1e3 * one for one in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
         cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)

@@ -16,18 +16,18 @@ from typing import Any
 
 from matex_tf.io import commands, overlay
 from matex_tf.runtime import real_files, script_frames
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 _WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
 
 
 def install() -> None:
-    replace(os, "system", _once)
-    replace(os, "popen", _read_once)
+    replace_function(os, "system", _wrap_command)
+    replace_function(os, "popen", _wrap_popen)
     for name in _WAITING:
-        replace(subprocess, name, _once)
-    if overlay.view() is not None:
-        replace(subprocess.Popen, "__init__", _pointed_to_own_files)
+        replace_function(subprocess, name, _wrap_command)
+    if overlay.get_view() is not None:
+        replace_function(subprocess.Popen, "__init__", _wrap_process)
 
 
 def _is_library(caller: FrameType) -> bool:
@@ -35,7 +35,7 @@ def _is_library(caller: FrameType) -> bool:
     return own or script_frames.is_library(caller.f_code.co_filename)
 
 
-def _once(original: Any) -> Any:
+def _wrap_command(original: Any) -> Any:
     def run(*args, **kwargs):
         if not commands.are_shared() or _is_library(sys._getframe(1)):
             return original(*args, **kwargs)
@@ -56,7 +56,7 @@ class _Output(io.StringIO):
         return self._status
 
 
-def _read_once(original: Any) -> Any:
+def _wrap_popen(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
         shared = mode == "r" and commands.are_shared()
         if not shared or _is_library(sys._getframe(1)):
@@ -72,27 +72,27 @@ def _read_once(original: Any) -> Any:
     return popen
 
 
-def _pointed_to_own_files(original: Any) -> Any:
+def _wrap_process(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs)
         if not real_files.uses_real_files():
             with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
-                _point(given.arguments)
+                _point_to_own_files(given.arguments)
         return original(*given.args, **given.kwargs)
 
     return __init__
 
 
-def _point(arguments: dict[str, Any]) -> None:
+def _point_to_own_files(arguments: dict[str, Any]) -> None:
     """Have the `arguments` of `Popen` name the places of what this rank alone has.
 
     A process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
     started in, and the paths that are its arguments.
     """
     here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
-    folder, words = _place(here), arguments["args"]
+    folder, words = _find_place(here), arguments["args"]
     if folder is not None:
         arguments["cwd"] = folder
     if not isinstance(words, (list, tuple)):
@@ -105,12 +105,12 @@ def _point(arguments: dict[str, Any]) -> None:
         is_looked_for = at == 0 and os.sep not in path
         is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
         if not is_looked_for and not is_there:
-            words[at] = _place(os.path.join(here, path)) or word
+            words[at] = _find_place(os.path.join(here, path)) or word
 
 
-def _place(path: str) -> str | None:
+def _find_place(path: str) -> str | None:
     """Where a process finds `path` if not on the disk."""
     with real_files.use_real_files():
-        key = overlay.own_view().key(path) if "\0" not in path else None
-        place = key if key is None else overlay.own_view().for_child(key)
+        key = overlay.get_own_view().find_key(path) if "\0" not in path else None
+        place = key if key is None else overlay.get_own_view().locate_for_child(key)
     return None if place == key else place

@@ -12,114 +12,115 @@ from typing import Any
 from matex_tf.analysis import pipeline_shapes
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made
-from matex_tf.patches.files.opening import real_path
-from matex_tf.patches.files.tensorflow import is_local, list_matching, match_type, raise_as_tensorflow, real_folder
+from matex_tf.patches.files.opening import find_real_path
+from matex_tf.patches.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
 
 
 def install() -> None:
-    if overlay.news() is None and overlay.view() is None:
+    if overlay.get_journal() is None and overlay.get_view() is None:
         return
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import readers as more_readers
     from tensorflow.python.data.ops import cache_op, dataset_ops, load_op, readers, save_op, snapshot_op
     from tensorflow.python.ops import lookup_ops
 
-    replace(cache_op.CacheDataset, "__init__", _cached)
-    replace(snapshot_op._SnapshotDataset, "__init__", _snapshot)
-    replace(save_op, "_save", _saved)
-    functions = {"write_file": _write_op}
-    if overlay.view() is not None:
-        functions |= {"read_file": _read, "matching_files": _matching_files}
+    replace_function(cache_op.CacheDataset, "__init__", _wrap_cache)
+    replace_function(snapshot_op._SnapshotDataset, "__init__", _wrap_snapshot)
+    replace_function(save_op, "_save", _wrap_save)
+    functions = {"write_file": _wrap_write_file}
+    if overlay.get_view() is not None:
+        functions |= {"read_file": _wrap_read_file, "matching_files": _wrap_matching_files}
     for api in (tf.io, tf.compat.v1.io, tf.compat.v2.io, tf.compat.v1):
         for name, make in functions.items():
             if hasattr(api, name):
-                replace(api, name, make)
-    if overlay.view() is None:
+                replace_function(api, name, make)
+    if overlay.get_view() is None:
         return
-    replace(load_op, "_load", _loaded)
+    replace_function(load_op, "_load", _wrap_load)
     for name in ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"):
-        replace(getattr(readers, name), "__init__", _read_dataset)
-    replace(more_readers.CsvDatasetV2, "__init__", _read_dataset)
-    replace(more_readers.SqlDatasetV2, "__init__", _queried)
-    replace(lookup_ops.TextFileInitializer, "__init__", _vocabulary)
-    replace(dataset_ops.DatasetV2, "list_files", _list_files)
+        replace_function(getattr(readers, name), "__init__", _wrap_reader)
+    replace_function(more_readers.CsvDatasetV2, "__init__", _wrap_reader)
+    replace_function(more_readers.SqlDatasetV2, "__init__", _wrap_query)
+    replace_function(lookup_ops.TextFileInitializer, "__init__", _wrap_vocabulary)
+    replace_function(dataset_ops.DatasetV2, "list_files", _wrap_list_files)
 
 
 # Read, on the ranks that are not the first
 
 
-def _real_names(names: Any) -> Any:
+def _find_real_names(names: Any) -> Any:
     """Where the files `names` (a path, a list or a tensor of them) really are."""
     import numpy as np
     import tensorflow as tf
 
     if is_local(names):
-        return match_type(names, real_path(names, None))
+        return match_type(names, find_real_path(names, None))
     if isinstance(names, (list, tuple)) and all(map(is_local, names)):
-        return [match_type(name, real_path(name, None)) for name in names]
+        return [match_type(name, find_real_path(name, None)) for name in names]
     if not isinstance(names, tf.Tensor) or names.dtype != tf.string:
         return names
 
     def real(values: Any) -> Any:
         flat = [
-            match_type(name, real_path(name, None)) if is_local(name) else name for name in np.ravel(values).tolist()
+            match_type(name, find_real_path(name, None)) if is_local(name) else name
+            for name in np.ravel(values).tolist()
         ]
         return np.array(flat, dtype=object).reshape(np.shape(values))
 
     if hasattr(names, "numpy"):
         return tf.constant(real(names.numpy()), tf.string)
     with real_files.use_real_files():
-        if overlay.own_view().is_untouched():
+        if overlay.get_own_view().is_untouched():
             return names
     found = tf.numpy_function(real, [names], tf.string, name=pipeline_shapes.PLACES_OF_FILES)
     found.set_shape(names.shape)
     return found
 
 
-def _read(original: Any) -> Any:
+def _wrap_read_file(original: Any) -> Any:
     def read_file(filename, name=None):
-        return original(_real_names(filename), name)
+        return original(_find_real_names(filename), name)
 
     return read_file
 
 
-def _read_dataset(original: Any) -> Any:
+def _wrap_reader(original: Any) -> Any:
     def __init__(self, filenames, *args, **kwargs):
-        return original(self, _real_names(filenames), *args, **kwargs)
+        return original(self, _find_real_names(filenames), *args, **kwargs)
 
     return __init__
 
 
-def _matching_here(patterns: Any) -> list[str] | None:
+def _match_here(patterns: Any) -> list[str] | None:
     """The paths that match a pattern, or each of several; None where the disk's answer is this rank's, too."""
     patterns = [patterns] if is_local(patterns) else patterns
     if real_files.uses_real_files() or not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)):
         return None
     with real_files.use_real_files():
-        if overlay.own_view().is_untouched():
+        if overlay.get_own_view().is_untouched():
             return None
     return [path for pattern in patterns for path in list_matching(os.fsdecode(pattern))]
 
 
-def _list_files(original: Any) -> Any:
+def _wrap_list_files(original: Any) -> Any:
     def list_files(file_pattern, *args, **kwargs):
-        found = _matching_here(file_pattern)
+        found = _match_here(file_pattern)
         # The same names on all ranks; what reads them looks for the files where they are.
-        file_pattern = [glob.escape(str(_real_names(path))) for path in found or []] or file_pattern
+        file_pattern = [glob.escape(str(_find_real_names(path))) for path in found or []] or file_pattern
         return original(file_pattern, *args, **kwargs)
 
     return list_files
 
 
-def _matching_files(original: Any) -> Any:
+def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
         value = pattern.numpy() if hasattr(pattern, "numpy") else pattern
-        found = _matching_here(value)
+        found = _match_here(value)
         if found is None:
             return original(pattern, name)
         import tensorflow as tf
@@ -130,23 +131,23 @@ def _matching_files(original: Any) -> Any:
     return matching_files
 
 
-def _queried(original: Any) -> Any:
+def _wrap_query(original: Any) -> Any:
     def __init__(self, driver_name, data_source_name, *args, **kwargs):
-        return original(self, driver_name, _real_names(data_source_name), *args, **kwargs)
+        return original(self, driver_name, _find_real_names(data_source_name), *args, **kwargs)
 
     return __init__
 
 
-def _vocabulary(original: Any) -> Any:
+def _wrap_vocabulary(original: Any) -> Any:
     def __init__(self, filename, *args, **kwargs):
-        return original(self, _real_names(filename) if is_local(filename) else filename, *args, **kwargs)
+        return original(self, _find_real_names(filename) if is_local(filename) else filename, *args, **kwargs)
 
     return __init__
 
 
-def _loaded(original: Any) -> Any:
+def _wrap_load(original: Any) -> Any:
     def load(path, *args, **kwargs):
-        return original(_real_names(path), *args, **kwargs)
+        return original(_find_real_names(path), *args, **kwargs)
 
     return load
 
@@ -154,50 +155,50 @@ def _loaded(original: Any) -> Any:
 # Written, on every rank
 
 
-def _write_op(original: Any) -> Any:
+def _wrap_write_file(original: Any) -> Any:
     def write_file(filename, contents, name=None):
         path = filename.numpy() if hasattr(filename, "numpy") else filename
         note_made(path)
-        if overlay.view() is not None and is_local(path):
+        if overlay.get_view() is not None and is_local(path):
             raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
-            filename = match_type(path, raise_as_tensorflow(real_path, path, "w"))
+            filename = match_type(path, raise_as_tensorflow(find_real_path, path, "w"))
         return original(filename, contents, name)
 
     return write_file
 
 
-def _saved(original: Any) -> Any:
+def _wrap_save(original: Any) -> Any:
     def save(input_dataset, path, *args, **kwargs):
-        return original(input_dataset, real_folder(path), *args, **kwargs)
+        return original(input_dataset, find_real_folder(path), *args, **kwargs)
 
     return save
 
 
-def _snapshot(original: Any) -> Any:
+def _wrap_snapshot(original: Any) -> Any:
     def __init__(self, input_dataset, path, *args, **kwargs):
         if is_local(path):
-            path = _real_names(path) if os.path.isdir(path) else real_folder(path)
+            path = _find_real_names(path) if os.path.isdir(path) else find_real_folder(path)
         return original(self, input_dataset, path, *args, **kwargs)
 
     return __init__
 
 
-def _cached(original: Any) -> Any:
+def _wrap_cache(original: Any) -> Any:
     def __init__(self, input_dataset, filename, *args, **kwargs):
-        return original(self, input_dataset, _real_cache(filename), *args, **kwargs)
+        return original(self, input_dataset, _find_real_cache(filename), *args, **kwargs)
 
     return __init__
 
 
-def _real_cache(name: Any) -> Any:
+def _find_real_cache(name: Any) -> Any:
     """Where the cache `name` of a dataset really is: the whole one that this rank sees, else one of its own."""
     if not is_local(name) or not os.fspath(name):
         return name
     index = os.fsdecode(name) + _CACHE_IS_THERE
     is_there = os.path.exists(index)
-    if overlay.view() is None:
+    if overlay.get_view() is None:
         if not is_there:
             note_made(index)
         return name
-    place = os.fsdecode(raise_as_tensorflow(real_path, index, None if is_there else "w", beside=True))
+    place = os.fsdecode(raise_as_tensorflow(find_real_path, index, None if is_there else "w", beside=True))
     return match_type(name, place[: -len(_CACHE_IS_THERE)])

@@ -18,7 +18,7 @@ from typing import Any
 
 from matex_tf.ops import cache
 from matex_tf.runtime import real_files, temp_folders
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.world import world
 
 _HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come first
@@ -26,19 +26,19 @@ _HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come
 
 def install() -> None:
     for module in ("keras.src.utils.file_utils", "keras.src.utils.data_utils", "tf_keras.src.utils.data_utils"):
-        when_imported(module, _patch)
+        patch_when_imported(module, _patch_module)
 
 
-def _patch(module: Any) -> None:
+def _patch_module(module: Any) -> None:
     """Patch `module` and those that already have its `get_file`: the public ones, and each data set's."""
     original = getattr(module, "get_file", None)
     for name, other in list(sys.modules.items()):
         ours = name.split(".")[0] in ("keras", "tf_keras") and original is not None
         if ours and getattr(other, "__dict__", {}).get("get_file") is original:
-            replace(other, "get_file", _get_file)
+            replace_function(other, "get_file", _wrap_get_file)
 
 
-def _get_file(original: Any) -> Any:
+def _wrap_get_file(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def get_file(*args, **kwargs):
@@ -46,16 +46,16 @@ def _get_file(original: Any) -> Any:
             return original(*args, **kwargs)
         with real_files.use_real_files():
             try:
-                folder, name = _target(signature.bind(*args, **kwargs).arguments)
+                folder, name = _find_target(signature.bind(*args, **kwargs).arguments)
             except TypeError:
                 return original(*args, **kwargs)  # says what is wrong
-            with _one_at_a_time(folder, name):
+            with _lock_download(folder, name):
                 return original(*args, **kwargs)
 
     return get_file
 
 
-def _target(given: Mapping[str, Any]) -> tuple[str, str]:
+def _find_target(given: Mapping[str, Any]) -> tuple[str, str]:
     """The folder that a call downloads to, as Keras chooses it, and what the file is called."""
     base = given.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     base = os.path.expanduser(base)
@@ -66,18 +66,18 @@ def _target(given: Mapping[str, Any]) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
+def _lock_download(folder: str, name: str) -> Iterator[None]:
     """Within it no other rank on this file system downloads the file `name` to `folder`."""
-    locks = cache.folder() / "downloads"
+    locks = cache.find_cache_folder() / "downloads"
     locks.mkdir(parents=True, exist_ok=True)
     target = os.path.join(os.path.realpath(folder), name)
     path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
     wanted = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
-    until = time.monotonic() + (_HEAD_START if world.current().rank > 0 else 0.0)
+    until = time.monotonic() + (_HEAD_START if world.get_world().rank > 0 else 0.0)
     while time.monotonic() < until and not any(map(os.path.exists, (path, *wanted))):
         time.sleep(0.02)
-    handle = _hold(path)
+    handle = _acquire_lock(path)
     try:
         yield
     finally:
@@ -86,7 +86,7 @@ def _one_at_a_time(folder: str, name: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _hold(path: str) -> int:
+def _acquire_lock(path: str) -> int:
     """A descriptor that holds the lock `path`, once whoever held it before is done."""
     try:
         handle = temp_folders.hold_file(path, waits=True)

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.io import overlay
-from matex_tf.patches.files import questions
+from matex_tf.patches.files import queries
 from matex_tf.runtime import real_files
 
 
 def wrap_listdir(original: Any) -> Any:
     def listdir(path="."):
         def listed():
-            key = questions.key_of(path, question=True)
+            key = queries.find_key(path, question=True)
             if key is None:
                 return original(path)
             with real_files.use_real_files():
-                found = overlay.own_view().names(key)
+                found = overlay.get_own_view().list_names(key)
             return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
 
-        is_of_disk, found = questions.ask_disk(path, lambda: original(path))
-        return found if is_of_disk else questions.ask_steadily(listed)
+        is_of_disk, found = queries.ask_disk(path, lambda: original(path))
+        return found if is_of_disk else queries.ask_steadily(listed)
 
     return listdir
 
@@ -90,15 +90,15 @@ def wrap_scandir(original: Any) -> Any:
                 return _Entries(list(found))
 
         def entries():
-            key = questions.key_of(path, question=True)
+            key = queries.find_key(path, question=True)
             if key is None:
                 return original(path) if real_files.uses_real_files() or isinstance(path, int) else entries_of_disk()
             with real_files.use_real_files():
-                found = overlay.own_view().names(key)
+                found = overlay.get_own_view().list_names(key)
             return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in found])
 
-        is_of_disk, found = questions.ask_disk(path, entries_of_disk)
-        return found if is_of_disk else questions.ask_steadily(entries)
+        is_of_disk, found = queries.ask_disk(path, entries_of_disk)
+        return found if is_of_disk else queries.ask_steadily(entries)
 
     return scandir
 
@@ -106,24 +106,24 @@ def wrap_scandir(original: Any) -> Any:
 def wrap_chdir(original: Any) -> Any:
     def chdir(path):
         try:
-            key = questions.key_of(path)
+            key = queries.find_key(path)
             if key is None:
                 return original(path)
             with real_files.use_real_files():
-                view = overlay.own_view()
+                view = overlay.get_own_view()
                 if not view.is_own(key) or os.path.isdir(key):
                     return original(key)  # the folder on disk, where there is one, for what is not Python
-                view.loosen(key)  # for processes that are started there
-                return original(view.upper(key))
+                view.stop_caching(key)  # for processes that are started there
+                return original(view.locate_upper(key))
         finally:
-            overlay.own_view().known.forget()  # what relative paths are
+            overlay.get_own_view().known.forget_places()  # what relative paths are
 
     return chdir
 
 
 def wrap_getcwd(original: Any) -> Any:
     def getcwd():
-        folder, root = original(), overlay.own_view().root
+        folder, root = original(), overlay.get_own_view().root
         inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
         return (folder[len(root) :] or os.sep) if inside else folder
 

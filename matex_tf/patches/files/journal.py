@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf.io import layers, overlay
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` by which a file is made or changed."""
@@ -18,23 +18,23 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def install() -> None:
     """On rank 0: note what is made, changed or removed from now on."""
-    replace(builtins, "open", _note_open)
-    replace(io, "open", _note_open)
-    replace(os, "open", _note_os_open)
-    replace(os, "mkdir", _note_made)
+    replace_function(builtins, "open", _wrap_open)
+    replace_function(io, "open", _wrap_open)
+    replace_function(os, "open", _wrap_os_open)
+    replace_function(os, "mkdir", _wrap_make)
     for name in ("remove", "unlink", "rmdir"):
-        replace(os, name, _note_removed)
-    replace(shutil, "rmtree", _note_removed)
-    replace(os, "truncate", _note_made)
+        replace_function(os, name, _wrap_remove)
+    replace_function(shutil, "rmtree", _wrap_remove)
+    replace_function(os, "truncate", _wrap_make)
     for name in ("rename", "replace"):
-        replace(os, name, _note_renamed)
+        replace_function(os, name, _wrap_rename)
     for name in ("link", "symlink"):
-        replace(os, name, _note_linked)
+        replace_function(os, name, _wrap_link)
 
 
-def _note(path: Any, removed: bool = False, to: Any = "") -> None:
+def _note_change(path: Any, removed: bool = False, to: Any = "") -> None:
     """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`."""
-    news = overlay.news()
+    news = overlay.get_journal()
     if news is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
         return
     with real_files.use_real_files():
@@ -46,68 +46,68 @@ def _note(path: Any, removed: bool = False, to: Any = "") -> None:
         above, name = os.path.split(text)
         key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
         if not layers.is_system(key):
-            news.note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
+            news.note_change(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
 
 
 def note_made(path: Any) -> None:
     """Where something other than Python is about to make `path`."""
-    _note(path)
+    _note_change(path)
 
 
 def note_removed(path: Any) -> None:
     """Where something other than Python is about to remove `path`."""
-    _note(path, removed=True)
+    _note_change(path, removed=True)
 
 
-def _note_open(original: Any) -> Any:
+def _wrap_open(original: Any) -> Any:
     def open(file, mode="r", *args, **kwargs):
         if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
-            _note(file)
+            _note_change(file)
         return original(file, mode, *args, **kwargs)
 
     return open
 
 
-def _note_os_open(original: Any) -> Any:
+def _wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         if flags & WRITING and dir_fd is None:
-            _note(path)
+            _note_change(path)
         return original(path, flags, mode, dir_fd=dir_fd)
 
     return open
 
 
-def _note_made(original: Any) -> Any:
+def _wrap_make(original: Any) -> Any:
     def make(path, *args, **kwargs):
         if kwargs.get("dir_fd") is None:
-            _note(path)
+            _note_change(path)
         return original(path, *args, **kwargs)
 
     return make
 
 
-def _note_removed(original: Any) -> Any:
+def _wrap_remove(original: Any) -> Any:
     def remove(path, *args, **kwargs):
         if kwargs.get("dir_fd") is None:
-            _note(path, removed=True)
+            _note_change(path, removed=True)
         return original(path, *args, **kwargs)
 
     return remove
 
 
-def _note_linked(original: Any) -> Any:
+def _wrap_link(original: Any) -> Any:
     def link(src, dst, *args, **kwargs):
-        _note(dst)
+        _note_change(dst)
         return original(src, dst, *args, **kwargs)
 
     return link
 
 
-def _note_renamed(original: Any) -> Any:
+def _wrap_rename(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if not any(kwargs.values()):
-            _note(dst, removed=os.path.lexists(dst))  # what is replaced
-            _note(src, removed=True, to=dst)
+            _note_change(dst, removed=os.path.lexists(dst))  # what is replaced
+            _note_change(src, removed=True, to=dst)
         return original(src, dst, **kwargs)
 
     return rename

@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 
 from matex_tf.io import overlay
 from matex_tf.patches.files import journal
-from matex_tf.patches.files.opening import real_path
+from matex_tf.patches.files.opening import find_real_path
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 
 _ARROW = {
     "pyarrow": (("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
@@ -48,39 +48,47 @@ _OF_SQLITE = ("-journal", "-wal", "-shm")
 
 
 def install() -> None:
-    if overlay.view() is None and overlay.news() is None:
+    if overlay.get_view() is None and overlay.get_journal() is None:
         return
-    when_imported("h5py._hl.files", lambda module: replace(module.File, "__init__", _h5py))
-    when_imported("netCDF4", _netcdf)
-    when_imported("pyarrow.parquet.core", _parquet)
+    patch_when_imported("h5py._hl.files", lambda module: replace_function(module.File, "__init__", _wrap_h5py))
+    patch_when_imported("netCDF4", _patch_netcdf)
+    patch_when_imported("pyarrow.parquet.core", _patch_parquet)
     for module, functions in _ARROW.items():
-        when_imported(module, functools.partial(_arrow, functions=functions))
-    when_imported("pyarrow", _arrow_file)
-    when_imported("pyarrow.csv", _arrow_csv)
-    when_imported("pyarrow.dataset", lambda module: replace(module, "write_dataset", _with_path("base_dir", 1, "w")))
+        patch_when_imported(module, functools.partial(_patch_arrow, functions=functions))
+    patch_when_imported("pyarrow", _patch_arrow_file)
+    patch_when_imported("pyarrow.csv", _patch_arrow_csv)
+    patch_when_imported(
+        "pyarrow.dataset",
+        lambda module: replace_function(module, "write_dataset", _wrap_path_argument("base_dir", 1, "w")),
+    )
     for name in ("sqlite3.dbapi2", "sqlite3"):
-        when_imported(name, lambda module: replace(module, "connect", _with_path("database", 0, "a", _OF_SQLITE)))
-    when_imported("cv2", lambda module: replace(module, "imwrite", _with_path("filename", 0, "a")))
+        patch_when_imported(
+            name,
+            lambda module: replace_function(module, "connect", _wrap_path_argument("database", 0, "a", _OF_SQLITE)),
+        )
+    patch_when_imported(
+        "cv2", lambda module: replace_function(module, "imwrite", _wrap_path_argument("filename", 0, "a"))
+    )
 
 
-def _place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
-    """Where a library is to open `path`, to read ("r") or to write, with the modes of `real_path`.
+def _find_place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
+    """Where a library is to open `path`, to read ("r") or to write, with the modes of `find_real_path`.
 
     It makes and removes other files then, whose names go on as `beside` says.
     """
     if mode != "r":
         for ending in ("", *beside):
             journal.note_made(os.fsdecode(path) + ending)
-        return real_path(path, mode, bool(beside))
+        return find_real_path(path, mode, bool(beside))
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
-    return path if os.path.isdir(path) and not _is_own(path) else real_path(path, None)
+    return path if os.path.isdir(path) and not _is_own(path) else find_real_path(path, None)
 
 
 def _is_own(folder: Any) -> bool:
     """Whether what this rank is to see of `folder` is all in one place other than the disk."""
-    view = overlay.view()
+    view = overlay.get_view()
     with real_files.use_real_files():
-        key = None if view is None else view.key(folder)
+        key = None if view is None else view.find_key(folder)
         return view is not None and key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
@@ -88,7 +96,7 @@ def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
 
 
-def _with_path(name: str, index: int, mode: str, beside: Sequence[str] = ()) -> Any:
+def _wrap_path_argument(name: str, index: int, mode: str, beside: Sequence[str] = ()) -> Any:
     """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
 
     def make(original: Any) -> Any:
@@ -98,9 +106,9 @@ def _with_path(name: str, index: int, mode: str, beside: Sequence[str] = ()) -> 
             if elsewhere or (_is_path(given) and os.fsdecode(given) == ":memory:"):
                 return original(*args, **kwargs)
             if _is_path(given):
-                given = _place(given, mode, beside)
+                given = _find_place(given, mode, beside)
             elif mode == "r" and isinstance(given, (list, tuple)):
-                given = [_place(part, mode) if _is_path(part) else part for part in given]
+                given = [_find_place(part, mode) if _is_path(part) else part for part in given]
             else:
                 return original(*args, **kwargs)
             if name in kwargs:
@@ -116,16 +124,16 @@ def _is_file_system(value: Any) -> bool:
     return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
 
 
-def _h5py(original: Any) -> Any:
+def _wrap_h5py(original: Any) -> Any:
     def __init__(self, name, mode="r", *args, **kwargs):
         if _is_path(name) and kwargs.get("driver") is None:
-            name = _place(name, mode)
+            name = _find_place(name, mode)
         return original(self, name, mode, *args, **kwargs)
 
     return __init__
 
 
-def _netcdf(module: Any) -> None:
+def _patch_netcdf(module: Any) -> None:
     original: Any = module.Dataset
     meta: Any = type(original)
 
@@ -149,49 +157,49 @@ def _netcdf(module: Any) -> None:
             elsewhere = kwargs.get("parallel") or kwargs.get("memory") is not None or (diskless and not persist)
             if _is_path(filename) and not elsewhere:
                 how = {"w": "w" if clobber else "x"}.get(mode.rstrip("s"), mode.rstrip("s"))
-                filename = _place(filename, how)
+                filename = _find_place(filename, how)
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
     Dataset.__module__, Dataset.__qualname__ = module.__name__, "Dataset"  # by which it is pickled
     module.Dataset = Dataset
-    replace(module.MFDataset, "__init__", _netcdf_files)
+    replace_function(module.MFDataset, "__init__", _wrap_netcdf_files)
 
 
-def _netcdf_files(original: Any) -> Any:
+def _wrap_netcdf_files(original: Any) -> Any:
     def __init__(self, files, *args, **kwargs):
         if isinstance(files, str) and "://" not in files:
             files = sorted(glob.glob(files)) or files
         if isinstance(files, (list, tuple)):
-            files = [_place(path, "r") if _is_path(path) else path for path in files]
+            files = [_find_place(path, "r") if _is_path(path) else path for path in files]
         if _is_path(kwargs.get("master_file")):
-            kwargs["master_file"] = _place(kwargs["master_file"], "r")
+            kwargs["master_file"] = _find_place(kwargs["master_file"], "r")
         return original(self, files, *args, **kwargs)
 
     return __init__
 
 
-def _arrow(module: Any, functions: tuple[tuple[str, str, int, str], ...]) -> None:
+def _patch_arrow(module: Any, functions: tuple[tuple[str, str, int, str], ...]) -> None:
     for name, argument, index, mode in functions:
         owner, name = (module, name) if "." not in name else (getattr(module, name.split(".")[0]), name.split(".")[1])
-        replace(owner, name, _with_path(argument, index, mode))
+        replace_function(owner, name, _wrap_path_argument(argument, index, mode))
 
 
-def _arrow_file(module: Any) -> None:
+def _patch_arrow_file(module: Any) -> None:
     class OSFile(module.OSFile):
         __doc__ = module.OSFile.__doc__
 
         def __new__(cls, path, mode="r", *args, **kwargs):
-            return super().__new__(cls, _place(path, mode[0]) if _is_path(path) else path, mode, *args, **kwargs)
+            return super().__new__(cls, _find_place(path, mode[0]) if _is_path(path) else path, mode, *args, **kwargs)
 
     _put_in_place(module, OSFile)
 
 
-def _arrow_csv(module: Any) -> None:
+def _patch_arrow_csv(module: Any) -> None:
     class CSVWriter(module.CSVWriter):
         __doc__ = module.CSVWriter.__doc__
 
         def __init__(self, sink, *args, **kwargs):
-            super().__init__(_place(sink, "w") if _is_path(sink) else sink, *args, **kwargs)
+            super().__init__(_find_place(sink, "w") if _is_path(sink) else sink, *args, **kwargs)
 
     _put_in_place(module, CSVWriter)
 
@@ -203,9 +211,9 @@ def _put_in_place(module: Any, new: type) -> None:
     setattr(module, new.__name__, new)
 
 
-def _parquet(module: Any) -> None:
-    replace(module.ParquetWriter, "__init__", _with_path("where", 1, "w"))
-    replace(module.ParquetFile, "__init__", _with_path("source", 1, "r"))
-    replace(module.ParquetDataset, "__init__", _with_path("path_or_paths", 1, "r"))
+def _patch_parquet(module: Any) -> None:
+    replace_function(module.ParquetWriter, "__init__", _wrap_path_argument("where", 1, "w"))
+    replace_function(module.ParquetFile, "__init__", _wrap_path_argument("source", 1, "r"))
+    replace_function(module.ParquetDataset, "__init__", _wrap_path_argument("path_or_paths", 1, "r"))
     for name in ("read_metadata", "read_schema"):
-        replace(module, name, _with_path("where", 0, "r"))
+        replace_function(module, name, _wrap_path_argument("where", 0, "r"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.io import overlay
-from matex_tf.patches.files import journal, questions
+from matex_tf.patches.files import journal, queries
 from matex_tf.runtime import real_files
 
 _open_plainly = os.open
@@ -30,19 +30,19 @@ def wrap_open(original: Any) -> Any:
             return original(file, mode, buffering, encoding, errors, newline, closefd, place)
 
         def looked_up():
-            key = questions.key_of(file, question=not writes)
+            key = queries.find_key(file, question=not writes)
             if key is None:
                 return opened(None)
-            return opened(lambda path, flags: _descriptor(key, path, flags, 0o666))
+            return opened(lambda path, flags: _open_descriptor(key, path, flags, 0o666))
 
         if opener is not None or isinstance(file, int):
             return opened(opener)
-        place = _known_place(file, writes, writes and "x" in mode)
+        place = _find_known_place(file, writes, writes and "x" in mode)
         if place is not None:
-            result = _at_known(lambda: opened(_opener(place)), place, file)
+            result = _open_at_known(lambda: opened(_make_opener(place)), place, file)
             if result is not None:
                 return result
-        return looked_up() if writes else questions.ask_steadily(looked_up, _close)
+        return looked_up() if writes else queries.ask_steadily(looked_up, _close_opened)
 
     return open
 
@@ -54,44 +54,44 @@ def wrap_os_open(original: Any) -> Any:
         writes = bool(flags & journal.WRITING)
 
         def opened():
-            key = questions.key_of(path, {"dir_fd": dir_fd}, question=not writes)
+            key = queries.find_key(path, {"dir_fd": dir_fd}, question=not writes)
             if key is None:
                 return original(path, flags, mode, dir_fd=dir_fd)
-            return _descriptor(key, path, flags, mode)
+            return _open_descriptor(key, path, flags, mode)
 
-        place = _known_place(path, writes, bool(flags & os.O_EXCL)) if dir_fd is None else None
+        place = _find_known_place(path, writes, bool(flags & os.O_EXCL)) if dir_fd is None else None
         if place is not None:
-            result = _at_known(lambda: original(place, flags | os.O_NOFOLLOW, mode), place, path)
+            result = _open_at_known(lambda: original(place, flags | os.O_NOFOLLOW, mode), place, path)
             if result is not None:
                 return result
-        return opened() if writes else questions.ask_steadily(opened, _close)
+        return opened() if writes else queries.ask_steadily(opened, _close_opened)
 
     return open
 
 
-def _known_place(path: Any, writes: bool, exclusive: bool) -> str | None:
+def _find_known_place(path: Any, writes: bool, exclusive: bool) -> str | None:
     """Where the file `path` is; None where both layers must be asked, as of all that this rank has not made yet."""
-    text = questions.text_of(path)
-    place = None if text is None else overlay.own_view().known.place(text)
+    text = queries.find_text(path)
+    place = None if text is None else overlay.get_own_view().known.find_place(text)
     return None if writes and (exclusive or place == text) else place
 
 
-def _opener(place: str) -> Callable[[str, int], int]:
+def _make_opener(place: str) -> Callable[[str, int], int]:
     return lambda _, flags: _open_plainly(place, flags | os.O_NOFOLLOW, 0o666)
 
 
-def _at_known(opened: Callable[[], Any], place: str, path: Any) -> Any:
+def _open_at_known(opened: Callable[[], Any], place: str, path: Any) -> Any:
     """What `opened` opens at `place`; None where both layers must be asked: it is a link, it is gone, there is news."""
     try:
         result = opened()
     except OSError as error:
-        if error.errno != errno.ELOOP and place == os.fspath(path) and questions.is_as_known():
+        if error.errno != errno.ELOOP and place == os.fspath(path) and queries.is_as_known():
             raise
         return None
-    return result if questions.is_as_known() or not _close(result) else None
+    return result if queries.is_as_known() or not _close_opened(result) else None
 
 
-def _close(opened: Any) -> bool:
+def _close_opened(opened: Any) -> bool:
     """Close a file or a descriptor that is to be opened again; not one like a pipe, whose other end would notice."""
     is_descriptor = isinstance(opened, int)
     if not stat.S_ISREG(os.fstat(opened if is_descriptor else opened.fileno()).st_mode):
@@ -103,38 +103,38 @@ def _close(opened: Any) -> bool:
     return True
 
 
-def _descriptor(key: str, path: Any, flags: int, mode: int) -> int:
+def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
     with real_files.use_real_files():
-        view = overlay.own_view()
+        view = overlay.get_own_view()
         try:
             if not flags & journal.WRITING or flags & os.O_DIRECTORY:
-                return os.open(view.readable(key), flags, mode)
+                return os.open(view.locate_readable(key), flags, mode)
             must_exist = not flags & os.O_CREAT
             if must_exist and not view.exists(key):
                 raise FileNotFoundError(2, os.strerror(2), path)
-            where = view.writable(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
+            where = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
             descriptor = os.open(where, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
-        view.settle(key)
+        view.confirm_written(key)
         return descriptor
 
 
-def real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
+def find_real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
     """Where `path` really is for a library that opens files by itself: to read (mode None) or to write.
 
     A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there. `beside`: the library
     makes other files beside it.
     """
-    key = questions.key_of(path) if overlay.view() is not None else None
+    key = queries.find_key(path) if overlay.get_view() is not None else None
     if key is None:
         return path
     with real_files.use_real_files():
-        view = overlay.own_view()
+        view = overlay.get_own_view()
         if mode is None:
-            return view.steadily(lambda: view.readable(key))
+            return view.ask_until_steady(lambda: view.locate_readable(key))
         if mode == "r+" and not view.exists(key):
-            return view.real(key)
-        place = view.writable(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        view.loosen(os.path.dirname(key) if beside else key)
+            return view.locate_real(key)
+        place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+        view.stop_caching(os.path.dirname(key) if beside else key)
         return place

@@ -17,10 +17,10 @@ import tempfile
 from typing import Any
 
 from matex_tf.io import overlay
-from matex_tf.patches.files import changing, folders, journal, opening, questions
+from matex_tf.patches.files import changing, folders, journal, opening, queries
 from matex_tf.resilience import elastic
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 _REPLACED = (
     (builtins, "open"),
@@ -37,14 +37,14 @@ _REPLACED = (
 
 def install() -> None:
     overlay.start_overlay()
-    if overlay.view() is not None:
+    if overlay.get_view() is not None:
         _install_view()
-        elastic.after_loss.append(_after_loss)
-    elif overlay.news() is not None:
+        elastic.after_loss.append(_handle_loss)
+    elif overlay.get_journal() is not None:
         journal.install()
 
 
-def _after_loss(became_first: bool) -> None:
+def _handle_loss(became_first: bool) -> None:
     if became_first:
         journal.install()
 
@@ -54,8 +54,8 @@ def _install_view() -> None:
     for owner, name, make in (
         (builtins, "open", opening.wrap_open),
         (os, "open", opening.wrap_os_open),
-        *((os, name, questions.wrap_question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
-        *((os, name, functools.partial(questions.wrap_question, of_link=True)) for name in ("lstat", "readlink")),
+        *((os, name, queries.wrap_question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
+        *((os, name, functools.partial(queries.wrap_question, of_link=True)) for name in ("lstat", "readlink")),
         *(
             (os, name, changing.wrap_change)
             for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")
@@ -73,9 +73,9 @@ def _install_view() -> None:
         (shutil, "rmtree", changing.wrap_remove_tree),
     ):
         if hasattr(owner, name):
-            replace(owner, name, make)
+            replace_function(owner, name, make)
     for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
-        replace(owner, name, functools.partial(_also, new=new))
+        replace_function(owner, name, functools.partial(_call_also, new=new))
     _replace_captured(originals)
     _leave_temporary_files_alone()
 
@@ -107,7 +107,7 @@ def _may_hold(module: str) -> bool:
     return module.split(".")[0] not in plain
 
 
-def _also(original: Any, new: Any) -> Any:
+def _call_also(original: Any, new: Any) -> Any:
     return lambda *args, **kwargs: new(*args, **kwargs)
 
 
@@ -116,10 +116,10 @@ def _leave_temporary_files_alone() -> None:
         def make(*args, **kwargs):
             with real_files.use_real_files():
                 result = original(*args, **kwargs)
-                overlay.own_view().keep(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+                overlay.get_own_view().exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
             return result
 
         return make
 
     for name in ("_mkstemp_inner", "mkdtemp"):
-        replace(tempfile, name, made)
+        replace_function(tempfile, name, made)

@@ -20,8 +20,8 @@ from matex_tf import ops, settings
 from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
 from matex_tf.runtime import objects, real_files, watchdog
-from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.servers import holding, local
+from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.servers import local_sgd, sharded_slots
 from matex_tf.world import membership, world
 
 _PLACES = (
@@ -43,26 +43,28 @@ _state = threading.local()
 
 
 def install() -> None:
-    if settings.current().output == "all":
+    if settings.get_settings().output == "all":
         return
     for module, owner, names in _PLACES:
-        when_imported(module, functools.partial(_patch, owner=owner, names=names))
-    when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
-    when_imported("tensorflow.python.training.saver", lambda module: replace(module.Saver, "save", _saver))
-    when_imported(
+        patch_when_imported(module, functools.partial(_patch_owner, owner=owner, names=names))
+    patch_when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
+    patch_when_imported(
+        "tensorflow.python.training.saver", lambda module: replace_function(module.Saver, "save", _wrap_saver)
+    )
+    patch_when_imported(
         "tensorflow.python.training.basic_session_run_hooks",
-        lambda module: replace(module.CheckpointSaverHook, "_save", _by_a_clock),
+        lambda module: replace_function(module.CheckpointSaverHook, "_save", _wrap_clocked_save),
     )
 
 
-def _patch(module: Any, owner: str | None, names: tuple[str, ...]) -> None:
+def _patch_owner(module: Any, owner: str | None, names: tuple[str, ...]) -> None:
     target = module if owner is None else getattr(module, owner, None)
     for name in names:
         if hasattr(target, name):
-            replace(target, name, _on_first_rank)
+            replace_function(target, name, _wrap_save)
 
 
-def _on_first_rank(original: Any) -> Any:
+def _wrap_save(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def save(*args, **kwargs):
@@ -70,22 +72,22 @@ def _on_first_rank(original: Any) -> Any:
             call = signature.bind(*args, **kwargs)
         except TypeError:
             return original(*args, **kwargs)  # says what is wrong
-        path = _path_in(call)
+        path = _find_path(call)
         # What is no path, a buffer or an open file, is each rank's own.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
         if _is_inside():
             return _write_whole(original, call, path)
         if _is_measured():
-            place = _apart(path)
+            place = _find_own_place(path)
             call.arguments[list(call.arguments)[1]] = place
-            return _plainly(lambda: _write_whole(original, call, place))
+            return _save_plainly(lambda: _write_whole(original, call, place))
         return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
 
     return save
 
 
-def _path_in(call: inspect.BoundArguments) -> str | None:
+def _find_path(call: inspect.BoundArguments) -> str | None:
     """The path that a call saves to: its second argument, after what is saved."""
     given = list(call.arguments.values())
     path = given[1] if len(given) > 1 else None
@@ -108,7 +110,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
             result = original(*call.args, **call.kwargs)
         finally:
             _state.beside = False
-    text = _text(result)
+    text = _find_path_text(result)
     if place == path or text is None:
         return result
     text = text.replace(place, path)
@@ -117,18 +119,18 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
 
 def _is_measured() -> bool:
     """Whether what this rank saves stays its own, be it the first (see `overlay.start_overlay`)."""
-    return settings.current().plan is not None and overlay.view() is not None
+    return settings.get_settings().plan is not None and overlay.get_view() is not None
 
 
-def _apart(path: str) -> str:
+def _find_own_place(path: str) -> str:
     """Where this rank keeps what it saves to `path` for itself."""
-    view = overlay.view()
+    view = overlay.get_view()
     with real_files.use_real_files():
-        key = view.key(path) if view is not None else None
-        return path if view is None or key is None else view.writable(key, keep=False)
+        key = view.find_key(path) if view is not None else None
+        return path if view is None or key is None else view.prepare_write(key, keep=False)
 
 
-def _plainly(write: Callable[[], Any]) -> Any:
+def _save_plainly(write: Callable[[], Any]) -> Any:
     _state.inside = True
     try:
         with real_files.use_real_files():
@@ -147,17 +149,17 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own,
     and in a hook that looks at the clock, nobody waits: each rank has its own time.
     """
-    if not _all_come():
-        return write() if world.current().rank == 0 else path
-    return membership.attempt(f"saving ({what})", lambda: _save_together(write, path, what))
+    if not _is_called_by_all():
+        return write() if world.get_world().rank == 0 else path
+    return membership.attempt_collectives(f"saving ({what})", lambda: _save_together(write, path, what))
 
 
 def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
-    first = world.current().rank == 0
+    first = world.get_world().rank == 0
     result = error = None
-    ops.records.between_steps()
-    holding.make_whole()  # rank 0 reads alone what it saves
-    local.meet()
+    ops.records.mark_between_steps()
+    sharded_slots.make_whole()  # rank 0 reads alone what it saves
+    local_sgd.average_current()
     objects.barrier(f"saving ({what})")
     if first:
         _state.inside = True
@@ -168,7 +170,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
             error = raised
         finally:
             _state.inside = False
-    outcome = (path, _text(result), None if error is None else f"{type(error).__name__}: {error}")
+    outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
     origin, text, failed = objects.broadcast(outcome, f"saving ({what})")
     if error is not None:
         raise error
@@ -189,7 +191,7 @@ class _WholeFiles:
 
     @contextlib.contextmanager
     def File(self, path: str, mode: str = "r") -> Iterator[Any]:
-        if "w" not in mode or world.current().rank > 0 or "://" in path:
+        if "w" not in mode or world.get_world().rank > 0 or "://" in path:
             with self._original.File(path, mode) as file:
                 yield file
             return
@@ -203,18 +205,18 @@ def _write_metadata_whole(module: Any) -> None:
     module.file_utils = _WholeFiles(module.file_utils)
 
 
-def _all_come() -> bool:
+def _is_called_by_all() -> bool:
     return threading.current_thread() is threading.main_thread() and not getattr(_state, "by_a_clock", False)
 
 
-def _text(result: Any) -> str | None:
+def _find_path_text(result: Any) -> str | None:
     """What saving returned if it is a path, else None; the other functions return nothing that a script would use."""
     if hasattr(result, "numpy"):
         result = result.numpy()
     return os.fsdecode(result) if isinstance(result, (str, bytes)) else None
 
 
-def _by_a_clock(original: Any) -> Any:
+def _wrap_clocked_save(original: Any) -> Any:
     def _save(self, *args, **kwargs):
         before, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
         try:
@@ -225,21 +227,21 @@ def _by_a_clock(original: Any) -> Any:
     return _save
 
 
-def _saver(original: Any) -> Any:
+def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         if not world.is_active() or _is_inside():
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
 
         if _is_measured():
-            place = _apart(os.fspath(save_path))
-            return _plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
+            place = _find_own_place(os.fspath(save_path))
+            return _save_plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
 
         def write() -> Any:
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
 
-        path = _numbered(sess, os.fspath(save_path), global_step)
+        path = _name_checkpoint(sess, os.fspath(save_path), global_step)
         result = _save_once(write, path, "Saver.save")
-        if _all_come():
+        if _is_called_by_all():
             delivery.deliver_file(os.path.join(os.path.dirname(path), latest_filename or "checkpoint"))
             self._last_checkpoints = objects.broadcast(self._last_checkpoints, "the checkpoints of a Saver")
         return result
@@ -247,7 +249,7 @@ def _saver(original: Any) -> Any:
     return save
 
 
-def _numbered(session: Any, path: str, global_step: Any) -> str:
+def _name_checkpoint(session: Any, path: str, global_step: Any) -> str:
     """The name that a v1 Saver gives a checkpoint."""
     from tensorflow.python.training import training_util
 

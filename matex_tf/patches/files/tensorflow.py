@@ -14,35 +14,37 @@ from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made, note_removed
-from matex_tf.patches.files.opening import real_path
+from matex_tf.patches.files.opening import find_real_path
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 
 _WILD = re.compile(r"[*?\[\\]")
 """What makes a path a pattern to TensorFlow."""
 
 
 def install() -> None:
-    when_imported("tensorflow", _patch)
+    patch_when_imported("tensorflow", _patch_tensorflow)
 
 
-def _patch(tf: Any) -> None:
+def _patch_tensorflow(tf: Any) -> None:
     from tensorflow.python.lib.io import file_io, tf_record
     from tensorflow.python.ops import summary_ops_v2
 
     file_io._pywrap_file_io = _Files(file_io._pywrap_file_io)
-    if overlay.news() is None and overlay.view() is None:
+    if overlay.get_journal() is None and overlay.get_view() is None:
         return
-    replace(tf_record.TFRecordWriter, "__init__", _written)
+    replace_function(tf_record.TFRecordWriter, "__init__", _wrap_writer)
     for name in ("create_file_writer", "create_file_writer_v2"):
-        replace(summary_ops_v2, name, _log_folder)
+        replace_function(summary_ops_v2, name, _wrap_log_folder)
     for api in (tf.summary, tf.compat.v2.summary):
-        replace(api, "create_file_writer", _log_folder)
-    when_imported(
+        replace_function(api, "create_file_writer", _wrap_log_folder)
+    patch_when_imported(
         "tensorflow.python.summary.writer.event_file_writer",
-        lambda module: replace(module.EventFileWriter, "__init__", _log_folder_of_writer),
+        lambda module: replace_function(module.EventFileWriter, "__init__", _wrap_summary_writer),
     )
-    when_imported("tensorflow.python.profiler.profiler_v2", lambda module: replace(module, "start", _log_folder))
+    patch_when_imported(
+        "tensorflow.python.profiler.profiler_v2", lambda module: replace_function(module, "start", _wrap_log_folder)
+    )
 
 
 def is_local(path: Any) -> bool:
@@ -59,41 +61,41 @@ class _Files:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
-    def _views(self, *paths: Any) -> bool:
+    def _has_view(self, *paths: Any) -> bool:
         """Whether this rank has a view of the files, in which `paths` are."""
-        return overlay.view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
+        return overlay.get_view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
 
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
         return self._original.BufferedInputStream(
-            match_type(name, real_path(name, None)) if is_local(name) else name, *args
+            match_type(name, find_real_path(name, None)) if is_local(name) else name, *args
         )
 
     def WritableFile(self, name: Any, mode: Any) -> Any:
         if is_local(name):
             note_made(name)
             letters = os.fsdecode(mode).replace("b", "")
-            name = match_type(name, raise_as_tensorflow(real_path, name, "r+" if letters == "r+" else letters[0]))
+            name = match_type(name, raise_as_tensorflow(find_real_path, name, "r+" if letters == "r+" else letters[0]))
         return self._original.WritableFile(name, mode)
 
     def FileExists(self, path: Any) -> Any:
-        if not self._views(path):
+        if not self._has_view(path):
             return self._original.FileExists(path)
         if not os.path.exists(path):  # whatever the reason
-            raise_as_tensorflow(_missing, path)
+            raise_as_tensorflow(_raise_missing, path)
 
     def IsDirectory(self, path: Any) -> Any:
-        return os.path.isdir(path) if self._views(path) else self._original.IsDirectory(path)
+        return os.path.isdir(path) if self._has_view(path) else self._original.IsDirectory(path)
 
     def Stat(self, path: Any) -> Any:
-        if self._views(path):
+        if self._has_view(path):
             raise_as_tensorflow(os.stat, path)
-            path = match_type(path, real_path(path, None))
+            path = match_type(path, find_real_path(path, None))
         return self._original.Stat(path)
 
     def GetChildren(self, path: Any) -> Any:
         return (
             raise_as_tensorflow(os.listdir, os.fsdecode(path))
-            if self._views(path)
+            if self._has_view(path)
             else self._original.GetChildren(path)
         )
 
@@ -101,13 +103,13 @@ class _Files:
         return list_matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
 
     def CreateDir(self, path: Any) -> Any:
-        if self._views(path):
+        if self._has_view(path):
             return raise_as_tensorflow(os.mkdir, path)
         note_made(path)
         return self._original.CreateDir(path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
-        if self._views(path):
+        if self._has_view(path):
             return raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
         # Each folder on the way to it, the outermost first, as far as they are not there.
         if is_local(path):
@@ -121,19 +123,19 @@ class _Files:
         return self._original.RecursivelyCreateDir(path)
 
     def DeleteFile(self, path: Any) -> Any:
-        if self._views(path):
+        if self._has_view(path):
             return raise_as_tensorflow(os.remove, path)
         note_removed(path)
         return self._original.DeleteFile(path)
 
     def DeleteRecursively(self, path: Any) -> Any:
-        if self._views(path):
+        if self._has_view(path):
             return raise_as_tensorflow(shutil.rmtree, path)
         note_removed(path)
         return self._original.DeleteRecursively(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        if self._views(source, target):
+        if self._has_view(source, target):
             _refuse_to_overwrite(target, overwrite)
             return raise_as_tensorflow(os.replace, source, target)
         note_made(target)
@@ -141,14 +143,14 @@ class _Files:
         return self._original.RenameFile(source, target, overwrite)
 
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        if self._views(source, target):
+        if self._has_view(source, target):
             _refuse_to_overwrite(target, overwrite)
             return raise_as_tensorflow(shutil.copyfile, source, target) and None
         note_made(target)
         return self._original.CopyFile(source, target, overwrite)
 
 
-def _missing(path: Any) -> None:
+def _raise_missing(path: Any) -> None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -192,16 +194,16 @@ def list_matching(pattern: str) -> list[str]:
         return [pattern] if pattern and os.path.exists(pattern) else []
     if not os.path.dirname(pattern[: start.start()]):
         pattern = os.path.join(".", pattern)
-    return _matching(pattern.rstrip("/"))
+    return _match_pattern(pattern.rstrip("/"))
 
 
-def _matching(pattern: str) -> list[str]:
+def _match_pattern(pattern: str) -> list[str]:
     if not _WILD.search(pattern):
         return [pattern]
     folder, name = os.path.split(pattern)
     name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
     found = []
-    for each in _matching(folder):
+    for each in _match_pattern(folder):
         try:
             entries = os.listdir(each)
         except OSError:  # no folder, or none that may be read: TensorFlow finds nothing there, either
@@ -210,12 +212,12 @@ def _matching(pattern: str) -> list[str]:
     return found
 
 
-def _written(original: Any) -> Any:
+def _wrap_writer(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
         note_made(path)
         return original(
             self,
-            match_type(path, raise_as_tensorflow(real_path, path, "w")) if is_local(path) else path,
+            match_type(path, raise_as_tensorflow(find_real_path, path, "w")) if is_local(path) else path,
             *args,
             **kwargs,
         )
@@ -223,28 +225,28 @@ def _written(original: Any) -> Any:
     return __init__
 
 
-def real_folder(path: Any) -> Any:
+def find_real_folder(path: Any) -> Any:
     """Where a log folder really is; made, on the ranks that are not the first, as TensorFlow would make it."""
     if hasattr(path, "numpy"):
         path = path.numpy()
     if not is_local(path):
         return path
     note_made(path)
-    if overlay.view() is None:
+    if overlay.get_view() is None:
         return path
     raise_as_tensorflow(os.makedirs, path, exist_ok=True)
-    return match_type(path, real_path(path, "a"))
+    return match_type(path, find_real_path(path, "a"))
 
 
-def _log_folder(original: Any) -> Any:
+def _wrap_log_folder(original: Any) -> Any:
     def function(logdir, *args, **kwargs):
-        return original(real_folder(logdir), *args, **kwargs)
+        return original(find_real_folder(logdir), *args, **kwargs)
 
     return function
 
 
-def _log_folder_of_writer(original: Any) -> Any:
+def _wrap_summary_writer(original: Any) -> Any:
     def __init__(self, logdir, *args, **kwargs):
-        return original(self, real_folder(logdir), *args, **kwargs)
+        return original(self, find_real_folder(logdir), *args, **kwargs)
 
     return __init__

@@ -5,38 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.analysis import programs
-from matex_tf.gradients import batch_moments, meetings
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.gradients import batch_moments, row_mixing
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 
 
 def install() -> None:
-    when_imported("tensorflow", lambda tf: replace(tf.compat.v1.nn, "fused_batch_norm", _fused))
+    patch_when_imported("tensorflow", lambda tf: replace_function(tf.compat.v1.nn, "fused_batch_norm", _wrap_fused))
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.layers.normalization.batch_normalization", _keras)
+        patch_when_imported(f"{package}.src.layers.normalization.batch_normalization", _patch_keras)
 
 
-def _keras(module: Any) -> None:
-    replace(getattr(module, "BatchNormalizationBase", module.BatchNormalization), "_moments", _moments)
+def _patch_keras(module: Any) -> None:
+    replace_function(getattr(module, "BatchNormalizationBase", module.BatchNormalization), "_moments", _wrap_moments)
 
 
-def _moments(original: Any) -> Any:
-    @programs.ours()
+def _wrap_moments(original: Any) -> Any:
+    @programs.mark_ours()
     def moments(self, inputs, *args, **kwargs):
         mean, variance = original(self, inputs, *args, **kwargs)
-        moments_of = batch_moments.chosen()
-        if moments_of is None or meetings.is_whole(inputs):
+        moments_of = batch_moments.choose_moments()
+        if moments_of is None or row_mixing.is_whole(inputs):
             return mean, variance
         # Keras 3 gives (inputs, mask), Keras 2 (inputs, reduction_axes, keep_dims, mask).
         mask = kwargs.get("mask", args[-1] if len(args) in (1, 3) else None)
         axes = getattr(self, "_reduction_axes", None) or kwargs.get("reduction_axes") or args[0]
-        count = batch_moments.counted_elements(inputs, mean, mask)
+        count = batch_moments.count_elements(inputs, mean, mask)
         return moments_of(mean, variance, count, inputs, axes)[:2]
 
     return moments
 
 
-def _fused(original: Any) -> Any:
-    @programs.ours()
+def _wrap_fused(original: Any) -> Any:
+    @programs.mark_ours()
     def fused_batch_norm(
         x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC", is_training=True, name=None,
         exponential_avg_factor=1.0,
@@ -44,8 +44,8 @@ def _fused(original: Any) -> Any:
         import tensorflow as tf
 
         x = tf.convert_to_tensor(x)
-        moments_of = batch_moments.chosen() if is_training else None
-        if moments_of is None or meetings.is_whole(x):
+        moments_of = batch_moments.choose_moments() if is_training else None
+        if moments_of is None or row_mixing.is_whole(x):
             return original(
                 x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor
             )
@@ -53,7 +53,7 @@ def _fused(original: Any) -> Any:
         axes = [axis for axis in range(x.shape.rank) if axis != channel]
         wide = tf.cast(x, scale.dtype)
         own_mean, own_variance = tf.nn.moments(wide, axes, keepdims=True)
-        count = batch_moments.counted_elements(x, own_mean)
+        count = batch_moments.count_elements(x, own_mean)
         batch_mean, batch_variance, everything = moments_of(own_mean, own_variance, count, x, axes)
         shape = tf.shape(batch_mean)
         y = tf.nn.batch_normalization(

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from matex_tf.keras import data_stage, fit_call, single_batch
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.sharding import iteration, sliced_dataset
 
 # Of Keras 2's data handlers: the stage, and whether the data are arrays.
@@ -16,29 +16,29 @@ _stages: weakref.WeakKeyDictionary[Any, tuple[data_stage.Stage, bool]] = weakref
 
 
 def install() -> None:
-    when_imported("keras.src.trainers.epoch_iterator", _keras3)
+    patch_when_imported("keras.src.trainers.epoch_iterator", _patch_keras3)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.engine.data_adapter", _keras2)
+        patch_when_imported(f"{package}.src.engine.data_adapter", _patch_keras2)
 
 
-def _keras3(module: Any) -> None:
-    replace(module.EpochIterator, "__init__", _epoch_iterator)
+def _patch_keras3(module: Any) -> None:
+    replace_function(module.EpochIterator, "__init__", _wrap_epoch_iterator)
     if hasattr(module.EpochIterator, "_enumerate_iterator"):
-        replace(module.EpochIterator, "_enumerate_iterator", _enumerate)
+        replace_function(module.EpochIterator, "_enumerate_iterator", _wrap_enumerate)
 
 
-def _keras2(module: Any) -> None:
-    replace(module.DataHandler, "__init__", _handler)
-    replace(module.DataHandler, "_configure_dataset_and_inferred_steps", _handler_dataset)
-    replace(module, "_make_class_weight_map_fn", _class_weights)
-    replace(module, "single_batch_iterator", _single_batch_iterator)
+def _patch_keras2(module: Any) -> None:
+    replace_function(module.DataHandler, "__init__", _wrap_handler)
+    replace_function(module.DataHandler, "_configure_dataset_and_inferred_steps", _wrap_handler_dataset)
+    replace_function(module, "_make_class_weight_map_fn", _wrap_class_weights)
+    replace_function(module, "single_batch_iterator", _wrap_single_batch_iterator)
 
 
-def _epoch_iterator(original: Any) -> Any:
+def _wrap_epoch_iterator(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
-        call = fit_call.current()
+        call = fit_call.get_current()
         if call is None:
             return original(self, *args, **kwargs)
         if not call.slices:
@@ -49,12 +49,12 @@ def _epoch_iterator(original: Any) -> Any:
                 arrays = None if _is_source(source) else getattr(self.data_adapter, "_inputs", source)
                 call.answer.look_at(source, arrays)
             return None
-        stage = call.next_stage()
+        stage = call.add_stage()
         given = signature.bind(self, *args, **kwargs).arguments
         are_arrays = not _is_source(given.get("x"))
         batch_size = given.get("batch_size")
         if are_arrays:
-            given["batch_size"] = stage.batch_of_arrays(batch_size)
+            given["batch_size"] = stage.choose_batch_size(batch_size)
         given.pop("self")
         original(self, **given)
         adapter = self.data_adapter
@@ -68,7 +68,7 @@ def _epoch_iterator(original: Any) -> Any:
     return __init__
 
 
-def _enumerate(original: Any) -> Any:
+def _wrap_enumerate(original: Any) -> Any:
     """The steps of an epoch, of which a rank that takes turns makes some."""
 
     def _enumerate_iterator(self):
@@ -86,7 +86,9 @@ def _enumerate(original: Any) -> Any:
             return
         stage.first = None
         left = [self.steps_per_epoch, self._num_batches and self._num_batches - self._steps_seen + 1]
-        yield from stage.turns.epoch(steps, min(filter(None, left)), self._steps_seen - 1, _Pipeline(self, stage))
+        yield from stage.turns.iterate_epoch(
+            steps, min(filter(None, left)), self._steps_seen - 1, _Pipeline(self, stage)
+        )
 
     return _enumerate_iterator
 
@@ -98,10 +100,10 @@ class _Pipeline:
         self._iterator = iterator
         self._stage = stage
 
-    def first(self) -> tuple[int, int] | None:
+    def get_first(self) -> tuple[int, int] | None:
         return self._stage.first
 
-    def ended_at(self, place: int) -> None:
+    def note_end(self, place: int) -> None:
         self._iterator._steps_seen = place + 1  # as many as Keras has asked for then
 
     def raise_end(self) -> None:
@@ -127,11 +129,11 @@ class _Whole:
         return getattr(self._adapter, name)
 
     def get_tf_dataset(self) -> Any:
-        return _unsliced(self._call, self._adapter.get_tf_dataset())
+        return _exempt_dataset(self._call, self._adapter.get_tf_dataset())
 
 
-def _unsliced(call: fit_call.Run, dataset: Any) -> Any:
-    return call.answer.distribute(dataset) if call.kind == "predict" else iteration.exempt_dataset(dataset)
+def _exempt_dataset(call: fit_call.Run, dataset: Any) -> Any:
+    return call.answer.distribute_dataset(dataset) if call.kind == "predict" else iteration.exempt_dataset(dataset)
 
 
 class _Distributed(_Whole):
@@ -144,18 +146,18 @@ class _Distributed(_Whole):
 
     @property
     def num_batches(self) -> int | None:
-        return self.stage.batches(self._adapter.num_batches, self._are_arrays)
+        return self.stage.count_batches(self._adapter.num_batches, self._are_arrays)
 
     def get_tf_dataset(self) -> Any:
-        return self.stage.distribute(self._adapter.get_tf_dataset(), self._are_arrays)
+        return self.stage.distribute_dataset(self._adapter.get_tf_dataset(), self._are_arrays)
 
 
-def _handler(original: Any) -> Any:
+def _wrap_handler(original: Any) -> Any:
     """Keras 2's counterpart of the epoch iterator."""
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
-        call = fit_call.current()
+        call = fit_call.get_current()
         if call is None:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
@@ -164,10 +166,10 @@ def _handler(original: Any) -> Any:
             if call.kind == "predict":
                 call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None)
             return original(self, *args, **kwargs)
-        stage = call.next_stage()
+        stage = call.add_stage()
         batch_size = given.get("batch_size")
         if are_arrays:
-            given["batch_size"] = stage.batch_of_arrays(batch_size)
+            given["batch_size"] = stage.choose_batch_size(batch_size)
             arrays = tuple(
                 part for part in (given.get("x"), given.get("y"), given.get("sample_weight")) if part is not None
             )
@@ -182,18 +184,18 @@ def _handler(original: Any) -> Any:
     return __init__
 
 
-def _handler_dataset(original: Any) -> Any:
+def _wrap_handler_dataset(original: Any) -> Any:
     def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
         found = _stages.get(self)
-        call = fit_call.current()
+        call = fit_call.get_current()
         if found is None and call is not None:
             whole = self._adapter.get_dataset
-            self._adapter.get_dataset = lambda: _unsliced(call, whole())
+            self._adapter.get_dataset = lambda: _exempt_dataset(call, whole())
         if found is not None:
             stage, are_arrays = found
             plain_dataset, plain_size = self._adapter.get_dataset, self._adapter.get_size
-            self._adapter.get_dataset = lambda: stage.distribute(plain_dataset(), are_arrays)
-            self._adapter.get_size = lambda: stage.batches(plain_size(), are_arrays)
+            self._adapter.get_dataset = lambda: stage.distribute_dataset(plain_dataset(), are_arrays)
+            self._adapter.get_size = lambda: stage.count_batches(plain_size(), are_arrays)
         result = original(self, *args, **kwargs)
         if found is not None:
             found[0].element_spec = getattr(getattr(self, "_dataset", None), "element_spec", None)
@@ -202,7 +204,7 @@ def _handler_dataset(original: Any) -> Any:
     return _configure_dataset_and_inferred_steps
 
 
-def _class_weights(original: Any) -> Any:
+def _wrap_class_weights(original: Any) -> Any:
     """Keras 2 maps class weights over the dataset that it is given: ours, whose elements hold numbers, too."""
 
     def make_class_weight_map_fn(class_weight):
@@ -219,7 +221,7 @@ def _class_weights(original: Any) -> Any:
     return make_class_weight_map_fn
 
 
-def _single_batch_iterator(original: Any) -> Any:
+def _wrap_single_batch_iterator(original: Any) -> Any:
     def single_batch_iterator(*args, **kwargs):
         return single_batch.feed_slice(original(*args, **kwargs))
 

@@ -14,12 +14,12 @@ from matex_tf.sharding import row_shares
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
-def steps_per_execution(model: Any) -> int:
+def read_steps_per_execution(model: Any) -> int:
     return int(getattr(model, "_steps_per_execution", None) or getattr(model, "steps_per_execution", None) or 1)
 
 
-def current_state() -> fit_state.Fit | None:
-    run = fit_call.current_fit()
+def get_current_state() -> fit_state.Fit | None:
+    run = fit_call.get_current_fit()
     return None if run is None else run.kept
 
 
@@ -27,21 +27,21 @@ def wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
-        kept = current_state()
+        kept = get_current_state()
         if kept is not None and kept.source is None:
             # The first that a call of fit makes is of what it trains on.
             kept.source = self
-            kept.calls_python = _calls_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
+            kept.calls_python = _is_made_by_python(signature.bind(self, *args, **kwargs).arguments.get("x"))
         original(self, *args, **kwargs)
 
     return __init__
 
 
-def _calls_python(x: Any) -> bool:
+def _is_made_by_python(x: Any) -> bool:
     """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
     if not hasattr(x, "element_spec"):
         return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
-    for step in row_shares.pipeline_of(x):
+    for step in row_shares.list_pipeline(x):
         for part in vars(step).values():
             graph = getattr(getattr(part, "function", None), "graph", None)
             if graph is not None and _has_python(graph.as_graph_def()):
@@ -67,7 +67,7 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
     return batches
 
 
-def _goes_on(source: Any, calls_python: bool) -> bool:
+def _has_position(source: Any, calls_python: bool) -> bool:
     """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
     known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
     if calls_python or not (known or getattr(source, "steps_per_epoch", None)):
@@ -84,7 +84,7 @@ def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable
     how far the iterator went.
     """
     source = kept.source
-    takes = _goes_on(source, kept.calls_python)
+    takes = _has_position(source, kept.calls_python)
     with source.catch_stop_iteration():
         for step in steps:
             if takes:
@@ -93,8 +93,8 @@ def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable
 
 def wrap_epoch_steps(original: Any) -> Any:
     def _enumerate_iterator(self):
-        kept = current_state()
-        if kept is None or kept.source is not self or not kept.takes_data():
+        kept = get_current_state()
+        if kept is None or kept.source is not self or not kept.needs_data():
             yield from original(self)
             return
         pass_epochs(kept, kept.epoch - kept.first_epoch - kept.is_over)
@@ -102,7 +102,7 @@ def wrap_epoch_steps(original: Any) -> Any:
             if not kept.is_over and begin < kept.step:
                 take_batches(iterator, self.steps_per_execution)
                 continue
-            _data_are_back(kept)
+            _note_data_back(kept)
             yield begin, end, iterator
 
     return _enumerate_iterator
@@ -117,9 +117,9 @@ def pass_epochs(kept: fit_state.Fit, number: int) -> None:
         _pass_epoch(kept, steps, lambda step: (step[2], source.steps_per_execution))
 
 
-def _data_are_back(kept: fit_state.Fit) -> None:
+def _note_data_back(kept: fit_state.Fit) -> None:
     # What Python code has drawn on the way here it has drawn as it did before.
-    run = fit_call.current()
+    run = fit_call.get_current()
     stage = None if run is None else run.training
     if stage is not None and stage.is_dealt:
         kept.say_rows()
@@ -128,7 +128,7 @@ def _data_are_back(kept: fit_state.Fit) -> None:
     kept.data_are_back = True
 
 
-def _step_of(handler: Any, iterator: Any, step: int) -> tuple[Any, int]:
+def _begin_step(handler: Any, iterator: Any, step: int) -> tuple[Any, int]:
     """The iterator of a step of Keras 2, and how many batches it takes; both are known once it has begun."""
     return iterator, handler.step_increment + 1
 
@@ -137,8 +137,8 @@ def wrap_handler_epochs(original: Any) -> Any:
     """Keras 2's epochs."""
 
     def enumerate_epochs(self):
-        kept = current_state()
-        if kept is None or kept.source is not self or not kept.takes_data():
+        kept = get_current_state()
+        if kept is None or kept.source is not self or not kept.needs_data():
             yield from original(self)
             return
         kept.data_taken = True
@@ -146,7 +146,7 @@ def wrap_handler_epochs(original: Any) -> Any:
         self._initial_epoch, self._initial_step = kept.first_epoch, 0
         for epoch, iterator in original(self):
             if epoch < kept.epoch and not (kept.is_over and epoch + 1 == kept.epoch and kept.missing):
-                _pass_epoch(kept, self.steps(), functools.partial(_step_of, self, iterator))
+                _pass_epoch(kept, self.steps(), functools.partial(_begin_step, self, iterator))
                 continue
             if kept.is_over and epoch >= kept.epoch:
                 return
@@ -159,7 +159,7 @@ def wrap_handler_epochs(original: Any) -> Any:
 
 def wrap_handler_steps(original: Any) -> Any:
     def steps(self):
-        kept = current_state()
+        kept = get_current_state()
         iterator, passed = None, None
         if kept is not None and kept.source is self and kept.resumed is not None:
             (iterator, passed), kept.resumed = kept.resumed, None
@@ -168,7 +168,7 @@ def wrap_handler_steps(original: Any) -> Any:
                 take_batches(iterator, self.step_increment + 1)
                 continue
             if passed is not None and kept is not None:
-                _data_are_back(kept)
+                _note_data_back(kept)
                 passed = None
             yield step
 

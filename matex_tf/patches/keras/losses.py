@@ -6,36 +6,36 @@ from typing import Any
 
 from matex_tf.analysis import interpreter
 from matex_tf.gradients import recombine
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 
 
 def install() -> None:
-    when_imported("keras.src.losses.loss", _keras3_losses)
+    patch_when_imported("keras.src.losses.loss", _patch_keras3)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.utils.losses_utils", _keras2_utils)
+        patch_when_imported(f"{package}.src.utils.losses_utils", _patch_keras2)
 
 
-def _keras3_losses(module: Any) -> None:
+def _patch_keras3(module: Any) -> None:
     if hasattr(module, "apply_mask"):
-        replace(module, "apply_mask", _keras3_mask)
+        replace_function(module, "apply_mask", _wrap_keras3_mask)
 
 
-def _keras2_utils(module: Any) -> None:
-    replace(module, "apply_valid_mask", _keras2_mask)
+def _patch_keras2(module: Any) -> None:
+    replace_function(module, "apply_valid_mask", _wrap_keras2_mask)
 
 
-def _keras3_mask(original: Any) -> Any:
+def _wrap_keras3_mask(original: Any) -> Any:
     def apply_mask(sample_weight, mask, dtype, reduction):
         import tensorflow as tf
 
         if mask is None or reduction not in ("mean", "sum_over_batch_size") or tf.executing_eagerly():
             return original(sample_weight, mask, dtype, reduction)
-        return _masked_weights(original(sample_weight, mask, dtype, "sum"), mask)
+        return _mask_weights(original(sample_weight, mask, dtype, "sum"), mask)
 
     return apply_mask
 
 
-def _masked_weights(weights: Any, mask: Any) -> Any:
+def _mask_weights(weights: Any, mask: Any) -> Any:
     """Weights that are 0 where `mask` is false, times what makes a mean over all one over what is not masked.
 
     That is a figure of the batch, which meets its rows here: so it is made whole first.
@@ -44,19 +44,19 @@ def _masked_weights(weights: Any, mask: Any) -> Any:
 
     mask = tf.cast(mask, weights.dtype)
     valid, total = tf.reduce_sum(mask), tf.cast(tf.size(mask), weights.dtype)
-    if all(interpreter.placement_of(one).can_be_whole for one in (valid, total)):
+    if all(interpreter.find_placement(one).can_be_whole for one in (valid, total)):
         valid, total = recombine.make_whole([valid, total], "what a mask leaves")
     return weights * tf.math.divide_no_nan(total, valid)
 
 
-def _keras2_mask(original: Any) -> Any:
+def _wrap_keras2_mask(original: Any) -> Any:
     """Keras 2 makes the mean over what is not masked by a factor on the weights."""
 
     def apply_valid_mask(losses, sw, mask, reduction):
         import tensorflow as tf
 
         if mask is not None and reduction in ("auto", "sum_over_batch_size") and not tf.executing_eagerly():
-            return _masked_weights(original(losses, sw, mask, "none"), mask)
+            return _mask_weights(original(losses, sw, mask, "none"), mask)
         return original(losses, sw, mask, reduction)
 
     return apply_valid_mask

@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf.analysis import interpreter, programs, verdict
-from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, partial, replicated
-from matex_tf.gradients import meetings, recombine
+from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, make_partial, make_replicated
+from matex_tf.gradients import recombine, row_mixing
 from matex_tf.metrics import custom_metrics, metrics
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.sharding import step_weight
 
 _depth = threading.local()
 
 
 def install() -> None:
-    when_imported("keras.src.metrics.metric", _keras3)
+    patch_when_imported("keras.src.metrics.metric", _patch_keras3)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.utils.metrics_utils", _keras2_wrappers)
-        when_imported(f"{package}.src.metrics.base_metric", _keras2_means)
+        patch_when_imported(f"{package}.src.utils.metrics_utils", _patch_keras2_wrappers)
+        patch_when_imported(f"{package}.src.metrics.base_metric", _patch_keras2_means)
 
 
-def _keras3(module: Any) -> None:
-    replace(module.Metric, "add_variable", _add_variable)
+def _patch_keras3(module: Any) -> None:
+    replace_function(module.Metric, "add_variable", _wrap_add_variable)
     _wrap_future_subclasses(module.Metric)
     pending = list(module.Metric.__subclasses__())
     while pending:
@@ -49,7 +49,7 @@ def _wrap_future_subclasses(base: Any) -> None:
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-def _add_variable(original: Any) -> Any:
+def _wrap_add_variable(original: Any) -> Any:
     def add_variable(self, *args, **kwargs):
         variable = original(self, *args, **kwargs)
         metrics.keep_variables([variable])
@@ -60,14 +60,14 @@ def _add_variable(original: Any) -> Any:
 
 def _wrap_methods(kind: type) -> None:
     if "update_state" in vars(kind):
-        replace(kind, "update_state", _update_state)
+        replace_function(kind, "update_state", _wrap_update_state)
     if "result" in vars(kind):
-        replace(kind, "result", _result)
+        replace_function(kind, "result", _wrap_result)
 
 
-def _keras2_wrappers(module: Any) -> None:
-    replace(module, "update_state_wrapper", _keras2_update)
-    replace(module, "result_wrapper", _keras2_result)
+def _patch_keras2_wrappers(module: Any) -> None:
+    replace_function(module, "update_state_wrapper", _wrap_keras2_update)
+    replace_function(module, "result_wrapper", _wrap_keras2_result)
 
 
 class _Outermost:
@@ -85,43 +85,43 @@ class _Outermost:
         setattr(_depth, self.kind, getattr(_depth, self.kind) - 1)
 
 
-def _update_state(original: Any) -> Any:
+def _wrap_update_state(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
-        return _update(self, original, functools.partial(original, self), args, kwargs)
+        return _run_update(self, original, functools.partial(original, self), args, kwargs)
 
     return update_state
 
 
-def _update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
+def _run_update(metric: Any, code: Any, call: Any, args: tuple, kwargs: dict) -> Any:
     """An update of `metric`, whose method is `code`, by `call`."""
     if step_weight.is_alone():
         return call(*args, **kwargs)
-    with _Outermost("update") as outermost, programs.ours():
+    with _Outermost("update") as outermost, programs.mark_ours():
         if getattr(_depth, "own", False):
             metrics.keep_variables(metric.variables)
             return call(*args, **kwargs)  # it has all rows
-        gathered = _with_all_rows(metric, code, args, kwargs)
+        gathered = _gather_arguments(metric, code, args, kwargs)
         metrics.keep_variables(metric.variables)
         if gathered is not None:
-            with metrics.count_where_due(metric, step_weight.whole_count()), _within_own_code():
+            with metrics.count_where_due(metric, step_weight.count_whole()), _enter_own_code():
                 return call(*gathered[0], **gathered[1])
         if not outermost:
-            with _with_global_figures(metric):
-                return call(*args, **_weighted(metric, args, kwargs))
-        args, kwargs, counts = _of_all_rows(metric, args, kwargs)
-        with metrics.count_where_due(metric, counts), _with_global_figures(metric):
+            with _make_figures_global(metric):
+                return call(*args, **_weigh_arguments(metric, args, kwargs))
+        args, kwargs, counts = _take_all_rows(metric, args, kwargs)
+        with metrics.count_where_due(metric, counts), _make_figures_global(metric):
             return call(*args, **kwargs)
 
 
-def _with_all_rows(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def _gather_arguments(metric: Any, update: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """What an update is to be given in place of this rank's rows: those of all, where it lets them meet, or where some
     of what it is given is of the whole batch already; None where its own rows will do.
     """
-    with _within_own_code():
+    with _enter_own_code():
         meet = _has_whole_rows(args, kwargs) or (
-            custom_metrics.update_lets_rows_meet(metric, update, args, kwargs)
+            custom_metrics.can_update_mix_rows(metric, update, args, kwargs)
             if _is_own(update)
-            else custom_metrics.function_lets_rows_meet(metric, _own_function(metric), args, kwargs)
+            else custom_metrics.can_function_mix_rows(metric, _find_own_function(metric), args, kwargs)
         )
         return custom_metrics.gather_rows(args, kwargs) if meet else None
 
@@ -130,11 +130,13 @@ def _has_whole_rows(args: tuple, kwargs: dict) -> bool:
     """Whether, in a step in which rows have met, something that is no scalar is of the whole batch."""
     import tensorflow as tf
 
-    if tf.executing_eagerly() or not meetings.are_resolved():
+    if tf.executing_eagerly() or not row_mixing.are_resolved():
         return False
-    found = interpreter.interpreter_of(tf.compat.v1.get_default_graph())
+    found = interpreter.make_interpreter(tf.compat.v1.get_default_graph())
     leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor)]
-    return any(leaf.shape.rank != 0 and not hasattr(leaf, "numpy") and found.of(leaf).is_same for leaf in leaves)
+    return any(
+        leaf.shape.rank != 0 and not hasattr(leaf, "numpy") and found.find_placement(leaf).is_same for leaf in leaves
+    )
 
 
 def _is_own(code: Any) -> bool:
@@ -142,7 +144,7 @@ def _is_own(code: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _within_own_code() -> Iterator[None]:
+def _enter_own_code() -> Iterator[None]:
     before, _depth.own = getattr(_depth, "own", False), True
     try:
         yield
@@ -150,7 +152,7 @@ def _within_own_code() -> Iterator[None]:
         _depth.own = before
 
 
-def _own_function(metric: Any) -> Any:
+def _find_own_function(metric: Any) -> Any:
     """The function of the script's own that the mean `metric` is taken of; None if there is none."""
     function = vars(metric).get("_fn")
     module = str(getattr(function, "__module__", ""))
@@ -158,9 +160,9 @@ def _own_function(metric: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _with_global_figures(metric: Any) -> Iterator[None]:
+def _make_figures_global(metric: Any) -> Iterator[None]:
     """Within it a function of the script's own that the mean `metric` is taken of gives the whole batch's figures."""
-    function = _own_function(metric)
+    function = _find_own_function(metric)
     if function is None:
         yield
         return
@@ -171,7 +173,7 @@ def _with_global_figures(metric: Any) -> Iterator[None]:
         vars(metric)["_fn"] = function
 
 
-def _weighted(metric: Any, args: tuple, kwargs: dict) -> dict:
+def _weigh_arguments(metric: Any, args: tuple, kwargs: dict) -> dict:
     """The keywords of the update of a mean by what a function gave: a single number weighs as this rank's rows do."""
     value: Any = args[0] if args else kwargs.get("values")
     own = "_fn" in vars(metric) and custom_metrics.is_single(value)
@@ -179,10 +181,10 @@ def _weighted(metric: Any, args: tuple, kwargs: dict) -> dict:
         return kwargs
     import tensorflow as tf
 
-    return {**kwargs, "sample_weight": tf.cast(step_weight.numbers()[0], value.dtype)}
+    return {**kwargs, "sample_weight": tf.cast(step_weight.read_numbers()[0], value.dtype)}
 
 
-def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+def _take_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
     """The arguments of an update, and whether it counts here (None: as the step says).
 
     Where placements tell: figures are made whole, unless the ranks' parts of an update add up.
@@ -191,57 +193,61 @@ def _of_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict, A
 
     if tf.executing_eagerly():
         return args, kwargs, None
-    if step_weight.in_session_graph():
-        return _in_session_graph(args, kwargs)
+    if step_weight.is_in_session_graph():
+        return _take_in_session_graph(args, kwargs)
     leaves = tf.nest.flatten((args, kwargs))
     graph = tf.compat.v1.get_default_graph()
     places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")]
     places = [at for at in places if leaves[at].graph is graph]
-    placements = [interpreter.placement_of(leaves[at]) for at in places]
+    placements = [interpreter.find_placement(leaves[at]) for at in places]
     for placement in placements:
         if placement.kind == UNKNOWN:
-            verdict.fail(graph, verdict.reason_of(placement))
+            verdict.note_failure(graph, verdict.find_reason(placement))
     if not all(one.can_be_whole and one.kind != SHARDED for one in placements):
         return args, kwargs, None  # rows, each of which counts where it is
-    value, weight = _value_and_weight(args, kwargs)
-    of_value = as_partial(_placement(value))
+    value, weight = _find_value_and_weight(args, kwargs)
+    of_value = as_partial(_find_placement(value))
     if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
-        if weight is None and of_value == partial(1):
-            share = tf.cast(recombine.factor(1), value.dtype) if isinstance(value, tf.Tensor) else recombine.factor(1)
+        if weight is None and of_value == make_partial(1):
+            share = (
+                tf.cast(recombine.compute_factor(1), value.dtype)
+                if isinstance(value, tf.Tensor)
+                else recombine.compute_factor(1)
+            )
             return args, {**kwargs, "sample_weight": share}, None
-        if weight is not None and of_value == partial(1) and _placement(weight) == replicated(-1):
+        if weight is not None and of_value == make_partial(1) and _find_placement(weight) == make_replicated(-1):
             return args, kwargs, None
     for at, one in zip(places, recombine.make_whole([leaves[at] for at in places], "a metric") if places else ()):
         leaves[at] = one
     args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
-    return args, kwargs, step_weight.whole_count()
+    return args, kwargs, step_weight.count_whole()
 
 
-def _placement(number: Any) -> Placement:
+def _find_placement(number: Any) -> Placement:
     """The placement of a tensor, without what is known of its entries; a number is the same on all ranks."""
     import tensorflow as tf
 
     if not isinstance(number, tf.Tensor) or hasattr(number, "numpy"):
-        return replicated()
-    return interpreter.placement_of(number)._replace(elements=None)
+        return make_replicated()
+    return interpreter.find_placement(number)._replace(elements=None)
 
 
-def _value_and_weight(args: tuple, kwargs: dict) -> tuple[Any, Any]:
+def _find_value_and_weight(args: tuple, kwargs: dict) -> tuple[Any, Any]:
     """What an update of a mean or a sum is given."""
     return args[0] if args else kwargs.get("values"), args[1] if len(args) > 1 else kwargs.get("sample_weight")
 
 
-def _in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+def _take_in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
     """Nothing is known there of a figure that a mean is fed, since which rows are fed shows when it is run."""
     import tensorflow as tf
 
-    value, _ = _value_and_weight(args, kwargs)
+    value, _ = _find_value_and_weight(args, kwargs)
     if isinstance(value, tf.Tensor) and value.shape.rank == 0:
-        verdict.fail(value.graph, verdict.Reason("a metric is given a figure of the rows", value.op))
+        verdict.note_failure(value.graph, verdict.Reason("a metric is given a figure of the rows", value.op))
     return args, kwargs, None
 
 
-def _result(original: Any) -> Any:
+def _wrap_result(original: Any) -> Any:
     def result(self, *args, **kwargs):
         with _Outermost("result") as outermost:
             if not outermost or metrics.is_in_whole_state() or step_weight.is_alone():
@@ -252,34 +258,34 @@ def _result(original: Any) -> Any:
     return result
 
 
-def _keras2_means(module: Any) -> None:
+def _patch_keras2_means(module: Any) -> None:
     if hasattr(module, "Metric"):
-        replace(module.Metric, "add_weight", _add_variable)
+        replace_function(module.Metric, "add_weight", _wrap_add_variable)
     if hasattr(module, "Reduce"):
-        replace(module.Reduce, "update_state", _keras2_weighted)
+        replace_function(module.Reduce, "update_state", _wrap_keras2_mean)
 
 
-def _keras2_weighted(original: Any) -> Any:
+def _wrap_keras2_mean(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
-        return original(self, *args, **_weighted(self, args, kwargs))
+        return original(self, *args, **_weigh_arguments(self, args, kwargs))
 
     return update_state
 
 
-def _keras2_update(original: Any) -> Any:
+def _wrap_keras2_update(original: Any) -> Any:
     def update_state_wrapper(update_state_fn):
         wrapped = original(update_state_fn)
 
         def decorated(metric_obj, *args, **kwargs):
             call = functools.partial(wrapped, metric_obj)
-            return _update(metric_obj, type(metric_obj).update_state, call, args, kwargs)
+            return _run_update(metric_obj, type(metric_obj).update_state, call, args, kwargs)
 
         return functools.wraps(wrapped)(decorated)
 
     return update_state_wrapper
 
 
-def _keras2_result(original: Any) -> Any:
+def _wrap_keras2_result(original: Any) -> Any:
     def result_wrapper(result_fn):
         wrapped = original(result_fn)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
-from matex_tf.runtime.replace import replace, when_imported
-from matex_tf.servers import additive, holding, sharded
+from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.servers import additive, sharded, sharded_slots
 from matex_tf.sharding import step_weight
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.
@@ -21,37 +21,37 @@ _accumulated: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDic
 
 
 def install() -> None:
-    when_imported("keras.src.optimizers.base_optimizer", _keras3)
-    when_imported("keras.src.backend.tensorflow.optimizer", _keras3_tensorflow)
-    when_imported("keras.src.optimizers.loss_scale_optimizer", _keras3_loss_scale)
+    patch_when_imported("keras.src.optimizers.base_optimizer", _patch_keras3)
+    patch_when_imported("keras.src.backend.tensorflow.optimizer", _patch_keras3_tensorflow)
+    patch_when_imported("keras.src.optimizers.loss_scale_optimizer", _patch_keras3_loss_scale)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _keras2_loss_scale)
-        when_imported(f"{package}.src.optimizers.optimizer", _keras2)
-        when_imported(f"{package}.src.optimizers.legacy.optimizer_v2", _keras2_legacy)
+        patch_when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _patch_keras2_loss_scale)
+        patch_when_imported(f"{package}.src.optimizers.optimizer", _patch_keras2)
+        patch_when_imported(f"{package}.src.optimizers.legacy.optimizer_v2", _patch_keras2_legacy)
 
 
-def _keras3(module: Any) -> None:
-    replace(module.BaseOptimizer, "apply", _apply)
-    replace(module.BaseOptimizer, "_clip_gradients", _clip_accumulated)
+def _patch_keras3(module: Any) -> None:
+    replace_function(module.BaseOptimizer, "apply", _wrap_apply)
+    replace_function(module.BaseOptimizer, "_clip_gradients", _wrap_clip_gradients)
 
 
-def _keras3_tensorflow(module: Any) -> None:
-    replace(module.TFOptimizer, "_backend_update_step", _update_step)
-    replace(module.TFOptimizer, "add_variable_from_reference", _add_slot)
+def _patch_keras3_tensorflow(module: Any) -> None:
+    replace_function(module.TFOptimizer, "_backend_update_step", _wrap_update_step)
+    replace_function(module.TFOptimizer, "add_variable_from_reference", _wrap_add_slot)
 
 
-def _keras3_loss_scale(module: Any) -> None:
-    replace(module.LossScaleOptimizer, "__init__", _skips_infinities)
-    replace(module.LossScaleOptimizer, "apply", _apply)
+def _patch_keras3_loss_scale(module: Any) -> None:
+    replace_function(module.LossScaleOptimizer, "__init__", _wrap_loss_scale)
+    replace_function(module.LossScaleOptimizer, "apply", _wrap_apply)
 
 
-def _keras2_loss_scale(module: Any) -> None:
+def _patch_keras2_loss_scale(module: Any) -> None:
     for name in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
         if hasattr(module, name):
-            replace(getattr(module, name), "__init__", _skips_infinities)
+            replace_function(getattr(module, name), "__init__", _wrap_loss_scale)
 
 
-def _skips_infinities(original: Any) -> Any:
+def _wrap_loss_scale(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         reduction.leave_infinities_to(self)
@@ -59,22 +59,22 @@ def _skips_infinities(original: Any) -> Any:
     return __init__
 
 
-def _keras2(module: Any) -> None:
+def _patch_keras2(module: Any) -> None:
     if hasattr(module, "_BaseOptimizer"):  # Keras 3 has a module of this name, too
-        replace(module.Optimizer, "apply_gradients", _apply_gradients)
-        replace(module.Optimizer, "_internal_apply_gradients", _internal_apply_gradients)
-        replace(module.Optimizer, "add_variable_from_reference", _add_slot)
+        replace_function(module.Optimizer, "apply_gradients", _wrap_apply_gradients)
+        replace_function(module.Optimizer, "_internal_apply_gradients", _wrap_internal_apply_gradients)
+        replace_function(module.Optimizer, "add_variable_from_reference", _wrap_add_slot)
 
 
-def _keras2_legacy(module: Any) -> None:
-    replace(module.OptimizerV2, "apply_gradients", _apply_gradients)
-    replace(module.OptimizerV2, "_distributed_apply", _whole)
+def _patch_keras2_legacy(module: Any) -> None:
+    replace_function(module.OptimizerV2, "apply_gradients", _wrap_apply_gradients)
+    replace_function(module.OptimizerV2, "_distributed_apply", _wrap_legacy_apply)
 
 
-def _apply(original: Any) -> Any:
+def _wrap_apply(original: Any) -> Any:
     def apply(self, grads, trainable_variables=None):
         if step_weight.is_alone():
-            with additive.updating(self, grads, trainable_variables) as grads_then:
+            with additive.share_update(self, grads, trainable_variables) as grads_then:
                 return original(self, grads_then, trainable_variables)
         if reduction.is_taking_as_reduced():
             return original(self, grads, trainable_variables)
@@ -83,12 +83,12 @@ def _apply(original: Any) -> Any:
         if not grads or len(grads) != len(targets) or reduction.are_reduced(grads, targets):
             with reduction.take_as_reduced():
                 return original(self, grads, trainable_variables)
-        if _accumulates(self):
+        if _is_accumulating(self):
             _accumulated[self] = targets
             graph_ops.note_accounts(self.variables)
             try:
                 with reduction.take_as_reduced():
-                    return original(self, reduction.weight_gradients(grads), trainable_variables)
+                    return original(self, reduction.scale_gradients(grads), trainable_variables)
             finally:
                 del _accumulated[self]
         grads, _ = reduction.reduce_gradients(grads, targets, place="optimizer.apply")
@@ -99,40 +99,40 @@ def _apply(original: Any) -> Any:
     return apply
 
 
-def _add_slot(original: Any) -> Any:
+def _wrap_add_slot(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def add_variable_from_reference(self, *args, **kwargs):
         slot = original(self, *args, **kwargs)
         _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
-        holding.note_slot(slot, reference)
+        sharded_slots.note_slot(slot, reference)
         return slot
 
     return add_variable_from_reference
 
 
-def _update_step(original: Any) -> Any:
+def _wrap_update_step(original: Any) -> Any:
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         def update(gradients, variables):
             return original(self, gradients, variables, learning_rate)
 
-        return sharded.update(self, update, grads, trainable_variables)
+        return sharded.update_pieces(self, update, grads, trainable_variables)
 
     return _backend_update_step
 
 
-def _internal_apply_gradients(original: Any) -> Any:
+def _wrap_internal_apply_gradients(original: Any) -> Any:
     def _internal_apply_gradients(self, grads_and_vars):
         def update(gradients, variables):
             return original(self, list(zip(gradients, variables)))
 
         gradients, targets = zip(*grads_and_vars)
-        return sharded.update(self, update, gradients, targets)
+        return sharded.update_pieces(self, update, gradients, targets)
 
     return _internal_apply_gradients
 
 
-def _whole(original: Any) -> Any:
+def _wrap_legacy_apply(original: Any) -> Any:
     def apply(self, *args, **kwargs):
         sharded.say_not(self, "it is one of tf.keras.optimizers.legacy")
         return original(self, *args, **kwargs)
@@ -140,12 +140,12 @@ def _whole(original: Any) -> Any:
     return apply
 
 
-def _accumulates(optimizer: Any) -> bool:
+def _is_accumulating(optimizer: Any) -> bool:
     """Not so a `LossScaleOptimizer` around one that does: whether to skip a batch is decided by all its gradients."""
     return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
-def _clip_accumulated(original: Any) -> Any:
+def _wrap_clip_gradients(original: Any) -> Any:
     def _clip_gradients(self, grads):
         targets = _accumulated.get(self)
         if targets is not None:
@@ -160,7 +160,7 @@ def _clip_accumulated(original: Any) -> Any:
     return _clip_gradients
 
 
-def _apply_gradients(original: Any) -> Any:
+def _wrap_apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
         targets = [variable for _, variable in pairs]

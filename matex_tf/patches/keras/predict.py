@@ -6,18 +6,18 @@ from typing import Any
 
 from matex_tf.keras import fit_call, predict_call
 from matex_tf.resilience import elastic, elastic_step
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import sliced_dataset
 from matex_tf.world import world
 
 
 def install(model: type) -> None:
     """Patch `model`, the class of Keras' models that has `predict`."""
-    replace(model, "predict", _predict)
-    replace(model, "make_predict_function", _make_predict_function)
+    replace_function(model, "predict", _wrap_predict)
+    replace_function(model, "make_predict_function", _wrap_make_predict_function)
 
 
-def _predict(original: Any) -> Any:
+def _wrap_predict(original: Any) -> Any:
     def predict(self, *args, **kwargs):
         if not world.is_active():
             return original(self, *args, **kwargs)
@@ -48,19 +48,19 @@ def _predict(original: Any) -> Any:
     return predict
 
 
-def _make_predict_function(original: Any) -> Any:
+def _wrap_make_predict_function(original: Any) -> Any:
     def make_predict_function(self, *args, **kwargs):
         if not world.is_active():
             return original(self, *args, **kwargs)
         if "predict_step" not in vars(self):
             # On the instance, because subclasses have steps of their own.
-            vars(self)["predict_step"] = _whole_answer(self.predict_step)
+            vars(self)["predict_step"] = _wrap_step(self.predict_step)
         elastic.forget_after_loss(self, "predict_function")
         before = self.predict_function
         result = original(self, *args, **kwargs)
         made = self.predict_function
         if made is not before:
-            self.predict_function = _watched(self, made)
+            self.predict_function = _watch_function(self, made)
             # Keras 2 takes the function from what is returned, Keras 3 from the model.
             result = self.predict_function if result is made else result
         return result
@@ -68,7 +68,7 @@ def _make_predict_function(original: Any) -> Any:
     return make_predict_function
 
 
-def _whole_answer(step: Any) -> Any:
+def _wrap_step(step: Any) -> Any:
     def with_rows_of_all(data):
         if not isinstance(data, sliced_dataset.Batch):
             return step(data)
@@ -77,12 +77,12 @@ def _whole_answer(step: Any) -> Any:
     return with_rows_of_all
 
 
-def _watched(model: Any, function: Any) -> Any:
+def _watch_function(model: Any, function: Any) -> Any:
     def predict_function(data):
         outputs = function(data)
-        call = fit_call.current()
+        call = fit_call.get_current()
         if call is not None and call.kind == "predict" and call.model is model:
-            call.answer.after_step()
+            call.answer.end_step()
         return outputs
 
     return predict_function

@@ -13,34 +13,34 @@ from typing import Any
 from matex_tf.io import atomic
 from matex_tf.patches.keras import fast_forward
 from matex_tf.resilience import fit_state
-from matex_tf.runtime.replace import replace, when_defined, when_imported
+from matex_tf.runtime.replace import patch_when_defined, patch_when_imported, replace_function
 from matex_tf.sharding import iteration
 
 
 def install() -> None:
-    when_imported("keras.src.trainers.epoch_iterator", _keras3)
-    when_imported("keras.src.callbacks.callback_list", _lists)
+    patch_when_imported("keras.src.trainers.epoch_iterator", _patch_keras3)
+    patch_when_imported("keras.src.callbacks.callback_list", _patch_lists)
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.engine.data_adapter", _keras2)
-        when_defined(f"{package}.src.callbacks", "CallbackList", _lists)
+        patch_when_imported(f"{package}.src.engine.data_adapter", _patch_keras2)
+        patch_when_defined(f"{package}.src.callbacks", "CallbackList", _patch_lists)
 
 
-def _keras3(module: Any) -> None:
-    replace(module.EpochIterator, "__init__", fast_forward.wrap_source)
-    replace(module.EpochIterator, "_enumerate_iterator", fast_forward.wrap_epoch_steps)
+def _patch_keras3(module: Any) -> None:
+    replace_function(module.EpochIterator, "__init__", fast_forward.wrap_source)
+    replace_function(module.EpochIterator, "_enumerate_iterator", fast_forward.wrap_epoch_steps)
 
 
-def _keras2(module: Any) -> None:
-    replace(module.DataHandler, "__init__", fast_forward.wrap_source)
-    replace(module.DataHandler, "enumerate_epochs", fast_forward.wrap_handler_epochs)
-    replace(module.DataHandler, "steps", fast_forward.wrap_handler_steps)
+def _patch_keras2(module: Any) -> None:
+    replace_function(module.DataHandler, "__init__", fast_forward.wrap_source)
+    replace_function(module.DataHandler, "enumerate_epochs", fast_forward.wrap_handler_epochs)
+    replace_function(module.DataHandler, "steps", fast_forward.wrap_handler_steps)
 
 
-def _lists(module: Any) -> None:
-    replace(module.CallbackList, "on_train_begin", _train_begin)
-    replace(module.CallbackList, "on_epoch_begin", _epoch_begin)
-    replace(module.CallbackList, "on_train_batch_end", _batch_end)
-    replace(module.CallbackList, "on_epoch_end", _epoch_end)
+def _patch_lists(module: Any) -> None:
+    replace_function(module.CallbackList, "on_train_begin", _wrap_train_begin)
+    replace_function(module.CallbackList, "on_epoch_begin", _wrap_epoch_begin)
+    replace_function(module.CallbackList, "on_train_batch_end", _wrap_batch_end)
+    replace_function(module.CallbackList, "on_epoch_end", _wrap_epoch_end)
 
 
 # The call
@@ -49,18 +49,18 @@ def _lists(module: Any) -> None:
 def resume_fit(original: Any, model: Any, kept: fit_state.Fit, args: tuple, kwargs: dict) -> Any:
     """The call `original(model, *args, **kwargs)` of fit in a run whose state is kept."""
     signature = inspect.signature(original)
-    given = _by_name(signature, signature.bind(model, *args, **kwargs))
+    given = _bind_by_name(signature, signature.bind(model, *args, **kwargs))
     kept.first_epoch = given.get("initial_epoch", 0)
     if kept.is_over:
         return _pass_over(original, kept, given)
     if kept.saved is not None and _is_keras3(model):
         given["initial_epoch"] = kept.epoch  # Keras 2 is given its epochs by `_epochs_of_handler`
     history = original(**given)
-    kept.ended(history)
+    kept.end_fit(history)
     return history
 
 
-def _by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
+def _bind_by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
     given = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -78,42 +78,42 @@ def _pass_over(original: Any, kept: fit_state.Fit, given: dict[str, Any]) -> Any
     given.update(callbacks=None, verbose=0, validation_data=None)
     before = getattr(model, "_initial_epoch", None)
     if _is_keras3(model):
-        # Where a step is needed to make all variables, it is one of the last epoch (see `Fit.begins`).
+        # Where a step is needed to make all variables, it is one of the last epoch (see `Fit.begin_training`).
         given.update(epochs=kept.epoch, initial_epoch=max(kept.epoch - 1, kept.first_epoch))
     history = original(**given)
     if hasattr(model, "_initial_epoch"):
         model._initial_epoch = before
-    if kept.takes_data():
+    if kept.needs_data():
         fast_forward.pass_epochs(kept, kept.epoch - kept.first_epoch)
-    return kept.leave_ended(_flat(callbacks), history)
+    return kept.leave_ended(_flatten_callbacks(callbacks), history)
 
 
-def _flat(callbacks: Any) -> list[Any]:
+def _flatten_callbacks(callbacks: Any) -> list[Any]:
     if hasattr(callbacks, "callbacks"):
         return list(callbacks.callbacks)
     if isinstance(callbacks, (list, tuple)):
-        return [one for part in callbacks for one in _flat(part)]
+        return [one for part in callbacks for one in _flatten_callbacks(part)]
     return [] if callbacks is None else [callbacks]
 
 
-def first_step(kept: fit_state.Fit, function: Any, iterator: Any) -> Any:
+def take_first_step(kept: fit_state.Fit, function: Any, iterator: Any) -> Any:
     """An iterator of what `iterator` gives to the next step; all that the step makes has been put back.
 
     Variables that are made in a step are there after one, whose other effects are undone.
     """
-    batches = fast_forward.take_batches(iterator, fast_forward.steps_per_execution(kept.model))
+    batches = fast_forward.take_batches(iterator, fast_forward.read_steps_per_execution(kept.model))
 
     def again() -> Any:
-        dataset = _one_batch(batches[0], iterator.element_spec)
+        dataset = _make_one_batch(batches[0], iterator.element_spec)
         for batch in batches[1:]:
-            dataset = dataset.concatenate(_one_batch(batch, iterator.element_spec))
+            dataset = dataset.concatenate(_make_one_batch(batch, iterator.element_spec))
         return iter(iteration.exempt_dataset(dataset))
 
     kept.put_back_rest(lambda: function(again()))
     return again()
 
 
-def _one_batch(batch: Any, spec: Any) -> Any:
+def _make_one_batch(batch: Any, spec: Any) -> Any:
     """A dataset of `batch` alone, of the element spec `spec`: a model that is built by it is not one for its rows."""
     import tensorflow as tf
 
@@ -130,16 +130,16 @@ def _one_batch(batch: Any, spec: Any) -> Any:
 # Callbacks
 
 
-def _train_begin(original: Any) -> Any:
+def _wrap_train_begin(original: Any) -> Any:
     def on_train_begin(self, logs=None):
-        kept = fast_forward.current_state()
+        kept = fast_forward.get_current_state()
         if kept is not None and kept.saved is not None:
             for callback in self.callbacks:
                 if type(callback).__name__ == "CSVLogger":
                     _go_on_with_log(callback, kept.epoch)
         result = original(self, logs)
         if kept is not None:
-            kept.begins(self.callbacks, self.params)
+            kept.begin_training(self.callbacks, self.params)
         return result
 
     return on_train_begin
@@ -158,34 +158,34 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
     callback.append = True
 
 
-def _epoch_begin(original: Any) -> Any:
+def _wrap_epoch_begin(original: Any) -> Any:
     def on_epoch_begin(self, epoch, logs=None):
         result = original(self, epoch, logs)
-        kept = fast_forward.current_state()
+        kept = fast_forward.get_current_state()
         if kept is not None:
-            kept.epoch_begins(epoch)
+            kept.begin_epoch(epoch)
         return result
 
     return on_epoch_begin
 
 
-def _batch_end(original: Any) -> Any:
+def _wrap_batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
-        kept = fast_forward.current_state()
+        kept = fast_forward.get_current_state()
         if kept is not None:
-            kept.batch_ended(batch + 1)
+            kept.end_batch(batch + 1)
         return result
 
     return on_train_batch_end
 
 
-def _epoch_end(original: Any) -> Any:
+def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         result = original(self, epoch, logs)
-        kept = fast_forward.current_state()
+        kept = fast_forward.get_current_state()
         if kept is not None:
-            kept.epoch_ended(epoch)
+            kept.end_epoch(epoch)
         return result
 
     return on_epoch_end

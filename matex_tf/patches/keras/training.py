@@ -11,54 +11,56 @@ from contextlib import nullcontext
 from typing import Any
 
 from matex_tf.analysis import verdict
-from matex_tf.gradients import meetings, own
-from matex_tf.keras import averaging, data_stage, fit_call, single_batch, step_check
+from matex_tf.gradients import local_gradients, row_mixing
+from matex_tf.keras import data_stage, fit_call, local_training, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, predict, resume
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
 
 def install() -> None:
-    when_imported("keras.src.backend.tensorflow.trainer", _keras3)
-    when_imported("keras.src.trainers.trainer", lambda module: replace(module.Trainer, "_symbolic_build", _build))
+    patch_when_imported("keras.src.backend.tensorflow.trainer", _patch_keras3)
+    patch_when_imported(
+        "keras.src.trainers.trainer", lambda module: replace_function(module.Trainer, "_symbolic_build", _wrap_build)
+    )
     for package in ("keras", "tf_keras"):
-        when_imported(f"{package}.src.engine.training", _keras2)
+        patch_when_imported(f"{package}.src.engine.training", _patch_keras2)
 
 
-def _keras3(module: Any) -> None:
+def _patch_keras3(module: Any) -> None:
     trainer = module.TensorFlowTrainer
-    replace(trainer, "fit", _run("fit"))
-    replace(trainer, "evaluate", _run("evaluate"))
+    replace_function(trainer, "fit", _wrap_call("fit"))
+    replace_function(trainer, "evaluate", _wrap_call("evaluate"))
     predict.install(trainer)
-    replace(trainer, "train_on_batch", _train_on_batch)
-    replace(trainer, "make_train_function", _make_function("train"))
-    replace(trainer, "make_test_function", _make_function("test"))
+    replace_function(trainer, "train_on_batch", _wrap_train_on_batch)
+    replace_function(trainer, "make_train_function", _wrap_make_function("train"))
+    replace_function(trainer, "make_test_function", _wrap_make_function("test"))
     from keras.src.trainers.trainer import Trainer
 
-    replace(Trainer, "get_metrics_result", _metrics_result)
+    replace_function(Trainer, "get_metrics_result", _wrap_metrics_result)
     if hasattr(Trainer, "_get_metrics_result_or_logs"):
-        replace(Trainer, "_get_metrics_result_or_logs", _epoch_figures)
+        replace_function(Trainer, "_get_metrics_result_or_logs", _wrap_epoch_figures)
 
 
-def _keras2(module: Any) -> None:
+def _patch_keras2(module: Any) -> None:
     if not hasattr(module, "Model"):
         return
-    replace(module.Model, "fit", _run("fit"))
-    replace(module.Model, "evaluate", _run("evaluate"))
+    replace_function(module.Model, "fit", _wrap_call("fit"))
+    replace_function(module.Model, "evaluate", _wrap_call("evaluate"))
     predict.install(module.Model)
-    replace(module.Model, "train_on_batch", _train_on_batch)
-    replace(module.Model, "make_train_function", _make_function("train"))
-    replace(module.Model, "make_test_function", _make_function("test"))
-    replace(module.Model, "get_metrics_result", _metrics_result)
+    replace_function(module.Model, "train_on_batch", _wrap_train_on_batch)
+    replace_function(module.Model, "make_train_function", _wrap_make_function("train"))
+    replace_function(module.Model, "make_test_function", _wrap_make_function("test"))
+    replace_function(module.Model, "get_metrics_result", _wrap_metrics_result)
 
 
-def _run(kind: str) -> Any:
+def _wrap_call(kind: str) -> Any:
     def make(original: Any) -> Any:
         def method(self, *args, **kwargs):
             if not world.is_active():
@@ -71,12 +73,12 @@ def _run(kind: str) -> Any:
             return _call(self, args, kwargs)
 
         def _evaluate(self, source, args, kwargs):
-            fit = fit_call.current_fit()
+            fit = fit_call.get_current_fit()
             if fit is not None and fit.elastic is not None:
-                fit.elastic.ends_epoch()
-            if elastic.generation():
+                fit.elastic.end_epoch()
+            if elastic.count_losses():
                 if hasattr(source, "__next__"):
-                    raise membership.cannot_go_on("what a generator had given to validate with does not come again")
+                    raise membership.make_loss_error("what a generator had given to validate with does not come again")
                 # What was made for the ranks of before would give a part of the batches.
                 kwargs.pop("_use_cached_eval_dataset", None)
             return _call(self, args, kwargs)
@@ -92,11 +94,11 @@ def _run(kind: str) -> Any:
     return make
 
 
-def _train_on_batch(original: Any) -> Any:
+def _wrap_train_on_batch(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def train_on_batch(self, *args, **kwargs):
-        if not world.is_active() or fit_call.current() is not None:
+        if not world.is_active() or fit_call.get_current() is not None:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         batch = {name: given[name] for name in ("x", "y", "sample_weight") if given.get(name) is not None}
@@ -106,7 +108,7 @@ def _train_on_batch(original: Any) -> Any:
     return train_on_batch
 
 
-def _make_function(which: str) -> Any:
+def _wrap_make_function(which: str) -> Any:
     def make(original: Any) -> Any:
         def make_function(self, *args, **kwargs):
             if not world.is_active():
@@ -114,7 +116,7 @@ def _make_function(which: str) -> Any:
             step = f"{which}_step"
             if step not in vars(self):
                 # On the instance, because subclasses have training steps of their own.
-                vars(self)[step] = _unpack(getattr(self, step), self, which)
+                vars(self)[step] = _unpack_batches(getattr(self, step), self, which)
             before = getattr(self, f"{which}_function", None)
             result = original(self, *args, **kwargs)
             if which == "test":
@@ -123,12 +125,12 @@ def _make_function(which: str) -> Any:
             if made is not before:
                 step_check.forget_step(self, which)
             if which == "train" and made is not before:
-                self.train_function = _train_step(self, made)
+                self.train_function = _wrap_train_function(self, made)
                 # Keras 2 takes the function from what is returned, Keras 3 from the model.
                 result = self.train_function if result is made else result
-            call = fit_call.current()
+            call = fit_call.get_current()
             if call is not None and call.model is self:
-                call.decide_later(which, getattr(made, "plain", made), lambda: _made_anew(self, which, original))
+                call.decide_later(which, getattr(made, "plain", made), lambda: _remake_step(self, which, original))
             return result if which == "train" else getattr(self, f"{which}_function")
 
         return make_function
@@ -136,7 +138,7 @@ def _make_function(which: str) -> Any:
     return make
 
 
-def _made_anew(model: Any, which: str, make: Any) -> Any:
+def _remake_step(model: Any, which: str, make: Any) -> Any:
     """What the model calls for a step, made once more.
 
     A trace that failed leaves functions in a state in which they can make no variables; one for slices is not one for
@@ -145,109 +147,112 @@ def _made_anew(model: Any, which: str, make: Any) -> Any:
     setattr(model, f"{which}_function", None)
     make(model)
     made = getattr(model, f"{which}_function")
-    if not step_check.makes_whole(model, which):
+    if not step_check.is_made_whole(model, which):
         step_check.note_made_for_whole(made)
     if which == "train":
-        model.train_function = _train_step(model, made)
+        model.train_function = _wrap_train_function(model, made)
     return made
 
 
-def _unpack(step: Any, model: Any, which: str) -> Any:
+def _unpack_batches(step: Any, model: Any, which: str) -> Any:
     def with_numbers(data):
         if isinstance(data, taken_batches.Taken):
-            return _in_turn(step, data.data)
+            return _call_in_turn(step, data.data)
         if not isinstance(data, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
             return step(data)
         import tensorflow as tf
 
-        step_weight.set_values(sliced_dataset.numbers_of(data))
+        step_weight.set_values(sliced_dataset.find_numbers(data))
         if tf.executing_eagerly():
             return step(data.data)
-        call = fit_call.current()
-        if which == "train" and call is not None and call.training is not None and call.training.calls_shared_model():
+        call = fit_call.get_current()
+        if which == "train" and call is not None and call.training is not None and call.training.is_model_shared():
             with model_calls.share_models(call.model is model and not getattr(model, "jit_compile", False)):
                 return step(data.data)
-        is_met = step_check.makes_whole(model, which)
+        is_met = step_check.is_made_whole(model, which)
         is_own = which == "train" and call is not None and call.averaging is not None and not is_met
-        with meetings.resolved(is_met), own.keep(averaging.trained_by(model)) if is_own else nullcontext():
+        with (
+            row_mixing.resolve_mixing(is_met),
+            local_gradients.keep_local(local_training.list_trained(model)) if is_own else nullcontext(),
+        ):
             traces.declare_rows(data.data)
-            meetings.watch(tf.compat.v1.get_default_graph())
-            logs = traces.exits(script_frames.hand_over(step, data.data))
-        step_check.note_traced(model, which, data.data, verdict.failure(tf.compat.v1.get_default_graph()))
+            row_mixing.watch_graph(tf.compat.v1.get_default_graph())
+            logs = traces.make_outputs_whole(script_frames.call_as_script(step, data.data))
+        step_check.note_traced(model, which, data.data, verdict.find_failure(tf.compat.v1.get_default_graph()))
         return logs
 
     return with_numbers
 
 
-def _in_turn(step: Any, data: Any) -> Any:
+def _call_in_turn(step: Any, data: Any) -> Any:
     """The step on a whole batch that this rank trains by itself."""
-    call = fit_call.current()
+    call = fit_call.get_current()
     proof = call.training.proof if call is not None and call.training is not None else None
     if proof is None:
         return step(data)
-    with proof.tracing():
+    with proof.enter_trace():
         return step(data)
 
 
-def _train_step(model: Any, function: Any) -> Any:
+def _wrap_train_function(model: Any, function: Any) -> Any:
     def train_function(iterator):
-        if made.generation != elastic.generation():
+        if made.generation != elastic.count_losses():
             return elastic_step.remake_function(model)(iterator)
-        run = fit_call.current()
+        run = fit_call.get_current()
         if run is None or run.model is not model:
             return function(iterator)
         if run.kept is not None and run.kept.needs_step():
-            iterator = resume.first_step(run.kept, function, iterator)
+            iterator = resume.take_first_step(run.kept, function, iterator)
         if run.training is not None and run.training.gives_whole_batches:
-            return _step_of_fewer(run, run.training, iterator)
+            return _run_step_of_fewer(run, run.training, iterator)
         if run.turns is not None:
-            return _step_in_turn(run.turns, function, iterator)
+            return _run_step_in_turn(run.turns, function, iterator)
         elastic.refuse_after_loss("this call of fit")
-        run.before_step()
+        run.begin_step()
         logs = function(iterator)
-        run.after_step()
+        run.end_step()
         return logs
 
     made: Any = train_function
-    made.plain, made.generation = function, elastic.generation()
+    made.plain, made.generation = function, elastic.count_losses()
     return made
 
 
-def _step_in_turn(turns: asynchronous.Turns, function: Any, iterator: Any) -> Any:
+def _run_step_in_turn(turns: asynchronous.Turns, function: Any, iterator: Any) -> Any:
     import tensorflow as tf
 
     try:
         logs = function(iterator)
     except tf.errors.OutOfRangeError:
-        turns.out_of_data()
+        turns.note_end_of_data()
         raise
-    turns.trained()
+    turns.note_trained()
     return logs
 
 
-def _step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) -> Any:
+def _run_step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any) -> Any:
     """A step that fewer ranks can make again."""
     import tensorflow as tf
 
-    most = fast_forward.steps_per_execution(run.model)
+    most = fast_forward.read_steps_per_execution(run.model)
     try:
         batches = fast_forward.take_batches(iterator, most)
     except tf.errors.OutOfRangeError:
         if run.elastic is None:
             raise
-        return run.elastic.end()
+        return run.elastic.run_end()
     if run.elastic is None:
         run.elastic = elastic_step.Training(run.model, stage)
-    run.before_step()
+    run.begin_step()
     if run.step == 0:
-        stage.first = fingerprint.batch_digest(batches[0])
-        run.elastic.begins_epoch()
-    logs = run.elastic.step(batches, iterator.element_spec, most)
-    run.after_step()
+        stage.first = fingerprint.digest_batch(batches[0])
+        run.elastic.begin_epoch()
+    logs = run.elastic.run_step(batches, iterator.element_spec, most)
+    run.end_step()
     return logs
 
 
-def _build(original: Any) -> Any:
+def _wrap_build(original: Any) -> Any:
     def _symbolic_build(self, *args, **kwargs):
         ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch, taken_batches.Taken)
         args = tuple(part.data if isinstance(part, ours) else part for part in args)
@@ -257,24 +262,24 @@ def _build(original: Any) -> Any:
     return _symbolic_build
 
 
-def _epoch_figures(original: Any) -> Any:
+def _wrap_epoch_figures(original: Any) -> Any:
     def _get_metrics_result_or_logs(self, logs):
-        run = fit_call.current_fit()
+        run = fit_call.get_current_fit()
         if run is not None and run.model is self and run.turns is not None:
             run.end_turns()
-            logs = run.turns.last(logs)
+            logs = run.turns.choose_last(logs)
         return original(self, logs)
 
     return _get_metrics_result_or_logs
 
 
-def _metrics_result(original: Any) -> Any:
+def _wrap_metrics_result(original: Any) -> Any:
     def get_metrics_result(self):
         if not world.is_active() or metrics.is_in_whole_state() or step_weight.is_alone():
             return original(self)
         import tensorflow as tf
 
-        run = fit_call.current()
+        run = fit_call.get_current()
         if run is not None and run.model is self and tf.executing_eagerly():
             run.end_turns()
 
@@ -282,6 +287,6 @@ def _metrics_result(original: Any) -> Any:
             with metrics.hold_whole_state([variable for metric in self.metrics for variable in metric.variables]):
                 return metrics.copy_result(original(self))
 
-        return membership.attempt("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
+        return membership.attempt_collectives("the metrics", whole_result) if tf.executing_eagerly() else whole_result()
 
     return get_metrics_result

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from matex_tf.monitor import trial_log
-from matex_tf.runtime.replace import replace, when_defined, when_imported
+from matex_tf.runtime.replace import patch_when_defined, patch_when_imported, replace_function
 from matex_tf.world import world
 
 _numbers = itertools.count()
@@ -20,27 +20,30 @@ _data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionar
 
 
 def install() -> None:
-    when_imported("keras.src.callbacks.callback_list", _lists)
-    when_imported("keras.src.backend.tensorflow.trainer", lambda module: replace(module.TensorFlowTrainer, "fit", _fit))
+    patch_when_imported("keras.src.callbacks.callback_list", _patch_lists)
+    patch_when_imported(
+        "keras.src.backend.tensorflow.trainer",
+        lambda module: replace_function(module.TensorFlowTrainer, "fit", _wrap_fit),
+    )
     for package in ("keras", "tf_keras"):
-        when_defined(f"{package}.src.callbacks", "CallbackList", _lists)
-        when_imported(f"{package}.src.engine.training", _keras2)
+        patch_when_defined(f"{package}.src.callbacks", "CallbackList", _patch_lists)
+        patch_when_imported(f"{package}.src.engine.training", _patch_keras2)
 
 
-def _keras2(module: Any) -> None:
+def _patch_keras2(module: Any) -> None:
     if hasattr(module, "Model"):
-        replace(module.Model, "fit", _fit)
+        replace_function(module.Model, "fit", _wrap_fit)
 
 
-def _lists(module: Any) -> None:
-    replace(module.CallbackList, "on_epoch_end", _epoch_end)
+def _patch_lists(module: Any) -> None:
+    replace_function(module.CallbackList, "on_epoch_end", _wrap_epoch_end)
 
 
-def _fit(original: Any) -> Any:
+def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def fit(self, *args, **kwargs):
-        _data[self] = _look(signature.bind(self, *args, **kwargs).arguments.get("x"))
+        _data[self] = _describe_data(signature.bind(self, *args, **kwargs).arguments.get("x"))
         _calls.append(next(_numbers))
         try:
             return original(self, *args, **kwargs)
@@ -50,12 +53,12 @@ def _fit(original: Any) -> Any:
     return fit
 
 
-def _epoch_end(original: Any) -> Any:
+def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         model = getattr(self, "model", None)
         if _calls and not _is_passed_over():
             if model in _data:
-                trial_log.note_task(**_data.pop(model), **_features(model))
+                trial_log.note_task(**_data.pop(model), **_describe_model(model))
             trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs, _calls[-1])
         return original(self, epoch, logs)
 
@@ -68,39 +71,39 @@ def _is_passed_over() -> bool:
         return False
     from matex_tf.patches.keras import fast_forward
 
-    kept = fast_forward.current_state()
+    kept = fast_forward.get_current_state()
     return kept is not None and kept.is_over
 
 
-def _look(x: Any) -> dict[str, Any]:
+def _describe_data(x: Any) -> dict[str, Any]:
     """Rows and columns of what `fit` is given: of the first array in it; nothing where that is not known."""
     rows = None
     if hasattr(x, "element_spec"):  # a tf.data.Dataset, of batches
         import tensorflow as tf
 
-        shape = _shape(tf.nest.flatten(x.element_spec)[0])
+        shape = _list_sizes(tf.nest.flatten(x.element_spec)[0])
         batches = int(x.cardinality())
         if batches >= 0 and shape and shape[0]:
             rows = batches * shape[0]
     else:
         while isinstance(x, (list, tuple, dict)) and len(x):
             x = next(iter(x.values())) if isinstance(x, dict) else x[0]
-        shape = _shape(x)
+        shape = _list_sizes(x)
         rows = shape[0] if shape else None
     columns = math.prod(shape[1:]) if shape and None not in shape[1:] else None
     return {"rows": rows, "columns": columns}
 
 
-def _shape(array: Any) -> list[Any] | None:
+def _list_sizes(array: Any) -> list[Any] | None:
     try:
         return [None if size is None else int(size) for size in array.shape]
     except (AttributeError, TypeError, ValueError):
         return None
 
 
-def _features(model: Any) -> dict[str, Any]:
+def _describe_model(model: Any) -> dict[str, Any]:
     outputs = getattr(model, "outputs", None) or [None]
-    shape = _shape(outputs[0])
+    shape = _list_sizes(outputs[0])
     loss = getattr(model, "loss", None)
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", None)
     return {"classes": shape[-1] if shape else None, "parameters": int(model.count_params()), "loss": name}

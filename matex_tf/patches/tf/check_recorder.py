@@ -15,7 +15,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.world import world
 
 _recorder: Recorder | None = None
@@ -24,13 +24,13 @@ _recorder: Recorder | None = None
 def start_recorder() -> None:
     """Begin, where `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
     global _recorder
-    asked = settings.current().check
+    asked = settings.get_settings().check
     if not asked or _recorder is not None:
         return
     steps, _, folder = asked.partition(":")
     _recorder = Recorder(int(steps), folder)
-    atexit.register(_recorder.store)
-    when_imported("tensorflow", _recorder.install)
+    atexit.register(_recorder.store_steps)
+    patch_when_imported("tensorflow", _recorder.install)
 
 
 class Recorder:
@@ -58,25 +58,25 @@ class Recorder:
         from tensorflow.python.ops import resource_variable_ops
 
         base = resource_variable_ops.BaseResourceVariable
-        replace(base, "__init__", self._created)
+        replace_function(base, "__init__", self._wrap_init)
         for kind in (base, resource_variable_ops.ResourceVariable):
             for method in {"assign_sub", "assign_add"} & set(vars(kind)):
-                replace(kind, method, self._listen)
-        replace(polymorphic_function.Function, "__call__", self._listen)
-        replace(session.BaseSession, "run", self._listen_to_run)
-        replace(backprop.GradientTape, "gradient", self._note_target)
+                replace_function(kind, method, self._wrap_step)
+        replace_function(polymorphic_function.Function, "__call__", self._wrap_step)
+        replace_function(session.BaseSession, "run", self._wrap_run)
+        replace_function(backprop.GradientTape, "gradient", self._wrap_gradient)
         for module in ("keras.src.optimizers.base_optimizer", "keras.src.optimizers.optimizer"):
-            when_imported(module, self._optimizer)
-        when_imported("tf_keras.src.optimizers.optimizer", self._optimizer)
+            patch_when_imported(module, self._patch_optimizers)
+        patch_when_imported("tf_keras.src.optimizers.optimizer", self._patch_optimizers)
 
-    def _optimizer(self, module: Any) -> None:
+    def _patch_optimizers(self, module: Any) -> None:
         for name in ("BaseOptimizer", "_BaseOptimizer", "Optimizer"):
             kind = getattr(module, name, None)
             for method in ("apply", "apply_gradients"):
                 if kind is not None and method in vars(kind):
-                    replace(kind, method, self._listen)
+                    replace_function(kind, method, self._wrap_step)
 
-    def _created(self, original: Any) -> Any:
+    def _wrap_init(self, original: Any) -> Any:
         def init(variable, *args, **kwargs):
             original(variable, *args, **kwargs)
             if variable.trainable and all(known() is not variable for known in self.variables):
@@ -84,37 +84,39 @@ class Recorder:
 
         return init
 
-    def _listen(self, original: Any) -> Any:
+    def _wrap_step(self, original: Any) -> Any:
         def method(*args, **kwargs):
             import tensorflow as tf
 
             if self.inside or not tf.executing_eagerly():
                 return original(*args, **kwargs)
-            return self._watch(lambda: original(*args, **kwargs), self._eager_weights)
+            return self._watch_step(lambda: original(*args, **kwargs), self._read_eager_weights)
 
         return method
 
-    def _note_target(self, original: Any) -> Any:
+    def _wrap_gradient(self, original: Any) -> Any:
         def gradient(tape, target, *args, **kwargs):
             self.target = target
             return original(tape, target, *args, **kwargs)
 
         return gradient
 
-    def _listen_to_run(self, original: Any) -> Any:
+    def _wrap_run(self, original: Any) -> Any:
         def run(session, *args, **kwargs):
             if self.inside:
                 return original(session, *args, **kwargs)
-            return self._watch(lambda: original(session, *args, **kwargs), lambda: self._weights_of(session, original))
+            return self._watch_step(
+                lambda: original(session, *args, **kwargs), lambda: self._read_session_weights(session, original)
+            )
 
         return run
 
-    def _eager_weights(self) -> list[np.ndarray]:
+    def _read_eager_weights(self) -> list[np.ndarray]:
         alive = [variable for variable in (known() for known in self.variables) if variable is not None]
         eager = [variable for variable in alive if hasattr(variable.handle, "numpy")]
         return [np.array(variable.numpy()) for variable in eager]
 
-    def _weights_of(self, session: Any, run: Any) -> list[np.ndarray]:
+    def _read_session_weights(self, session: Any, run: Any) -> list[np.ndarray]:
         import tensorflow as tf
 
         try:
@@ -122,7 +124,7 @@ class Recorder:
         except tf.errors.FailedPreconditionError:
             return []  # the initialiser has not run yet
 
-    def _watch(self, act: Any, weights: Any) -> Any:
+    def _watch_step(self, act: Any, weights: Any) -> Any:
         self.inside = True
         try:
             before = weights()
@@ -131,26 +133,26 @@ class Recorder:
         finally:
             self.inside = False
         if any(old.tobytes() != new.tobytes() for old, new in zip(before, after)):
-            self.steps.append(_scalars(result) or _scalars(self.target))
+            self.steps.append(_list_scalars(result) or _list_scalars(self.target))
             self.target = None
             self.weights = after
             if len(self.steps) >= self.wanted:
-                self.store()
+                self.store_steps()
                 raise SystemExit(0)
         return result
 
-    def store(self) -> None:
+    def store_steps(self) -> None:
         """Write what was seen to `folder`/rank-R.npz, once."""
-        if self.stored or os.getpid() != world.current().process:
+        if self.stored or os.getpid() != world.get_world().process:
             return
         self.stored = True
         figures = json.dumps(self.steps)
         arrays: dict[str, Any] = {f"weight{index}": value for index, value in enumerate(self.weights)}
         with real_files.use_real_files():
-            np.savez(os.path.join(self.folder, f"rank-{world.current().rank}.npz"), figures=figures, **arrays)
+            np.savez(os.path.join(self.folder, f"rank-{world.get_world().rank}.npz"), figures=figures, **arrays)
 
 
-def _scalars(result: Any) -> list[float]:
+def _list_scalars(result: Any) -> list[float]:
     """The floating-point scalars in what a step returned."""
     import tensorflow as tf
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.ops import order
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 
 def install() -> None:
     from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
 
-    replace(graphs.ControlFlowFuncGraph, "capture", _capture)
+    replace_function(graphs.ControlFlowFuncGraph, "capture", _wrap_capture)
 
 
-def _capture(original: Any) -> Any:
+def _wrap_capture(original: Any) -> Any:
     def capture(self, tensor, *args, **kwargs):
         around = self.outer_graph
         if order.is_handle(tensor) and around.building_function:

@@ -17,7 +17,7 @@ from matex_tf.keras import fit_call
 from matex_tf.loops import dataset_loop
 from matex_tf.observe import bottlenecks
 from matex_tf.patches.tf import function_loop
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches, sliced_dataset
 from matex_tf.world import world
 
@@ -25,34 +25,34 @@ from matex_tf.world import world
 def install() -> None:
     from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
-    replace(dataset_ops.DatasetV2, "__iter__", _iterate)
-    replace(iterator_ops.OwnedIterator, "_create_iterator", _create_iterator)
-    replace(iterator_ops.OwnedIterator, "__next__", _next)
-    replace(iterator_ops.OwnedIterator, "get_next", _get_next)
-    replace(dataset_ops.DatasetV2, "batch", _batch)
-    replace(dataset_ops.DatasetV2, "from_tensor_slices", _from_tensor_slices)
+    replace_function(dataset_ops.DatasetV2, "__iter__", _wrap_iter)
+    replace_function(iterator_ops.OwnedIterator, "_create_iterator", _wrap_create_iterator)
+    replace_function(iterator_ops.OwnedIterator, "__next__", _wrap_next)
+    replace_function(iterator_ops.OwnedIterator, "get_next", _wrap_get_next)
+    replace_function(dataset_ops.DatasetV2, "batch", _wrap_batch)
+    replace_function(dataset_ops.DatasetV2, "from_tensor_slices", _wrap_from_tensor_slices)
 
 
-def _iterate(original: Any) -> Any:
+def _wrap_iter(original: Any) -> Any:
     def __iter__(self):
         import tensorflow as tf
 
         if tf.executing_eagerly() and world.is_active():
-            self = iteration.in_place_of(self)
-            share_batches.before_epoch(self)
+            self = iteration.find_replacement(self)
+            share_batches.prepare_epoch(self)
         iterator = original(self)
-        if tf.executing_eagerly() and sliced_dataset.yields_batches_to_slice(self):
+        if tf.executing_eagerly() and sliced_dataset.has_batches_to_slice(self):
             own: Callable[[], Any] = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
             loop = dataset_loop.Loop(share_arrays.is_share(self), lambda: own()._next_internal(), fixed)
             dataset_loop.note_loop(iterator, loop)
-            weakref.finalize(iterator, loop.close).atexit = False
+            weakref.finalize(iterator, loop.close_loop).atexit = False
         return iterator
 
     return __iter__
 
 
-def _create_iterator(original: Any) -> Any:
+def _wrap_create_iterator(original: Any) -> Any:
     def create_iterator(self, dataset):
         import tensorflow as tf
 
@@ -63,48 +63,48 @@ def _create_iterator(original: Any) -> Any:
     return create_iterator
 
 
-def _next(original: Any) -> Any:
+def _wrap_next(original: Any) -> Any:
     def __next__(self):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return _next_in_function(self, original)
-        loop = dataset_loop.loop_of(self)
+            return _take_next_in_function(self, original)
+        loop = dataset_loop.find_loop(self)
         if loop is None:
             return original(self)
         try:
             element = bottlenecks.time_pull(lambda: original(self))
         except StopIteration:
-            more = loop.end()
+            more = loop.end_epoch()
             if more is None:
                 raise
             return more
-        return loop.give(element)
+        return loop.give_batch(element)
 
     return __next__
 
 
-def _next_in_function(iterator: Any, original: Any) -> Any:
-    call = fit_call.current()
+def _take_next_in_function(iterator: Any, original: Any) -> Any:
+    call = fit_call.get_current()
     stage = None if call is None else call.training
     waits = stage is not None and (stage.whole_pipeline is not None or stage.shares is not None)
     element = bottlenecks.time_pull(lambda: original(iterator)) if waits else original(iterator)
-    return function_loop.next_element(iterator, element)
+    return function_loop.take_next(iterator, element)
 
 
-def _get_next(original: Any) -> Any:
+def _wrap_get_next(original: Any) -> Any:
     def get_next(self):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return _next_in_function(self, original)
-        loop = dataset_loop.loop_of(self)
-        return original(self) if loop is None else loop.give(original(self))
+            return _take_next_in_function(self, original)
+        loop = dataset_loop.find_loop(self)
+        return original(self) if loop is None else loop.give_batch(original(self))
 
     return get_next
 
 
-def _from_tensor_slices(original: Any) -> Any:
+def _wrap_from_tensor_slices(original: Any) -> Any:
     def from_tensor_slices(tensors, *args, **kwargs):
         import tensorflow as tf
 
@@ -116,12 +116,12 @@ def _from_tensor_slices(original: Any) -> Any:
     return from_tensor_slices
 
 
-def _batch(original: Any) -> Any:
+def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.
-        if world.is_active() and settings.current().scaling == "strong" and share_arrays.is_share(self):
-            me = world.current()
-            start, stop = row_shares.rows_of(int(batch_size), me.rank, me.size)
+        if world.is_active() and settings.get_settings().scaling == "strong" and share_arrays.is_share(self):
+            me = world.get_world()
+            start, stop = row_shares.deal_block(int(batch_size), me.rank, me.size)
             batch_size = max(stop - start, 1)
         return original(self, batch_size, *args, **kwargs)
 

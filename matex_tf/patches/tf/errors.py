@@ -7,7 +7,7 @@ from typing import Any
 
 import matex_tf
 from matex_tf import ops, settings
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 _OURS = tuple(os.path.join(os.path.abspath(folder), "") for package in (matex_tf, ops) for folder in package.__path__)
 
@@ -15,13 +15,13 @@ _OURS = tuple(os.path.join(os.path.abspath(folder), "") for package in (matex_tf
 def install() -> None:
     from tensorflow.python.autograph.pyct import error_utils
 
-    replace(error_utils.ErrorMetadataBase, "__init__", _without_ours)
+    replace_function(error_utils.ErrorMetadataBase, "__init__", _without_ours)
 
 
 def _without_ours(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if settings.current().traceback == "script":
+        if settings.get_settings().traceback == "script":
             shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OURS))
             self.translated_stack = tuple(shown)
 

@@ -10,8 +10,8 @@ from matex_tf.keras import fit_call
 from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
-from matex_tf.runtime.replace import replace
-from matex_tf.servers import holding, publishing
+from matex_tf.runtime.replace import replace_function
+from matex_tf.servers import publishing, sharded_slots
 from matex_tf.sharding import sliced_dataset, step_weight
 
 
@@ -22,12 +22,12 @@ def install() -> None:
 
     # AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second.
     config.CONVERSION_RULES = (config_lib.DoNotConvert("matex_tf"), *config.CONVERSION_RULES)
-    replace(func_graph, "func_graph_from_py_func", _trace)
-    replace(polymorphic_function.Function, "__call__", _call)
-    replace(polymorphic_function.Function, "get_concrete_function", _get_concrete_function)
+    replace_function(func_graph, "func_graph_from_py_func", _wrap_trace)
+    replace_function(polymorphic_function.Function, "__call__", _wrap_call)
+    replace_function(polymorphic_function.Function, "get_concrete_function", _wrap_get_concrete_function)
 
 
-def _trace(original: Any) -> Any:
+def _wrap_trace(original: Any) -> Any:
     def func_graph_from_py_func(name, python_func, *args, **kwargs):
         from tensorflow.python.framework import func_graph
 
@@ -36,7 +36,7 @@ def _trace(original: Any) -> Any:
             return original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
 
         def traced(*call_args, **call_kwargs):
-            return traces.traced(python_func, call_args, call_kwargs)
+            return traces.trace_whole(python_func, call_args, call_kwargs)
 
         # Tracing inspects these to name the graph's inputs and to find the function's source.
         setattr(traced, "__wrapped__", python_func)  # noqa: B010
@@ -44,13 +44,13 @@ def _trace(original: Any) -> Any:
             if hasattr(python_func, attribute):
                 setattr(traced, attribute, getattr(python_func, attribute))
         graph = original(name, traced, *args, **kwargs)
-        publishing.settle(graph)
+        publishing.settle_graph(graph)
         return graph
 
     return func_graph_from_py_func
 
 
-def _call(original: Any) -> Any:
+def _wrap_call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
@@ -58,16 +58,16 @@ def _call(original: Any) -> Any:
             return original(self, *args, **kwargs)  # it is eager code
 
         def run(function, args, kwargs):
-            return _run(original, function, args, kwargs)
+            return _run_function(original, function, args, kwargs)
 
         if not tf.executing_eagerly():
-            with traces.nested(self, args, kwargs):
+            with traces.enter_call(self, args, kwargs):
                 return run(self, args, kwargs)
-        if fit_call.current() is not None or tape_stack.recording():
-            with traces.frame(self, [], is_border=False):
+        if fit_call.get_current() is not None or tape_stack.is_recording():
+            with traces.enter_frame(self, [], is_border=False):
                 result = run(self, args, kwargs)
         else:
-            result = _step(self, run, args, kwargs)
+            result = _call_step(self, run, args, kwargs)
         if variables.has_agreements_due():
             variables.settle_agreements()
         return result
@@ -75,7 +75,7 @@ def _call(original: Any) -> Any:
     return __call__
 
 
-def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
+def _call_step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
     """A call in eager code that may train."""
     metrics.count_apart()
     updates = reduction.count_updates()
@@ -84,31 +84,31 @@ def _step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
         if step_weight.is_sliced():
             explain.say_inexact(why)
         else:
-            explain.say_whole(why, explain.name_of(function))
+            explain.say_whole(why, explain.name_step(function))
     return result
 
 
-def _get_concrete_function(original: Any) -> Any:
+def _wrap_get_concrete_function(original: Any) -> Any:
     def get_concrete_function(self, *args, **kwargs):
         with contextlib.ExitStack() as around:
             if getattr(self, "_jit_compile", None):
-                around.enter_context(overlap.for_xla())
+                around.enter_context(overlap.trace_for_xla())
             if not traces.is_called(self):
-                around.enter_context(traces.frame(self, [], is_border=False))
+                around.enter_context(traces.enter_frame(self, [], is_border=False))
             return original(self, *args, **kwargs)
 
     return get_concrete_function
 
 
-def _run(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
+def _run_function(original: Any, function: Any, args: tuple, kwargs: dict) -> Any:
     import tensorflow as tf
 
     sources = [part for part in (*args, *kwargs.values()) if isinstance(part, (tf.data.Dataset, tf.data.Iterator))]
     with contextlib.ExitStack() as around:
         if getattr(function, "_jit_compile", None):
             if tf.executing_eagerly():
-                holding.make_whole()  # XLA takes variables as they are
-            around.enter_context(overlap.for_xla())
+                sharded_slots.make_whole()  # XLA takes variables as they are
+            around.enter_context(overlap.trace_for_xla())
         if sources:
             around.enter_context(sliced_dataset.pass_sources(sources))
         return overlap_trial.call_function(original, function, args, kwargs)

@@ -1,6 +1,6 @@
 """Loops and `next` inside a `tf.function`: what they yield are slices if the function reduces a gradient.
 
-That is known once the function is traced, so the decision is a variable that its graph reads (`_decision`).
+That is known once the function is traced, so the decision is a variable that its graph reads (`_find_decision`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matex_tf.gradients import variables
 from matex_tf.loops import dataset_loop, explain, traces
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_dataset, step_weight
 from matex_tf.world import world
 
@@ -31,26 +31,26 @@ def install() -> None:
     from tensorflow.python.framework import func_graph
 
     registry = control_flow.for_loop_registry._registry
-    replace(dataset_autograph, "_tf_ag_dataset_for_stmt", _over_dataset)
+    replace_function(dataset_autograph, "_tf_ag_dataset_for_stmt", _wrap_dataset_loop)
     registry[dataset_ops.DatasetV2] = dataset_autograph._tf_ag_dataset_for_stmt
-    replace(control_flow, "_tf_iterator_for_stmt", _over_iterator)
+    replace_function(control_flow, "_tf_iterator_for_stmt", _wrap_iterator_loop)
     registry[iterator_ops.OwnedIterator] = control_flow._tf_iterator_for_stmt
-    replace(func_graph, "func_graph_from_py_func", _trace)
+    replace_function(func_graph, "func_graph_from_py_func", _wrap_trace)
 
 
-def next_element(iterator: Any, element: Any) -> Any:
+def take_next(iterator: Any, element: Any) -> Any:
     """What `next(iterator)` is in a graph, where the pipeline gives `element`."""
     if not world.is_active() or isinstance(element, (sliced_dataset.Batch, sliced_dataset.OwnBatch)):
         return element
-    known = sliced_dataset.argument_behind(iterator)
-    loop = dataset_loop.loop_of(known)
+    known = sliced_dataset.find_argument(iterator)
+    loop = dataset_loop.find_loop(known)
     if loop is not None and loop.shares:
         _refuse_share()
     if loop is None or loop.fixed:
-        return _all_of(element)
+        return _take_all(element)
     import tensorflow as tf
 
-    return _slice_if(_decision(tf.compat.v1.get_default_graph()), element)
+    return _slice_if(_find_decision(tf.compat.v1.get_default_graph()), element)
 
 
 def _refuse_share() -> None:
@@ -62,47 +62,47 @@ def _refuse_share() -> None:
     )
 
 
-def _all_of(element: Any) -> Any:
+def _take_all(element: Any) -> Any:
     """The batch as it is, which every rank computes whole."""
     import tensorflow as tf
 
-    with tf.control_dependencies([step_weight.variable().assign(step_weight.whole_values())]):
+    with tf.control_dependencies([step_weight.get_variable().assign(step_weight.list_whole_values())]):
         return tf.nest.map_structure(tf.identity, element)
 
 
-def _new_decision() -> Any:
-    found = step_weight.hidden_variable(WHOLE, "int32", "matex_tf_loop")
-    graph_ops.keep(found)
+def _make_decision() -> Any:
+    found = step_weight.make_hidden_variable(WHOLE, "int32", "matex_tf_loop")
+    graph_ops.keep_alive(found)
     return found
 
 
-def _deciding(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
+def _decide_in_loop(body: Any, get_state: Any, set_state: Any) -> tuple[Any, Any]:
     """A decision of its own for a loop with `body`, and the body that takes and makes it."""
-    decision = _new_decision()
+    decision = _make_decision()
 
     def body_on_slice(element):
         import tensorflow as tf
 
         body(_slice_if(decision, element))
         # What a turn hands on to the next one, whose slice may weigh otherwise, is whole.
-        set_state(traces.exits(get_state()))
-        _decide(tf.compat.v1.get_default_graph(), decision)
+        set_state(traces.make_outputs_whole(get_state()))
+        _write_decision(tf.compat.v1.get_default_graph(), decision)
 
     return decision, body_on_slice
 
 
-def _decision(graph: Any) -> Any:
+def _find_decision(graph: Any) -> Any:
     """The variable that says whether what `graph` iterates is sliced; written when its trace ends."""
-    return tags.tag_or_new(graph, _DECISION, _new_decision)
+    return tags.get_or_make_tag(graph, _DECISION, _make_decision)
 
 
-def _decide(graph: Any, found: Any) -> None:
+def _write_decision(graph: Any, found: Any) -> None:
     import tensorflow as tf
 
-    if not graph_ops.reduces(graph):
+    if not graph_ops.has_reductions(graph):
         return
-    if verdict.failure(graph) is not None:
-        explain.say_whole(str(verdict.failure(graph)))
+    if verdict.find_failure(graph) is not None:
+        explain.say_whole(str(verdict.find_failure(graph)))
     else:
         explain.say_shared("a loop in a tf.function")
         traces.note_shared_loop()
@@ -111,21 +111,21 @@ def _decide(graph: Any, found: Any) -> None:
             found.assign(BEGINNING)
 
 
-def _trace(original: Any) -> Any:
+def _wrap_trace(original: Any) -> Any:
     def func_graph_from_py_func(*args, **kwargs):
         graph = original(*args, **kwargs)
-        found = tags.tag(graph, _DECISION)
+        found = tags.get_tag(graph, _DECISION)
         if found is not None:
-            _decide(graph, found)
+            _write_decision(graph, found)
         return graph
 
     return func_graph_from_py_func
 
 
-def _over_dataset(original: Any) -> Any:
+def _wrap_dataset_loop(original: Any) -> Any:
     def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
-        known = sliced_dataset.argument_behind(ds)
-        if not sliced_dataset.yields_batches_to_slice(known):
+        known = sliced_dataset.find_argument(ds)
+        if not sliced_dataset.has_batches_to_slice(known):
             return original(ds, extra_test, body, get_state, set_state, symbol_names, opts)
         if share_arrays.is_share(known):
             _refuse_share()
@@ -135,41 +135,43 @@ def _over_dataset(original: Any) -> Any:
         import tensorflow as tf
 
         _say_weak()
-        decision, body_on_slice = _deciding(body, get_state, set_state)
+        decision, body_on_slice = _decide_in_loop(body, get_state, set_state)
         # Every run of the loop compares its first batch anew.
         with tf.control_dependencies([decision.assign(tf.minimum(decision.read_value(), BEGINNING))]):
             original(ds, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
-        step_weight.variable().assign(step_weight.whole_values())
+        step_weight.get_variable().assign(step_weight.list_whole_values())
 
     return _tf_ag_dataset_for_stmt
 
 
-def _over_iterator(original: Any) -> Any:
+def _wrap_iterator_loop(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
-        known = sliced_dataset.argument_behind(iter_)
-        loop = dataset_loop.loop_of(known)
+        known = sliced_dataset.find_argument(iter_)
+        loop = dataset_loop.find_loop(known)
         if loop is not None and loop.shares:
             _refuse_share()
         if loop is None or loop.fixed:
             return original(iter_, extra_test, body, get_state, set_state, symbol_names, opts)
         _say_weak()
-        _, body_on_slice = _deciding(body, get_state, set_state)
+        _, body_on_slice = _decide_in_loop(body, get_state, set_state)
         return original(iter_, extra_test, body_on_slice, get_state, set_state, symbol_names, opts)
 
     return _tf_iterator_for_stmt
 
 
 def _say_weak() -> None:
-    if settings.current().scaling == "weak":
-        notes.note("weak scaling is for fit and eager loops: in a loop inside a tf.function each batch is sharded")
+    if settings.get_settings().scaling == "weak":
+        notes.print_note(
+            "weak scaling is for fit and eager loops: in a loop inside a tf.function each batch is sharded"
+        )
 
 
 def _slice_if(decision: Any, element: Any) -> Any:
     """In a graph: this rank's rows of a batch where `decision` is not WHOLE, else all of them."""
     import tensorflow as tf
 
-    me = world.current()
-    count = row_shares.batch_rows(element)
+    me = world.get_world()
+    count = row_shares.count_batch_rows(element)
     parts = tf.nest.flatten(element, expand_composites=True)
 
     def begin(*values: Any) -> bool:
@@ -178,27 +180,27 @@ def _slice_if(decision: Any, element: Any) -> Any:
         whole = tf.nest.pack_sequence_as(element, values, expand_composites=True)
         if sliced_dataset.is_uneven(whole):
             sliced_dataset.say_uneven()
-        fingerprint.compare_batch(fingerprint.batch_digest(whole), "the first batch of a loop in a tf.function")
+        fingerprint.compare_batch(fingerprint.digest_batch(whole), "the first batch of a loop in a tf.function")
         decision.assign(TRAINING)
         return True
 
     known = decision.read_value()
     for whole_here in (known, *parts):  # before it is cut, every rank has the batch, and all have decided alike
-        declarations.declare(whole_here, SAME)
+        declarations.declare_placement(whole_here, SAME)
     ready = tf.cond(
         tf.equal(known, BEGINNING), lambda: tf.py_function(begin, parts, tf.bool), lambda: tf.constant(True)
     )
-    even, most = sliced_dataset.evenness(element)
+    even, most = sliced_dataset.measure_evenness(element)
     slicing = tf.logical_and(known > WHOLE, even)
-    start, stop, has_rows = row_shares.slice_bounds(count, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
     numbers = tf.where(
         slicing,
-        step_weight.slice_tensor(has_rows, start, stop, count),
-        tf.constant(step_weight.whole_values(), tf.float64),
+        step_weight.make_slice_tensor(has_rows, start, stop, count),
+        tf.constant(step_weight.list_whole_values(), tf.float64),
     )
     start = tf.where(slicing, start, tf.zeros_like(start))
     stop = tf.where(slicing, stop, most)
-    with tf.control_dependencies([ready]), tf.control_dependencies([step_weight.variable().assign(numbers)]):
+    with tf.control_dependencies([ready]), tf.control_dependencies([step_weight.get_variable().assign(numbers)]):
         mine = sliced_dataset.take_rows(tf.nest.map_structure(tf.identity, element), start, stop)
     traces.declare_rows(mine)
     return mine

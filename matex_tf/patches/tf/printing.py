@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.analysis import graph_ops, interpreter
 from matex_tf.gradients import recombine
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import step_weight
 
 
@@ -15,18 +15,18 @@ def install() -> None:
 
     for owner in (tf.summary, tf.compat.v2.summary):
         if hasattr(owner, "scalar"):
-            replace(owner, "scalar", _scalar_summary)
-    replace(tf, "print", _print)
+            replace_function(owner, "scalar", _wrap_scalar)
+    replace_function(tf, "print", _wrap_print)
 
 
-def _scalar_summary(original: Any) -> Any:
+def _wrap_scalar(original: Any) -> Any:
     def scalar(name, data, *args, **kwargs):
         return original(name, show_whole(data), *args, **kwargs)
 
     return scalar
 
 
-def _print(original: Any) -> Any:
+def _wrap_print(original: Any) -> Any:
     def tf_print(*inputs, **kwargs):
         return original(*[show_whole(part) for part in inputs], **kwargs)
 
@@ -40,9 +40,9 @@ def show_whole(value: Any) -> Any:
     if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
         return value
     graph = tf.compat.v1.get_default_graph()
-    if value.graph is not graph or step_weight.in_session_graph() or not graph_ops.is_training_step(graph):
+    if value.graph is not graph or step_weight.is_in_session_graph() or not graph_ops.is_training_step(graph):
         return value
-    placement = interpreter.placement_of(value)
+    placement = interpreter.find_placement(value)
     if placement.is_same or not placement.can_be_whole:
         return value
     return recombine.make_whole([value], "what a step shows")[0]

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from matex_tf.loops.parts import draws
-from matex_tf.runtime.replace import replace, when_imported
+from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -19,14 +19,16 @@ _pipelines = threading.local()
 
 
 def install() -> None:
-    when_imported(
+    patch_when_imported(
         "tensorflow.python.data.ops.structured_function",
-        lambda module: replace(module.StructuredFunctionWrapper, "__init__", _pipeline_function),
+        lambda module: replace_function(module.StructuredFunctionWrapper, "__init__", _wrap_pipeline_function),
     )
-    when_imported("keras.src.random.seed_generator", lambda module: replace(module.SeedGenerator, "next", _next))
+    patch_when_imported(
+        "keras.src.random.seed_generator", lambda module: replace_function(module.SeedGenerator, "next", _wrap_next)
+    )
 
 
-def _pipeline_function(original: Any) -> Any:
+def _wrap_pipeline_function(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         depth = getattr(_pipelines, "depth", 0)
         _pipelines.depth = depth + 1
@@ -38,20 +40,20 @@ def _pipeline_function(original: Any) -> Any:
     return __init__
 
 
-def _next(original: Any) -> Any:
+def _wrap_next(original: Any) -> Any:
     def next(self, *args, **kwargs):
         return draws.draw_seed(lambda: of_rank(original(self, *args, **kwargs)))
 
     def of_rank(seed):
-        if not world.is_active() or getattr(_pipelines, "depth", 0) > 0 or step_weight.in_session_graph():
+        if not world.is_active() or getattr(_pipelines, "depth", 0) > 0 or step_weight.is_in_session_graph():
             return seed
         import tensorflow as tf
 
         if not isinstance(seed, tf.Tensor):
             return seed
-        fold = tf.constant((world.current().rank * _STRIDE) % 0x7FFFFFFF, tf.int64)
+        fold = tf.constant((world.get_world().rank * _STRIDE) % 0x7FFFFFFF, tf.int64)
         if not step_weight.is_alone():
-            fold = tf.where(step_weight.numbers()[3] > 0, fold, tf.zeros_like(fold))
+            fold = tf.where(step_weight.read_numbers()[3] > 0, fold, tf.zeros_like(fold))
         return seed + tf.cast(tf.stack([fold, tf.zeros_like(fold)]), seed.dtype)
 
     return next

@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 from matex_tf.world import world
 
 _OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
@@ -20,25 +20,25 @@ _BETWEEN = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "im
 def install() -> None:
     from tensorflow.python.distribute import distribute_lib
 
-    replace(distribute_lib.StrategyBase, "__init__", _refuse)
+    replace_function(distribute_lib.StrategyBase, "__init__", _refuse_strategy)
 
 
-def caller_line() -> str:
+def find_caller_line() -> str:
     """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
     for frame, number in traceback.walk_stack(sys._getframe()):
-        if script_frames.package(frame) not in _BETWEEN:
+        if script_frames.find_package(frame) not in _BETWEEN:
             path = frame.f_code.co_filename
             return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
     return "the script"
 
 
-def _refuse(original: Any) -> Any:
+def _refuse_strategy(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         name = type(self).__name__
         if name not in _OWN and world.is_active():
             raise world.RankError(
                 f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
-                f"itself. Remove this line and the `with strategy.scope():` around the model: {caller_line()}"
+                f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"
             )
         return original(self, *args, **kwargs)
 

@@ -10,11 +10,11 @@ import inspect
 import sys
 from typing import Any
 
-from matex_tf.gradients import custom_gradients, meetings, tape_stack
-from matex_tf.loops import model_calls, model_watch, tape_gradients
+from matex_tf.gradients import custom_gradients, row_mixing, tape_stack
+from matex_tf.loops import model_calls, side_effects, tape_gradients
 from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
 _INTERNAL = (
@@ -33,66 +33,66 @@ def install() -> None:
     from tensorflow.python.eager import backprop, forwardprop, record
 
     for name, more in (("_push_accumulator", 1), ("_pop_accumulator", -1)):
-        replace(forwardprop.ForwardAccumulator, name, _counted(more))
-    replace(backprop.GradientTape, "_push_tape", _push)
-    replace(backprop.GradientTape, "_pop_tape", _pop)
-    replace(backprop.GradientTape, "watch", _watch)
-    replace(backprop.GradientTape, "gradient", _gradient)
-    replace(backprop.GradientTape, "reset", _reset)
+        replace_function(forwardprop.ForwardAccumulator, name, _wrap_accumulator(more))
+    replace_function(backprop.GradientTape, "_push_tape", _wrap_push)
+    replace_function(backprop.GradientTape, "_pop_tape", _wrap_pop)
+    replace_function(backprop.GradientTape, "watch", _wrap_watch)
+    replace_function(backprop.GradientTape, "gradient", _wrap_gradient)
+    replace_function(backprop.GradientTape, "reset", _wrap_reset)
     for name in ("record_operation", "record_operation_backprop_only"):
-        replace(record, name, _record_operation)
+        replace_function(record, name, _wrap_record_operation)
     for name in ("jacobian", "batch_jacobian"):
-        replace(backprop.GradientTape, name, _jacobian)
+        replace_function(backprop.GradientTape, name, _wrap_jacobian)
     import tensorflow as tf
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import custom_gradient, resource_variable_ops
 
     kind = resource_variable_ops.BaseResourceVariable
-    kind.handle = property(_handle(kind.handle.fget))
+    kind.handle = property(_wrap_handle(kind.handle.fget))
 
-    replace(custom_gradient, "_graph_mode_decorator", _with_gradients_of_its_own)
-    replace(custom_gradient, "_eager_mode_decorator", _with_gradients_in_eager_code)
-    replace(ops, "get_gradient_function", _gradient_function)
+    replace_function(custom_gradient, "_graph_mode_decorator", _wrap_graph_decorator)
+    replace_function(custom_gradient, "_eager_mode_decorator", _wrap_eager_decorator)
+    replace_function(ops, "get_gradient_function", _wrap_gradient_function)
     for api in (tf, tf.compat.v1, tf.compat.v2):
-        replace(api, "recompute_grad", _recompute_grad)
+        replace_function(api, "recompute_grad", _wrap_recompute_grad)
 
 
-def _push(original: Any) -> Any:
+def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         import tensorflow as tf
 
         original(self)
-        meetings.tapes_change()
-        outer = [tape for tape, _ in tape_stack.stack()]
+        row_mixing.note_tape_change()
+        outer = [tape for tape, _ in tape_stack.get_tapes()]
         if tf.executing_eagerly() and backward.is_wanted():
-            recording.begin(self, outer)
-        tape_stack.stack().append((self, None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()))
+            recording.begin_recording(self, outer)
+        tape_stack.get_tapes().append((self, None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()))
 
     return _push_tape
 
 
-def _pop(original: Any) -> Any:
+def _wrap_pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)
-        meetings.tapes_change()
-        recording.pause(self)
-        tape_stack.stack()[:] = [(tape, graph) for tape, graph in tape_stack.stack() if tape is not self]
+        row_mixing.note_tape_change()
+        recording.pause_recording(self)
+        tape_stack.get_tapes()[:] = [(tape, graph) for tape, graph in tape_stack.get_tapes() if tape is not self]
 
     return _pop_tape
 
 
-def _watch(original: Any) -> Any:
+def _wrap_watch(original: Any) -> Any:
     def watch(self, tensor):
         import tensorflow as tf
 
         original(self, tensor)
-        meetings.tapes_change()
+        row_mixing.note_tape_change()
         recording.note_watched(self, tf.nest.flatten(tensor, expand_composites=True))
 
     return watch
 
 
-def _handle(original: Any) -> Any:
+def _wrap_handle(original: Any) -> Any:
     @functools.wraps(original)
     def handle(self):
         recording.note_touched(self)
@@ -101,26 +101,26 @@ def _handle(original: Any) -> Any:
     return handle
 
 
-def _reset(original: Any) -> Any:
+def _wrap_reset(original: Any) -> Any:
     def reset(self):
-        recording.forget(self)
+        recording.forget_recording(self)
         original(self)
 
     return reset
 
 
-def _record_operation(original: Any) -> Any:
+def _wrap_record_operation(original: Any) -> Any:
     """A tape is told of a way back that is no op's: what it knows cannot be followed op by op."""
 
     def record_operation(op_type, output_tensors, input_tensors, *args, **kwargs):
         original(op_type, output_tensors, input_tensors, *args, **kwargs)
-        tapes = [tape for tape, graph in tape_stack.stack() if graph is None]
+        tapes = [tape for tape, graph in tape_stack.get_tapes() if graph is None]
         recording.note_own_gradient(tapes, op_type, output_tensors, input_tensors)
 
     return record_operation
 
 
-def _counted(more: int) -> Any:
+def _wrap_accumulator(more: int) -> Any:
     def make(original: Any) -> Any:
         def change(self):
             original(self)
@@ -131,19 +131,19 @@ def _counted(more: int) -> Any:
     return make
 
 
-def _jacobian(original: Any) -> Any:
+def _wrap_jacobian(original: Any) -> Any:
     """One gradient for each row, of weights: what becomes of them (clipped, squared, solved for) need not add up."""
 
     def jacobian(self, target, sources, *args, **kwargs):
         model_calls.note_whole(self, model_calls.JACOBIAN)
         result = original(self, target, sources, *args, **kwargs)
-        tape_gradients.not_of_slices(sources, _JACOBIAN)
+        tape_gradients.refuse_slices(sources, _JACOBIAN)
         return result
 
     return jacobian
 
 
-def _with_gradients_of_its_own(original: Any) -> Any:
+def _wrap_graph_decorator(original: Any) -> Any:
     """Its gradients are of the values that it computes, not of those that ranks would put together within it
     (`meetings`): so it is called by us, as one whole.
     """
@@ -157,17 +157,17 @@ def _with_gradients_of_its_own(original: Any) -> Any:
     return _graph_mode_decorator
 
 
-def _with_gradients_in_eager_code(original: Any) -> Any:
+def _wrap_eager_decorator(original: Any) -> Any:
     def _eager_mode_decorator(f, *args, **kwargs):
         # TensorFlow's own, as that of `tf.nn.silu`, do the same in each step.
-        if not custom_gradients.are_trusted() and script_frames.package_of(f) != "tensorflow":
-            model_watch.note_own_gradient()
+        if not custom_gradients.are_trusted() and script_frames.find_function_package(f) != "tensorflow":
+            side_effects.note_own_gradient()
         return original(f, *args, **kwargs)
 
     return _eager_mode_decorator
 
 
-def _gradient_function(original: Any) -> Any:
+def _wrap_gradient_function(original: Any) -> Any:
     """That of an op to which a script gave another than its type has (`Graph.gradient_override_map`)."""
 
     def get_gradient_function(op):
@@ -177,14 +177,14 @@ def _gradient_function(original: Any) -> Any:
     return get_gradient_function
 
 
-def _recompute_grad(original: Any) -> Any:
+def _wrap_recompute_grad(original: Any) -> Any:
     """Its gradient function computes `f` once more and gives the derivative; those within `f` are the script's."""
 
     import tensorflow as tf
 
     def recompute_grad(f):
         def compute(*args, **kwargs):
-            with custom_gradients.trusted(False):
+            with custom_gradients.trust_gradients(False):
                 return f(*args, **kwargs)
 
         made = original(functools.wraps(f)(compute))
@@ -192,7 +192,7 @@ def _recompute_grad(original: Any) -> Any:
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(f)
         def inner(*args, **kwargs):
-            with custom_gradients.trusted():
+            with custom_gradients.trust_gradients():
                 return made(*args, **kwargs)
 
         return inner
@@ -200,7 +200,7 @@ def _recompute_grad(original: Any) -> Any:
     return recompute_grad
 
 
-def _gradient(original: Any) -> Any:
+def _wrap_gradient(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def gradient(self, target, sources, *args, **kwargs):
@@ -209,7 +209,7 @@ def _gradient(original: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         is_within = tape_stack.is_within_gradient()
         # A part of a larger gradient is none of the script's.
-        is_part = tape_stack.keeps_plain() or (caller.startswith(_INTERNAL) and not is_within)
+        is_part = tape_stack.is_plain() or (caller.startswith(_INTERNAL) and not is_within)
         given = signature.bind(self, target, sources, *args, **kwargs).arguments
 
         def compute(of, upstream):
@@ -217,27 +217,27 @@ def _gradient(original: Any) -> Any:
                 return original(**{**given, "target": of, "output_gradients": upstream})
 
         upstream = given.get("output_gradients")
-        if tape_stack.stack() and not is_part:
+        if tape_stack.get_tapes() and not is_part:
             model_calls.note_whole(self, model_calls.SECOND)
         if is_part:
             return compute(target, upstream)
-        if tape_stack.accumulators():
+        if tape_stack.count_accumulators():
             # What is made of them forwards is no sum that ranks could add up, and our ops have no such derivatives.
             result = compute(target, upstream)
-            tape_gradients.not_of_slices(sources, _FORWARD)
+            tape_gradients.refuse_slices(sources, _FORWARD)
             return result
-        has_outer = is_within or any(tape is not self for tape, _ in tape_stack.stack())
+        has_outer = is_within or any(tape is not self for tape, _ in tape_stack.get_tapes())
         owed = caller.startswith(_KERAS)
         if not tf.executing_eagerly():
-            return tape_gradients.in_graph(compute, target, sources, upstream, reduces=not has_outer, owed=owed)
+            return tape_gradients.compute_in_graph(compute, target, sources, upstream, reduces=not has_outer, owed=owed)
         is_plain = upstream is None and len(given) == 3 + ("output_gradients" in given)
-        is_open = self._persistent and any(tape is self for tape, _ in tape_stack.stack())
+        is_open = self._persistent and any(tape is self for tape, _ in tape_stack.get_tapes())
         flat = None
         if is_plain and not (is_open or has_outer or owed):
-            flat = backward.share(self, target, sources, lambda: compute([], None))
+            flat = backward.share_backward(self, target, sources, lambda: compute([], None))
         result = compute(target, upstream) if flat is None else tf.nest.pack_sequence_as(sources, flat)
         if not self._persistent:
-            recording.forget(self)
+            recording.forget_recording(self)
         return tape_gradients.reduce_structure(self, result, sources, not has_outer, owed)
 
     return gradient

@@ -10,23 +10,23 @@ from typing import Any
 from matex_tf.analysis import graph_ops
 from matex_tf.ops import xla
 from matex_tf.runtime import notes
-from matex_tf.runtime.replace import replace
+from matex_tf.runtime.replace import replace_function
 
 
 def install() -> None:
     from tensorflow.python.eager.polymorphic_function import atomic_function
 
-    replace(atomic_function, "from_func_graph", _function)
+    replace_function(atomic_function, "from_func_graph", _wrap_from_func_graph)
 
 
-def _function(original: Any) -> Any:
+def _wrap_from_func_graph(original: Any) -> Any:
     from tensorflow.python.eager.polymorphic_function import attributes
 
     def from_func_graph(name, graph, attrs, *args, **kwargs):
-        if _asks(attrs, attributes.XLA_COMPILE):
-            why = xla.obstacle(graph_ops.op_types(graph))
+        if _is_true(attrs, attributes.XLA_COMPILE):
+            why = xla.find_obstacle(graph_ops.list_op_types(graph))
             if why:
-                notes.note(
+                notes.print_note(
                     f"XLA (jit_compile=True) is turned off for the function '{graph.name}': {why}; the results are "
                     "the same"
                 )
@@ -36,7 +36,7 @@ def _function(original: Any) -> Any:
     return from_func_graph
 
 
-def _asks(attrs: Any, name: str) -> bool:
+def _is_true(attrs: Any, name: str) -> bool:
     """Whether the attribute `name`, a bool or TensorFlow's message of one, is there and true."""
     value = (attrs or {}).get(name)
     return bool(getattr(value, "b", value))

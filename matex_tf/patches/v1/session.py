@@ -12,8 +12,8 @@ from typing import Any
 
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
-from matex_tf.runtime.replace import replace
-from matex_tf.servers import local, sharded
+from matex_tf.runtime.replace import replace_function
+from matex_tf.servers import local_sgd, sharded
 from matex_tf.sharding import step_weight
 from matex_tf.v1 import run_plans, session_runs
 from matex_tf.world import world
@@ -24,18 +24,18 @@ def install() -> None:
     from tensorflow.python.client import session
     from tensorflow.python.training import optimizer
 
-    replace(session.BaseSession, "run", _run)
-    replace(optimizer.Optimizer, "compute_gradients", _compute_gradients)
-    replace(optimizer.Optimizer, "apply_gradients", _apply_gradients)
+    replace_function(session.BaseSession, "run", _wrap_run)
+    replace_function(optimizer.Optimizer, "compute_gradients", _wrap_compute_gradients)
+    replace_function(optimizer.Optimizer, "apply_gradients", _wrap_apply_gradients)
     for api in (tf, tf.compat.v1, tf.compat.v2):
-        replace(api, "gradients", _gradients)
+        replace_function(api, "gradients", _wrap_gradients)
 
 
-def _run(original: Any) -> Any:
+def _wrap_run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         if not world.is_active() or session_runs.is_inside():
             return original(self, fetches, feed_dict, options, run_metadata)
-        plan = run_plans.plan_of(self.graph, fetches)
+        plan = run_plans.find_plan(self.graph, fetches)
         if plan is None:
             return original(self, fetches, feed_dict, options, run_metadata)
         with session_runs.enter_run(self, plan, feed_dict or {}) as (new_fetches, new_feeds):
@@ -46,7 +46,7 @@ def _run(original: Any) -> Any:
     return run
 
 
-def _compute_gradients(original: Any) -> Any:
+def _wrap_compute_gradients(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def compute_gradients(self, loss, *args, **kwargs):
@@ -56,7 +56,7 @@ def _compute_gradients(original: Any) -> Any:
             return original(self, loss, *args, **kwargs)
         given = signature.bind(self, loss, *args, **kwargs).arguments
         if callable(loss):
-            return _reduced_later(original(**given))
+            return _reduce_later(original(**given))
         run_plans.declare_rows(tf.compat.v1.get_default_graph())
         pairs: list = []
 
@@ -69,7 +69,7 @@ def _compute_gradients(original: Any) -> Any:
             pairs.extend(original(**{**given, "loss": of, "grad_loss": upstream}))
             return [gradient for gradient, _ in pairs]
 
-        found = tape_gradients.in_graph(
+        found = tape_gradients.compute_in_graph(
             compute, loss, lambda: [of for _, of in pairs], given.get("grad_loss"), True, False
         )
         return [(gradient, of) for gradient, (_, of) in zip(found, pairs)]
@@ -77,16 +77,16 @@ def _compute_gradients(original: Any) -> Any:
     return compute_gradients
 
 
-def _reduced_later(pairs: list) -> list:
+def _reduce_later(pairs: list) -> list:
     """Gradients of eager code that the optimizer takes itself, reduced."""
     of = [variable for _, variable in pairs]
     reduced, _ = reduction.reduce_gradients([gradient for gradient, _ in pairs], of, place="compute_gradients")
     reduction.mark_reduced(of, born=True)
-    _expect(of)
+    _expect_agreement(of)
     return list(zip(reduced, of))
 
 
-def _expect(of: list) -> None:
+def _expect_agreement(of: list) -> None:
     import tensorflow as tf
 
     if tf.executing_eagerly():
@@ -94,10 +94,10 @@ def _expect(of: list) -> None:
         variables.settle_agreements()
 
 
-def _apply_gradients(original: Any) -> Any:
+def _wrap_apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         sharded.say_not(self, "it is one of tf.compat.v1")
-        local.say_only_fit("a session of tf.compat.v1")
+        local_sgd.say_only_fit("a session of tf.compat.v1")
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]
         found = [gradient for gradient, _ in pairs]
@@ -105,14 +105,14 @@ def _apply_gradients(original: Any) -> Any:
             with reduction.take_as_reduced():
                 return original(self, pairs, *args, **kwargs)
         reduced, _ = reduction.reduce_gradients(found, of, place="apply_gradients")
-        _expect(of)
+        _expect_agreement(of)
         with reduction.take_as_reduced():
             return original(self, list(zip(reduced, of)), *args, **kwargs)
 
     return apply_gradients
 
 
-def _gradients(original: Any) -> Any:
+def _wrap_gradients(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def gradients_of(ys, xs, *args, **kwargs):
@@ -122,12 +122,12 @@ def _gradients(original: Any) -> Any:
         given = signature.bind(ys, xs, *args, **kwargs).arguments
         if caller.startswith(("tensorflow.", "keras.", "tf_keras.")):
             return original(**given)
-        if step_weight.in_session_graph():
+        if step_weight.is_in_session_graph():
             run_plans.declare_rows(tf.compat.v1.get_default_graph())
 
         def compute(of, upstream):
             return original(**{**given, "ys": of, "grad_ys": upstream})
 
-        return tape_gradients.in_graph(compute, ys, xs, given.get("grad_ys"), reduces=True, owed=False)
+        return tape_gradients.compute_in_graph(compute, ys, xs, given.get("grad_ys"), reduces=True, owed=False)
 
     return gradients_of

@@ -18,10 +18,10 @@ PROBES = 15
 
 def measure_link() -> LinkMeasurement:
     """Between the ranks that there are. Collective."""
-    me = world.current()
+    me = world.get_world()
     hosts = len(set(me.nodes))
-    inline = [_time(False, size)[0] for size in LINK_BYTES]
-    asleep = [_time(True, size) for size in LINK_BYTES]
+    inline = [_time_sum(False, size)[0] for size in LINK_BYTES]
+    asleep = [_time_sum(True, size) for size in LINK_BYTES]
     scope = ONE_HOST if hosts == 1 else TWO_HOSTS if me.size == hosts else ALL_RANKS
     return LinkMeasurement(
         scope, me.size, hosts, LINK_BYTES, tuple(inline),
@@ -29,19 +29,19 @@ def measure_link() -> LinkMeasurement:
     )  # fmt: skip
 
 
-def _time(overlapped: bool, size: int) -> tuple[float, float]:
+def _time_sum(overlapped: bool, size: int) -> tuple[float, float]:
     """The median time of a sum of `size` bytes, and the seconds of a core that one takes."""
-    c = ops.library().c
+    c = ops.get_library().c
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
     for _ in range(2):  # the first wakes up what sleeps
         if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
-            raise world.RankError(interface.last_error(c))
+            raise world.RankError(interface.get_last_error(c))
     return sorted(seconds)[PROBES // 2], cpu.value / PROBES
 
 
 def main() -> None:
     found = measure_link()
-    if world.current().rank == 0:
+    if world.get_world().rank == 0:
         print(json.dumps(vars(found)))
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.io.mirror import mirror_command, mirror_folder
+from matex_tf.io.mirror import make_mirror_command, mirror_folder
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Size, typical_step
+from matex_tf.planner.plan_file import Size, compute_typical_step
 
 STEPS = 25
 LIMIT = 300
@@ -56,13 +56,13 @@ def measure_copies(
     processes, others = [], machine.Others()
     try:
         for copy in range(copies):
-            asked = copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
-            processes.append(_start(script, copy, folder, asked))
-        codes = _wait(processes)
+            asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
+            processes.append(_start_copy(script, copy, folder, asked))
+        codes = _await_copies(processes)
     finally:
         for process in processes:
-            _end(process)
-    busy = others.share()
+            _end_process(process)
+    busy = others.compute_share()
     found = []
     for copy, code in enumerate(codes):
         found.append(read_copy(folder, copy, code, ranks))
@@ -84,10 +84,10 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
     """
     place, source = folder / "place-0", Path.cwd().resolve()
     mirror_folder(source, place)
-    words = launch(copy_command(script, source, place)[3:])
+    words = launch(make_copy_command(script, source, place)[3:])
     with (folder / "said-0").open("wb") as said:
         process = subprocess.Popen(
-            words, cwd=place, env=copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto"),
+            words, cwd=place, env=make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto"),
             stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     until = time.monotonic() + LIMIT
@@ -98,35 +98,35 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
         process.terminate()  # mpirun ends its ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        _end(process)
+        _end_process(process)
     _, found, _ = read_copy(folder, 0, process.returncode, 0)
-    return typical_step(found.seconds)
+    return compute_typical_step(found.seconds)
 
 
-def copy_command(script: Sequence[str], source: Path, place: Path) -> list[str]:
+def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[str]:
     """The command that runs `script` in `place`, the mirror of `source`."""
-    return [sys.executable, "-m", "matex_tf", *mirror_command(script, source, place)]
+    return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, place)]
 
 
-def copy_environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
+def make_copy_environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
     """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results."""
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
     own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": plan.split(":", 4)[4], "MATEX_QUIET": "1"}
     return {"MATEX_OVERLAP": overlap, **kept, **own, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def _start(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start_copy(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
     place = folder / f"place-{copy}"
     source = Path.cwd().resolve()
     mirror_folder(source, place)
     with (folder / f"said-{copy}").open("wb") as said:
         return subprocess.Popen(
-            copy_command(script, source, place), cwd=place, env=asked,
+            make_copy_command(script, source, place), cwd=place, env=asked,
             stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     until = time.monotonic() + LIMIT
     codes: list[int | None] = []
     for process in processes:
@@ -137,7 +137,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     return codes
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a process and of those that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

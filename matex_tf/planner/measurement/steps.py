@@ -57,18 +57,19 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
     for begin, end in zip(borders, borders[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
             inside = (events["start"] >= begin) & (events["start"] < end)
-            found.append(_read(events[inside], kinds[inside], labels, int(begin), int(end)))
-    alike = _most(found, lambda step: step.gradients)
+            found.append(_read_step(events[inside], kinds[inside], labels, int(begin), int(end)))
+    alike = _keep_most_common(found, lambda step: step.gradients)
     if not alike:
         return None
-    shown = _most(alike, lambda step: step.collectives)
+    shown = _keep_most_common(alike, lambda step: step.collectives)
     return Steps(
         tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
-        _medians([step.ready for step in shown]), shown[0].collectives, _medians([step.at for step in shown]),
+        _compute_medians([step.ready for step in shown]), shown[0].collectives,
+        _compute_medians([step.at for step in shown]),
     )  # fmt: skip
 
 
-def _read(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int) -> _Step:
+def _read_step(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int) -> _Step:
     handed_over = defaultdict(list)
     entries, others, rows = [], [], 0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
@@ -90,7 +91,7 @@ def _read(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: i
     )  # fmt: skip
 
 
-def _most(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
+def _keep_most_common(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
     """Those that have in common what most have."""
     if not steps:
         return []
@@ -98,5 +99,5 @@ def _most(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
     return [step for step in steps if of(step) == common]
 
 
-def _medians(rows: list[list[float]]) -> tuple[float, ...]:
+def _compute_medians(rows: list[list[float]]) -> tuple[float, ...]:
     return tuple(np.median(np.array(rows), axis=0).tolist()) if rows and rows[0] else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from matex_tf.planner.papers import figures
+from matex_tf.planner.papers import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
@@ -32,14 +32,14 @@ _TITLES = {
 }
 
 
-def page() -> str:
+def format_page() -> str:
     """The text of docs/papers.md."""
     parts = [_HEAD]
-    for paper, figures_of in figures.PAPERS.items():
+    for paper, figures_of in comparisons.PAPERS.items():
         parts.append(f"\n## {_TITLES[paper]}\n\n{_COLUMNS}")
         parts.extend(f"| {' | '.join(dataclasses.astuple(one))} |\n" for one in figures_of())
     return "".join(parts)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(format_page())

@@ -16,7 +16,7 @@ class Estimate:
         return f"{self.value:g}" + (f" (outside its domain: {self.outside})" if self.outside else "")
 
 
-def positive(where: str, **given: float) -> None:
+def check_positive(where: str, **given: float) -> None:
     """Raises ValueError where one of `given` is not a finite number above 0."""
     for name, value in given.items():
         if not 0 < value < float("inf"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from matex_tf.planner.papers.domain import positive
+from matex_tf.planner.papers.domain import check_positive
 
 LEARNED_BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 _NONE = float("nan")
@@ -91,13 +91,13 @@ def required_bandwidth(model: float, rows: float, batch: float, epoch: float) ->
     Args:
         model: bytes. rows: of an epoch. batch: rows of a mini-batch. epoch: seconds that one learner needs for it.
     """
-    positive("required_bandwidth", model=model, rows=rows, batch=batch, epoch=epoch)
+    check_positive("required_bandwidth", model=model, rows=rows, batch=batch, epoch=epoch)
     return 2 * model * rows / (batch * epoch)
 
 
 def speedup_of(used: float, alone: float) -> float:
     """How many times the batches of one learner those are that use `used` bytes a second, where one needs `alone`."""
-    positive("speedup_of", used=used, alone=alone)
+    check_positive("speedup_of", used=used, alone=alone)
     return used / alone
 
 

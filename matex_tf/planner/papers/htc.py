@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf import arguments
-from matex_tf.planner.papers.domain import Estimate, positive
+from matex_tf.planner.papers.domain import Estimate, check_positive
 
 FLOAT = 4
 _KEPT = 3  # a parameter, its gradient of one row and its gradient of the batch
@@ -103,11 +103,11 @@ def shapes(architecture: Architecture) -> list[Shape]:
 
 def memory_printed(architecture: Architecture, rows: int) -> Memory:
     """Equations 2, 3 and 4 as printed, with their mistakes."""
-    rows = arguments.whole_number("memory_printed", "rows", rows)
+    rows = arguments.check_whole_number("memory_printed", "rows", rows)
     dense = architecture.dense
-    classifier = sum(dense) + _KEPT * (_dense_weights(dense) + len(dense) - 1)
+    classifier = sum(dense) + _KEPT * (_count_dense_weights(dense) + len(dense) - 1)
     features = sum(shape.size for shape in shapes(architecture)) * rows
-    return Memory(FLOAT * features, FLOAT * _KEPT * _convolution_parameters(architecture), FLOAT * classifier)
+    return Memory(FLOAT * features, FLOAT * _KEPT * _count_convolution_parameters(architecture), FLOAT * classifier)
 
 
 def memory(architecture: Architecture, rows: int, slots: int = 0) -> Memory:
@@ -115,26 +115,26 @@ def memory(architecture: Architecture, rows: int, slots: int = 0) -> Memory:
 
     No bound: measured peaks lie from a quarter above to a half below such counts. A planner measures.
     """
-    rows = arguments.whole_number("memory", "rows", rows)
-    slots = arguments.whole_number("memory", "slots", slots, least=0)
+    rows = arguments.check_whole_number("memory", "rows", rows)
+    slots = arguments.check_whole_number("memory", "slots", slots, least=0)
     dense = architecture.dense
     entry, *outputs = shapes(architecture)
     features = rows * (entry.size + 2 * sum(shape.size for shape in outputs))
     # The first dense layer's input is the last feature map, which has been counted.
     outputs_of_dense = 2 * rows * sum(dense[1:])
-    parameters = (_KEPT + slots) * _convolution_parameters(architecture)
-    classifier = outputs_of_dense + (_KEPT + slots) * (_dense_weights(dense) + sum(dense[1:]))
+    parameters = (_KEPT + slots) * _count_convolution_parameters(architecture)
+    classifier = outputs_of_dense + (_KEPT + slots) * (_count_dense_weights(dense) + sum(dense[1:]))
     return Memory(FLOAT * features, FLOAT * parameters, FLOAT * classifier)
 
 
-def _convolution_parameters(architecture: Architecture) -> int:
+def _count_convolution_parameters(architecture: Architecture) -> int:
     return sum(
         layer.filters * (layer.extent**2 * entry.depth + 1)
         for layer, entry in zip(architecture.layers, shapes(architecture))
     )
 
 
-def _dense_weights(dense: Sequence[int]) -> int:
+def _count_dense_weights(dense: Sequence[int]) -> int:
     return sum(here * there for here, there in zip(dense, dense[1:]))
 
 
@@ -143,7 +143,7 @@ def efficiency(gpus: int, overhead: float) -> float:
 
     It is Amdahl's law with the parallel part T_C / (T_C + T_O).
     """
-    gpus = arguments.whole_number("efficiency", "gpus", gpus)
+    gpus = arguments.check_whole_number("efficiency", "gpus", gpus)
     if not 0 <= overhead < math.inf:
         raise ValueError(f"efficiency: expected an overhead of 0 or more; given {overhead}")
     return (1 + overhead) / (1 + gpus * overhead)
@@ -151,7 +151,7 @@ def efficiency(gpus: int, overhead: float) -> float:
 
 def overhead(gpus: int, efficiency: float) -> float:
     """R_O that leaves `efficiency` on `gpus` (equation 12). Raises ValueError where none does: alpha <= 1 / G."""
-    gpus = arguments.whole_number("overhead", "gpus", gpus)
+    gpus = arguments.check_whole_number("overhead", "gpus", gpus)
     if not 1 / gpus < efficiency <= 1:
         raise ValueError(f"overhead: expected an efficiency above 1/{gpus} and at most 1; given {efficiency}")
     return (1 - efficiency) / (efficiency * gpus - 1)
@@ -159,7 +159,7 @@ def overhead(gpus: int, efficiency: float) -> float:
 
 def gpus_for(speedup: float, overhead: float) -> int | None:
     """The fewest GPUs with a speedup of alpha G (lemma 3.1); None where overhead forbids it on any number."""
-    positive("gpus_for", speedup=speedup)
+    check_positive("gpus_for", speedup=speedup)
     if overhead * speedup >= 1 + overhead:
         return None
     return max(1, math.ceil(speedup / (1 + overhead - overhead * speedup) - 1e-9))
@@ -171,8 +171,8 @@ def servers(workers: int, parameter_bytes: float, bandwidth: float, compute: flo
     It assumes that the load is even and that all transfers hide behind computation. A worker's own link is not in it:
     if that alone needs longer than the computation, no number of servers hides it.
     """
-    workers = arguments.whole_number("servers", "workers", workers)
-    positive("servers", parameter_bytes=parameter_bytes, bandwidth=bandwidth, compute=compute)
+    workers = arguments.check_whole_number("servers", "workers", workers)
+    check_positive("servers", parameter_bytes=parameter_bytes, bandwidth=bandwidth, compute=compute)
     transfer = 2 * parameter_bytes / bandwidth
     outside = f"a worker transfers for {transfer:.3g} s and computes for {compute:.3g} s" if transfer > compute else ""
     return Estimate(max(1, math.ceil(workers * transfer / compute - 1e-9)), outside)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from matex_tf.planner.papers import htc
-from matex_tf.planner.papers.domain import positive
+from matex_tf.planner.papers.domain import check_positive
 
 Table = Sequence[Sequence[float]]
 """A number for each layer and each algorithm."""
@@ -29,36 +29,37 @@ class Choice:
     seconds: float
 
 
-def choose(times: Table, memory: Table, bound: float) -> Choice | None:
+def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | None:
     """Equation 6: of each layer one algorithm, least time within `bound` bytes; None where nothing fits.
 
     By scipy's `milp` where there is scipy (`pip install matex_tf[plan]`), else by trying all.
     """
-    return (by_milp if importlib.util.find_spec("scipy") else by_search)(times, memory, bound)
+    return (choose_by_milp if importlib.util.find_spec("scipy") else choose_by_search)(times, memory, bound)
 
 
-def by_search(times: Table, memory: Table, bound: float) -> Choice | None:
-    """`choose` by trying every combination. Raises ValueError where there are more than a million."""
-    _check(times, memory)
+def choose_by_search(times: Table, memory: Table, bound: float) -> Choice | None:
+    """`choose_algorithms` by trying every combination. Raises ValueError where there are more than a million."""
+    _check_tables(times, memory)
     if math.prod(map(len, times)) > _MOST_SEARCHED:
         raise ValueError(
-            f"by_search: {len(times)} layers have too many combinations; scipy has more: `pip install matex_tf[plan]`"
+            f"choose_by_search: {len(times)} layers have too many combinations; scipy has more: `pip install "
+            f"matex_tf[plan]`"
         )
     best = None
     for algorithms in itertools.product(*(range(len(row)) for row in times)):
-        if _total(memory, algorithms) <= bound:
-            seconds = _total(times, algorithms)
+        if _sum_table(memory, algorithms) <= bound:
+            seconds = _sum_table(times, algorithms)
             if best is None or seconds < best.seconds:
                 best = Choice(algorithms, seconds)
     return best
 
 
-def by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
-    """`choose` by scipy's mixed-integer solver (HiGHS)."""
+def choose_by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
+    """`choose_algorithms` by scipy's mixed-integer solver (HiGHS)."""
     import numpy as np
     from scipy import optimize
 
-    _check(times, memory)
+    _check_tables(times, memory)
     # Numbers near 1, as the solver's tolerances expect them.
     unit = max(abs(bound), *(max(row) for row in memory)) or 1.0
     second = max(max(row) for row in times) or 1.0
@@ -79,7 +80,7 @@ def by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
     if found.x is None:
         return None
     algorithms = tuple(int(np.argmax(found.x[first:past])) for first, past in itertools.pairwise(ends))
-    return Choice(algorithms, _total(times, algorithms))
+    return Choice(algorithms, _sum_table(times, algorithms))
 
 
 def fft_over_gemm(rows: int, width: int, out: int, depth: int, filters: int) -> float:
@@ -124,22 +125,24 @@ class Batch:
         return self.rows / self.choice.seconds
 
 
-def batches(architecture: htc.Architecture, sizes: Iterable[int], device: float, speed: float = 1e12) -> list[Batch]:
+def list_batches(
+    architecture: htc.Architecture, sizes: Iterable[int], device: float, speed: float = 1e12
+) -> list[Batch]:
     """Equation 6 for each size of batch that fits a device of `device` bytes and `speed` operations a second.
 
     Times are counts of operations (ours: the paper measures them); memory is that of equations 2 to 5 as printed.
     """
-    positive("batches", device=device, speed=speed)
+    check_positive("list_batches", device=device, speed=speed)
     found = []
     for rows in sizes:
         bound = htc.memory_printed(architecture, rows).left(device)
-        choice = choose(*_convolutions(architecture, rows, speed), bound)
+        choice = choose_algorithms(*_tabulate_convolutions(architecture, rows, speed), bound)
         if choice is not None:
             found.append(Batch(rows, choice))
     return found
 
 
-def _convolutions(architecture: htc.Architecture, rows: int, speed: float) -> tuple[Table, Table]:
+def _tabulate_convolutions(architecture: htc.Architecture, rows: int, speed: float) -> tuple[Table, Table]:
     """Seconds and bytes of each convolution, by GEMM and by FFT."""
     shapes = htc.shapes(architecture)
     times, memory = [], []
@@ -156,12 +159,12 @@ def _convolutions(architecture: htc.Architecture, rows: int, speed: float) -> tu
     return times, memory
 
 
-def _total(table: Table, algorithms: Sequence[int]) -> float:
+def _sum_table(table: Table, algorithms: Sequence[int]) -> float:
     return math.fsum(row[algorithm] for row, algorithm in zip(table, algorithms))
 
 
-def _check(times: Table, memory: Table) -> None:
+def _check_tables(times: Table, memory: Table) -> None:
     if not times or [len(row) for row in times] != [len(row) for row in memory] or not all(times):
         raise ValueError(
-            "choose: expected a time and a memory for one or more algorithms of each of one or more layers"
+            "choose_algorithms: expected a time and a memory for one or more algorithms of each of one or more layers"
         )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matex_tf.planner.papers.domain import Estimate, positive
+from matex_tf.planner.papers.domain import Estimate, check_positive
 
 Plan = tuple[int, ...]
 
@@ -48,7 +48,7 @@ class Layers:
         return self.start_up + self._moved[past] - self._moved[first]  # type: ignore[attr-defined]
 
 
-def end(layers: Layers, plan: Plan) -> float:
+def compute_end(layers: Layers, plan: Plan) -> float:
     """Seconds until the forward pass is over, of any plan: a batch is computed once it and the one before are there."""
     pulled = computed = 0.0
     for first, past in itertools.pairwise(plan):
@@ -58,7 +58,9 @@ def end(layers: Layers, plan: Plan) -> float:
 
 
 def execution_time(layers: Layers, plan: Plan) -> Estimate:
-    """EXE1 + EXE2 + EXE3, equations 1 to 4; it is `end` where the plan meets equation 5, and too little elsewhere."""
+    """EXE1 + EXE2 + EXE3, equations 1 to 4; it is `compute_end` where the plan meets equation 5, and too little
+    elsewhere.
+    """
     batches = len(plan) - 1
     first, rest = layers.pull(0, plan[1]), layers.pull(plan[1], plan[-1]) - layers.start_up
     total = first + (batches - 1) * layers.start_up + rest + layers.computation(plan[-2], plan[-1])
@@ -71,7 +73,7 @@ def hides(layers: Layers, plan: Plan) -> bool:
     return all(layers.pull(*after) >= layers.computation(*batch) for batch, after in itertools.pairwise(batches))
 
 
-def front_to_back(layers: Layers) -> Plan | None:
+def plan_front_to_back(layers: Layers) -> Plan | None:
     """Algorithm 1; None where no first two batches meet equation 5.
 
     The paper does not say what follows where no next boundary meets it; here all that is left is the last batch.
@@ -93,7 +95,7 @@ def front_to_back(layers: Layers) -> Plan | None:
     return tuple(plan)
 
 
-def back_to_front(layers: Layers) -> Plan | None:
+def plan_back_to_front(layers: Layers) -> Plan | None:
     """Algorithm 2; None where no last two batches meet equation 5. What is left becomes the first batch."""
     count = layers.count
     pairs = [
@@ -112,14 +114,14 @@ def back_to_front(layers: Layers) -> Plan | None:
     return tuple(plan)
 
 
-def greedy(layers: Layers) -> Plan:
+def plan_greedy(layers: Layers) -> Plan:
     """The better plan of the two algorithms; one pull of everything where neither finds one."""
-    found = [plan for plan in (front_to_back(layers), back_to_front(layers)) if plan is not None]
-    return min(found or [whole(layers)], key=lambda plan: end(layers, plan))
+    found = [plan for plan in (plan_front_to_back(layers), plan_back_to_front(layers)) if plan is not None]
+    return min(found or [plan_whole(layers)], key=lambda plan: compute_end(layers, plan))
 
 
-def best(layers: Layers) -> Plan:
-    """The plan with the least `end` of all, by dynamic programming over boundary and number of batches: O(L^3).
+def plan_best(layers: Layers) -> Plan:
+    """The plan with the least `compute_end` of all, by dynamic programming over boundary and number of batches: O(L^3).
 
     With the number of batches known it is known when a pull ends, so that only the end of the computation is compared.
     """
@@ -144,12 +146,12 @@ def best(layers: Layers) -> Plan:
     return tuple(reversed(plan))
 
 
-def whole(layers: Layers) -> Plan:
+def plan_whole(layers: Layers) -> Plan:
     """The default: one pull of everything, then the forward pass."""
     return (0, layers.count)
 
 
-def by_layer(layers: Layers) -> Plan:
+def plan_by_layer(layers: Layers) -> Plan:
     """Layer by layer."""
     return tuple(range(layers.count + 1))
 
@@ -191,6 +193,6 @@ def start_ups(nodes: int, default: float, layerwise: float) -> float:
 
 
 def _check_speedup(nodes: int, speedup: float) -> None:
-    positive("speedup", nodes=nodes, speedup=speedup)
+    check_positive("speedup", nodes=nodes, speedup=speedup)
     if speedup > nodes:
         raise ValueError(f"speedup: expected at most {nodes} on {nodes} nodes; given {speedup}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matex_tf import arguments
-from matex_tf.planner.papers.domain import positive
+from matex_tf.planner.papers.domain import check_positive
 from matex_tf.planner.papers.networks import (
     ALEXNET,
     ALEXNET_GROUPED,
@@ -40,8 +40,8 @@ def speedup(network: Network, nodes: int, ratio: float) -> float:
     Args:
         ratio: F / B of a node in operations for each byte, all that the speedup depends on.
     """
-    nodes = arguments.whole_number("speedup", "nodes", nodes)
-    positive("speedup", ratio=ratio)
+    nodes = arguments.check_whole_number("speedup", "nodes", nodes)
+    check_positive("speedup", ratio=ratio)
     work = _STEP * network.operations * BATCH[network.name]
     moved = 2 * (nodes - 1) / nodes * _BYTES * network.parameters * ratio
     return work / (work / nodes + moved)
@@ -63,21 +63,21 @@ class Fit:
         return max(abs(self.error(name)) for name in self.speedups)
 
 
-def fit(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP_16)) -> Fit:
+def fit_ratio(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP_16)) -> Fit:
     """The ratio whose largest error over the networks named `fitted` is least, applied to all `networks`."""
     chosen = [network for network in networks if network.name in fitted]
 
-    def largest(logarithm: float) -> float:
+    def find_largest_error(logarithm: float) -> float:
         return max(abs(speedup(one, 16, math.exp(logarithm)) / SPEEDUP_16[one.name] - 1) for one in chosen)
 
-    ratio = math.exp(_least(largest, math.log(1.0), math.log(1e5)))
+    ratio = math.exp(_minimize_function(find_largest_error, math.log(1.0), math.log(1e5)))
     return Fit(ratio, {one.name: speedup(one, 16, ratio) for one in networks})
 
 
 def leave_one_out(networks: Sequence[Network]) -> dict[str, float]:
     """Of each network the error of its prediction by a fit on the three others."""
     names = [one.name for one in networks]
-    return {name: fit(networks, [other for other in names if other != name]).error(name) for name in names}
+    return {name: fit_ratio(networks, [other for other in names if other != name]).error(name) for name in names}
 
 
 def ratio_for(network: Network, nodes: int, reached: float) -> float:
@@ -88,7 +88,7 @@ def ratio_for(network: Network, nodes: int, reached: float) -> float:
     return work * (1 / reached - 1 / nodes) / (2 * (nodes - 1) / nodes * _BYTES * network.parameters)
 
 
-def _least(function: Callable[[float], float], low: float, high: float) -> float:
+def _minimize_function(function: Callable[[float], float], low: float, high: float) -> float:
     """Where a function that falls and then rises is least, by golden section."""
     part = (math.sqrt(5) - 1) / 2
     for _ in range(100):

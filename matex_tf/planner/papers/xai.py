@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf import arguments
-from matex_tf.planner.papers.domain import Estimate, positive
+from matex_tf.planner.papers.domain import Estimate, check_positive
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Calibration:
     server_bandwidth: float
 
     def __post_init__(self) -> None:
-        positive("calibration", **vars(self))
+        check_positive("calibration", **vars(self))
         if self.batch < self.alone:
             raise ValueError(
                 f"calibration: a batch with servers ({self.batch} s) is shorter than one without ({self.alone} s): "
@@ -47,7 +47,7 @@ class Calibration:
 
 def transfer_share(transfer: float, batch: float) -> float:
     """P_t = T_t / T, equation 1: the part of the time in which a worker transfers."""
-    positive("transfer_share", batch=batch)
+    check_positive("transfer_share", batch=batch)
     if not 0 <= transfer <= batch:
         raise ValueError(f"transfer_share: expected a transfer from 0 to {batch} s; given {transfer}")
     return transfer / batch
@@ -58,8 +58,8 @@ def sending(workers: int, at_once: int, share: float) -> float:
 
     It is no probability: the factor (1 - P_t)^(n - m) is missing, and that for m = 1 may be negative.
     """
-    workers = arguments.whole_number("sending", "workers", workers)
-    at_once = arguments.whole_number("sending", "at_once", at_once)
+    workers = arguments.check_whole_number("sending", "workers", workers)
+    at_once = arguments.check_whole_number("sending", "at_once", at_once)
     _check_share("sending", share)
     if at_once > workers:
         raise ValueError(f"sending: expected at most {workers} workers to send at once; given {at_once}")
@@ -68,10 +68,10 @@ def sending(workers: int, at_once: int, share: float) -> float:
     return 1 - math.fsum(sending(workers, m, share) for m in range(2, workers + 1))
 
 
-def outside(workers: int, share: float) -> str:
+def explain_outside(workers: int, share: float) -> str:
     """Why equations 2 to 6 do not hold (end of 4.2.2); "" where T_t < T / (n - 1), or there is one worker.
 
-    Where they do not, `queueing.least_servers` does.
+    Where they do not, `queueing.find_least_servers` does.
     """
     if workers > 1 and share >= 1 / (workers - 1):
         return f"T_t/T is {share:.3g}, and has to be below 1/{workers - 1}"
@@ -80,9 +80,9 @@ def outside(workers: int, share: float) -> str:
 
 def expected_bandwidth(workers: int, share: float, worker_bandwidth: float) -> Estimate:
     """E_BW(n), equation 5, in the unit of `worker_bandwidth`, summed as printed."""
-    positive("expected_bandwidth", worker_bandwidth=worker_bandwidth)
+    check_positive("expected_bandwidth", worker_bandwidth=worker_bandwidth)
     total = math.fsum(m * sending(workers, m, share) for m in range(1, workers + 1))
-    return Estimate(total * worker_bandwidth, outside(workers, share))
+    return Estimate(total * worker_bandwidth, explain_outside(workers, share))
 
 
 def expected_bandwidth_closed(workers: int, share: float) -> float:
@@ -91,7 +91,7 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
     At the edge of the domain, P_t = 1 / (n - 1), it is 2 whatever n is: within it XAI never asks for more than 2 BW_w /
     BW_ps servers.
     """
-    workers = arguments.whole_number("expected_bandwidth_closed", "workers", workers)
+    workers = arguments.check_whole_number("expected_bandwidth_closed", "workers", workers)
     _check_share("expected_bandwidth_closed", share)
     power = (1 + share) ** (workers - 1)
     return workers * share * (power - 1) + 1 - (power * (1 + share) - 1 - workers * share)
@@ -99,19 +99,19 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
 
 def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
-    positive("servers", ratio=ratio)
-    return Estimate(_round_up(expected_bandwidth_closed(workers, share) / ratio), outside(workers, share))
+    check_positive("servers", ratio=ratio)
+    return Estimate(_round_up(expected_bandwidth_closed(workers, share) / ratio), explain_outside(workers, share))
 
 
 def servers_synchronous(workers: int, ratio: float = 1.0) -> int:
     """n BW_w / BW_ps (4.2.2): all workers transfer at once."""
-    positive("servers_synchronous", ratio=ratio)
-    return _round_up(arguments.whole_number("servers_synchronous", "workers", workers) / ratio)
+    check_positive("servers_synchronous", ratio=ratio)
+    return _round_up(arguments.check_whole_number("servers_synchronous", "workers", workers) / ratio)
 
 
 def servers_without_collisions(ratio: float = 1.0) -> int:
     """BW_w / BW_ps (4.2.2): no two workers ever transfer at once."""
-    positive("servers_without_collisions", ratio=ratio)
+    check_positive("servers_without_collisions", ratio=ratio)
     return _round_up(1 / ratio)
 
 
@@ -120,9 +120,9 @@ def shares_by_layer(parameters: Sequence[int], servers: int) -> list[float]:
 
     Shared by size each has 1 / servers (Fig. 9 below).
     """
-    servers = arguments.whole_number("shares_by_layer", "servers", servers)
+    servers = arguments.check_whole_number("shares_by_layer", "servers", servers)
     held = [sum(parameters[server::servers]) for server in range(servers)]
-    positive("shares_by_layer", parameters=sum(held))
+    check_positive("shares_by_layer", parameters=sum(held))
     return [one / sum(held) for one in held]
 
 

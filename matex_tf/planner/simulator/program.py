@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matex_tf import arguments
 from matex_tf.planner import plan_file
-from matex_tf.planner.compute import Compute, rows_of
+from matex_tf.planner.compute import Compute, count_slice_rows
 
 
 class NotAsked(ValueError):
@@ -33,17 +33,17 @@ class Program:
         return sum(self.sizes)
 
 
-def program_of_plan(plan: plan_file.Plan, ranks: int) -> Program:
+def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     """The step of a rank of `ranks`, as the planner has it."""
-    ranks = arguments.whole_number("simulate", "ranks", ranks)
+    ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
-    compute = model.seconds(ranks)
-    at = itertools.accumulate((min(at, compute) for at in model.at(ranks)), max)
+    compute = model.estimate_seconds(ranks)
+    at = itertools.accumulate((min(at, compute) for at in model.estimate_collective_times(ranks)), max)
     return Program(
-        rows_of(plan, ranks),
+        count_slice_rows(plan, ranks),
         compute,
         tuple(gradient.name for gradient in plan.gradients),
         tuple(gradient.bytes for gradient in plan.gradients),
-        tuple(itertools.accumulate(model.ready(ranks), max)),
+        tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
         tuple((start, one.name, one.bytes) for start, one in zip(at, plan.collectives)),
     )

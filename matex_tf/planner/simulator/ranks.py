@@ -90,9 +90,9 @@ def simulate_ranks(
         plan: the boundaries of buckets that are reduced while ranks compute; None: all at once after the computation.
         note: told of all that happens on each rank, for a timeline.
     """
-    ranks = arguments.whole_number("simulate", "ranks", ranks)
-    steps = arguments.whole_number("simulate", "steps", steps)
-    return _Simulation(program, ranks, steps, plan, prices, disturbance or Disturbance(), seed, note).run()
+    ranks = arguments.check_whole_number("simulate", "ranks", ranks)
+    steps = arguments.check_whole_number("simulate", "steps", steps)
+    return _Simulation(program, ranks, steps, plan, prices, disturbance or Disturbance(), seed, note).run_steps()
 
 
 class _Simulation:
@@ -109,12 +109,12 @@ class _Simulation:
         self.plan = tuple(plan or ())
         # What a rank does, by time: (offset, what, its number).
         actions: list[tuple[float, _Action, int]] = [
-            (at, self.meet, number) for number, (at, _, _) in enumerate(program.meetings)
+            (at, self.begin_collective, number) for number, (at, _, _) in enumerate(program.meetings)
         ]
         if self.overlaps:
-            actions += [(at, self.gradient, number) for number, at in enumerate(program.ready)]
+            actions += [(at, self.note_gradient, number) for number, at in enumerate(program.ready)]
         self.actions = sorted(actions, key=lambda action: action[0])
-        self.actions.append((program.compute, self.computed, 0))
+        self.actions.append((program.compute, self.end_compute, 0))
         self.bucket_of = [bisect.bisect_right(self.plan, number) - 1 for number in range(len(program.sizes))]
         self.bucket_ends = {past - 1 for past in self.plan[1:]}
         self.factor = [1.0] * ranks
@@ -124,18 +124,18 @@ class _Simulation:
         self.came = [[0.0] * ranks for _ in program.meetings]
         self.result = Result([], [], [])
 
-    def run(self) -> Result:
+    def run_steps(self) -> Result:
         if self.note:
             for rank in range(self.ranks):  # a step's computation is drawn after an update only
                 self.note(rank, "announcement", 0, 0.0, 0.0, "the first step", 0)
-        self.begin()
-        self.events.run()
+        self.begin_step()
+        self.events.run_events()
         self.result.events = self.events.count
         return self.result
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step, on all ranks."""
-        now, act = self.events.now, self.events.at
+        now, act = self.events.now, self.events.schedule_act
         self.start = now
         self.arrived = [0] * len(self.prices.meetings)
         self.ready = [0] * (len(self.plan) - 1)
@@ -143,36 +143,36 @@ class _Simulation:
         self.done = [0.0] * self.ranks
         offset, first, number = self.actions[0]
         for rank in range(self.ranks):
-            factor = self.factor[rank] = self.draw(rank)
+            factor = self.factor[rank] = self.draw_factor(rank)
             self.since[rank] = now
             act(now + offset * factor, first, rank, 0, number)
         computed = [factor * self.program.compute for factor in self.factor]
         self.result.compute.append(sum(computed) / self.ranks)
         self.result.longest.append(max(computed))
 
-    def draw(self, rank: int) -> float:
+    def draw_factor(self, rank: int) -> float:
         chosen = self.disturbance
         factor = self.random.choice(chosen.factors) if chosen.factors else 1.0
         if chosen.noise:
             factor *= max(_LEAST_FACTOR, self.random.gauss(1.0, chosen.noise))
         return factor * chosen.slow.get(rank, 1.0)
 
-    def go_on(self, rank: int, place: int) -> None:
+    def schedule_next(self, rank: int, place: int) -> None:
         """To the action after `place`."""
         offset, what, number = self.actions[place + 1]
         ahead = (offset - self.actions[place][0]) * self.factor[rank]
-        self.events.at(self.events.now + ahead, what, rank, place + 1, number)
+        self.events.schedule_act(self.events.now + ahead, what, rank, place + 1, number)
 
-    def gradient(self, rank: int, place: int, number: int) -> None:
+    def note_gradient(self, rank: int, place: int, number: int) -> None:
         if number in self.bucket_ends:
             bucket = self.bucket_of[number]
             self.had[bucket][rank] = self.events.now
             self.ready[bucket] += 1
             if self.ready[bucket] == self.ranks:
-                self.take()
-        self.go_on(rank, place)
+                self.take_bucket()
+        self.schedule_next(rank, place)
 
-    def take(self) -> None:
+    def take_bucket(self) -> None:
         """The next bucket, if it is ready on all ranks and the lane is free."""
         bucket = self.next_bucket
         if self.is_busy or bucket == len(self.ready) or self.ready[bucket] < self.ranks:
@@ -188,41 +188,41 @@ class _Simulation:
                 self.note(rank, "meet", 1, ready, begin, "", 0)
                 self.note(rank, "bucket", 1, begin, end, label, size)
                 self.note(rank, "transfer", 1, begin, end, "", size)
-        self.events.at(end, self.transferred)
+        self.events.schedule_act(end, self.end_transfer)
 
-    def transferred(self) -> None:
+    def end_transfer(self) -> None:
         self.is_busy, self.lane_free = False, self.events.now
         self.next_bucket += 1
-        self.take()
-        self.finish()
+        self.take_bucket()
+        self.finish_step()
 
-    def meet(self, rank: int, place: int, number: int) -> None:
+    def begin_collective(self, rank: int, place: int, number: int) -> None:
         """A collective in the thread that computes."""
         self.compute_until_now(rank)
         self.came[number][rank] = self.events.now
         self.arrived[number] += 1
         if self.arrived[number] == self.ranks:
             end = self.events.now + self.prices.meetings[number]
-            self.events.at(end, self.met, place, number, self.events.now)
+            self.events.schedule_act(end, self.end_collective, place, number, self.events.now)
 
-    def met(self, place: int, number: int, begin: float) -> None:
+    def end_collective(self, place: int, number: int, begin: float) -> None:
         for rank in range(self.ranks):
             if self.note:
                 _, label, size = self.program.meetings[number]
-                self.together(rank, "collective", self.came[number][rank], begin, label, size)
+                self.note_collective(rank, "collective", self.came[number][rank], begin, label, size)
             self.since[rank] = self.events.now
-            self.go_on(rank, place)
+            self.schedule_next(rank, place)
 
-    def computed(self, rank: int, place: int, number: int) -> None:
+    def end_compute(self, rank: int, place: int, number: int) -> None:
         self.compute_until_now(rank)
         self.done[rank] = self.events.now
         self.over += 1
         if self.over == self.ranks and not self.overlaps and self.program.sizes:
-            self.events.at(self.events.now + self.prices.at_once, self.finish)
+            self.events.schedule_act(self.events.now + self.prices.at_once, self.finish_step)
         else:
-            self.finish()
+            self.finish_step()
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """The step, if all is computed and summed."""
         if self.over < self.ranks or (self.overlaps and self.next_bucket < len(self.ready)):
             return
@@ -235,16 +235,16 @@ class _Simulation:
                     self.note(rank, "exposed", 0, self.done[rank], now, "", 0)
                     self.note(rank, "announcement", 0, now, now, "update", self.program.bytes)
                 else:
-                    self.together(rank, "update", self.done[rank], begin, "update", self.program.bytes)
+                    self.note_collective(rank, "update", self.done[rank], begin, "update", self.program.bytes)
         self.result.ends.append(now)
         if len(self.result.ends) < self.steps:
-            self.begin()
+            self.begin_step()
 
     def compute_until_now(self, rank: int) -> None:
         if self.note:
             self.note(rank, "gap", 0, self.since[rank], self.events.now, "", 0)
 
-    def together(self, rank: int, activity: str, came: float, begin: float, label: str, size: int) -> None:
+    def note_collective(self, rank: int, activity: str, came: float, begin: float, label: str, size: int) -> None:
         """A collective that a rank came to at `came`, that began at `begin` and is over now."""
         assert self.note is not None
         now = self.events.now

@@ -64,12 +64,12 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     Raises:
         NotAsked: it has too few updates, or another number of collectives for each rank.
     """
-    ranks = _read(json.loads(Path(path).read_text())["traceEvents"])
+    ranks = _read_ranks(json.loads(Path(path).read_text())["traceEvents"])
     slow = slow or {}
     if strange := [rank for rank in slow if rank >= len(ranks)]:
         raise NotAsked(f"slow={strange[0]}:...: the timeline has ranks 0 to {len(ranks) - 1}")
     factors = [slow.get(rank, 1.0) for rank in range(len(ranks))]
-    ends, again = _play(ranks, factors)
+    ends, again = _replay_updates(ranks, factors)
     if len(ends) < _FIRST_UPDATES + 2:
         raise NotAsked(
             f"{path} has {len(ends)} updates; {_FIRST_UPDATES + 2} or more are needed: the first ones are not counted"
@@ -78,7 +78,7 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     return Replay(steps, (ends[-1] - ends[_FIRST_UPDATES]) / steps, (again[-1] - again[_FIRST_UPDATES]) / steps)
 
 
-def _read(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
+def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     """The ranks of a timeline."""
     found: dict[int, _Rank] = {}
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
@@ -95,7 +95,7 @@ def _read(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
             rank.buckets[-1].end = end
     ranks = [found[rank] for rank in sorted(found)]
     for rank in ranks:
-        rank.script = _without_short_waits(rank.script)
+        rank.script = _drop_short_waits(rank.script)
     kinds = [[kind for kind, _, _ in rank.script] for rank in ranks]
     if not ranks or any(one != kinds[0] for one in kinds) or len({len(rank.buckets) for rank in ranks}) > 1:
         raise NotAsked(
@@ -105,7 +105,7 @@ def _read(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     return ranks
 
 
-def _without_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
     """Of the waits for sums those that end a step: before another collective the script still had something to do."""
     kept: list[tuple[str, float, float]] = []
     waits = False
@@ -121,7 +121,7 @@ def _without_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tup
     return [*kept, (_SUMS, *last)] if waits else kept
 
 
-def _play(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
+def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
     """When each update was over, as measured on rank 0, and as played again."""
     now = [rank.script[0][1] for rank in ranks]
     before = list(now)  # when each rank's own stretch began, as measured
@@ -132,7 +132,7 @@ def _play(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float]
         spans = [rank.script[place][1:] for rank in ranks]
         came = [at + (begin - since) * factor for at, (begin, _), since, factor in zip(now, spans, before, factors)]
         if kind == _SUMS:
-            lane_free, next_bucket = _buckets(ranks, factors, points, lane_free, next_bucket, spans)
+            lane_free, next_bucket = _replay_buckets(ranks, factors, points, lane_free, next_bucket, spans)
             # Those that waited go on so long after the last sum as they did.
             last = [rank.buckets[next_bucket - 1].end for rank in ranks]
             now = [
@@ -154,7 +154,7 @@ def _play(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float]
     return ends, again
 
 
-def _buckets(
+def _replay_buckets(
     ranks: Sequence[_Rank], factors: Sequence[float], points: Sequence[Sequence[tuple[float, float]]],
     lane_free: float,
     first: int, spans: Sequence[tuple[float, float]],
@@ -166,7 +166,7 @@ def _buckets(
     for number in range(first, past):
         buckets = [rank.buckets[number] for rank in ranks]
         ready = [
-            _again(bucket.ready, since, factor)
+            _shift_time(bucket.ready, since, factor)
             for bucket, since, factor in zip(buckets, points, factors)
             if bucket.ready - bucket.lane > _AT_ONCE or number == first  # else it was ready before the lane came
         ]
@@ -176,7 +176,7 @@ def _buckets(
     return lane_free, past
 
 
-def _again(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
+def _shift_time(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
     """When a rank is as far as it was at `time`, which lies in the stretch after the last of its `points` before."""
     since, at = next((point for point in reversed(points) if point[0] <= time), points[0])
     return at + (time - since) * factor

@@ -46,29 +46,31 @@ class _Sums:
     algorithm: str
     compression: str = ""
 
-    def sum_of(self, size: float) -> float:
+    def estimate_sum(self, size: float) -> float:
         """Seconds to add up so many bytes, in chunks."""
         is_between = self.ranks > self.links.per_host
         chunk = collectives.CHUNK if is_between else collectives.CHUNK_WITHIN_HOST
         pieces = max(1, ceil(size / chunk))
-        return pieces * self._piece(size / pieces)
+        return pieces * self._estimate_piece(size / pieces)
 
-    def _piece(self, size: float) -> float:
+    def _estimate_piece(self, size: float) -> float:
         where = self.ranks, self.links.per_host, size, self.links.network, self.links.memory
         if self.ranks > self.links.per_host and self.compression:
             if self.compression.startswith("topk:"):
-                return collectives.largest(*where, float(self.compression.partition(":")[2]))
-            return collectives.in_16_bits(*where)
+                return collectives.estimate_topk(*where, float(self.compression.partition(":")[2]))
+            return collectives.estimate_16_bits(*where)
         if self.algorithm in collectives.ALGORITHMS:
             return collectives.ALGORITHMS[self.algorithm](*where)
-        return self.links.algorithms(self.ranks)[self.algorithm](size)
+        return self.links.list_algorithms(self.ranks)[self.algorithm](size)
 
-    def bucket(self, size: float) -> float:
+    def estimate_bucket(self, size: float) -> float:
         """Seconds of a bucket, before which ranks tell each other that it is ready."""
-        return self.links.small(self.ranks, 0) * predict.READY_BYTES / collectives.MEETING + self.sum_of(size)
+        return self.links.estimate_small(self.ranks, 0) * predict.READY_BYTES / collectives.MEETING + self.estimate_sum(
+            size
+        )
 
-    def at_once(self, size: float) -> float:
-        return self.links.small(self.ranks, 0) + self.sum_of(size)
+    def estimate_at_once(self, size: float) -> float:
+        return self.links.estimate_small(self.ranks, 0) + self.estimate_sum(size)
 
 
 def simulate_plan(
@@ -81,7 +83,7 @@ def simulate_plan(
     """
     if strange := [rank for rank in what.slow if rank >= ranks]:
         raise NotAsked(f"slow={strange[0]}:...: there are ranks 0 to {ranks - 1}")
-    program = programs.program_of_plan(plan, ranks)
+    program = programs.make_program(plan, ranks)
     predictor = predict.Predictor(plan)
     links = predictor.links
     links.per_host = what.ranks_per_host or links.per_host
@@ -89,14 +91,14 @@ def simulate_plan(
     if what.link is not None:
         links.network = what.link
         assumptions.append("the link between hosts as given")
-    elif ranks > links.per_host and links.mark(ranks) == plan_file.ASSUMED:
+    elif ranks > links.per_host and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what.servers is not None:
-        return _with_servers(program, ranks, links.network, what, rows, assumptions, seed)
+        return _simulate_with_servers(program, ranks, links.network, what, rows, assumptions, seed)
     if what.overlap and not plan.overlaps:
         raise NotAsked("overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped")
-    planned = predictor.step(ranks)
+    planned = predictor.predict_step(ranks)
     boundaries: buckets.Plan | None = None
     if ranks == 1:  # alone there is nothing to sum
         prices = rank_events.Prices((), 0.0, [0.0] * len(program.meetings))
@@ -104,13 +106,16 @@ def simulate_plan(
         sums = _Sums(ranks, links, what.algorithm or planned.algorithm, what.compression)
         overlaps = planned.overlapped if what.overlap is None else what.overlap
         if overlaps and program.sizes:
-            boundaries = _boundaries(program, what.buckets, sums.bucket)
+            boundaries = _choose_boundaries(program, what.buckets, sums.estimate_bucket)
         prices = rank_events.Prices(
-            [sums.bucket(sum(program.sizes[first:past])) for first, past in itertools.pairwise(boundaries or ())],
-            sums.at_once(program.bytes),
-            [links.small(ranks, size) for _, _, size in program.meetings],
+            [
+                sums.estimate_bucket(sum(program.sizes[first:past]))
+                for first, past in itertools.pairwise(boundaries or ())
+            ],
+            sums.estimate_at_once(program.bytes),
+            [links.estimate_small(ranks, size) for _, _, size in program.meetings],
         )
-    factors = predictor.compute.spread(ranks) if what.noise is None else ()
+    factors = predictor.compute.compute_spread(ranks) if what.noise is None else ()
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)
     result = rank_events.simulate_ranks(program, ranks, steps, boundaries, prices, disturbance, seed, note)
     transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
@@ -120,26 +125,26 @@ def simulate_plan(
     )  # fmt: skip
 
 
-def _boundaries(program: Program, way: str | float, price: buckets.Price) -> buckets.Plan:
+def _choose_boundaries(program: Program, way: str | float, price: buckets.Price) -> buckets.Plan:
     if way == "best":
-        return buckets.best_plan(program.ready, program.sizes, price)
+        return buckets.find_best_plan(program.ready, program.sizes, price)
     if way == "ibatch":
-        return buckets.greedy_plan(program.ready, program.sizes, price)
+        return buckets.find_greedy_plan(program.ready, program.sizes, price)
     if way == "each":
         return buckets.plan_each(program.sizes)
     return buckets.plan_by_size(program.sizes, float(way))
 
 
-def _with_servers(
+def _simulate_with_servers(
     program: Program, ranks: int, network: AnyLink, what: WhatIf, rows: int, assumptions: list[str], seed: int
 ) -> Outcome:
     """Parameter servers in place of sums: each rank is a worker, and pulls and pushes all parameters each step."""
-    start_up = network.message(0.0)
-    layers = [network.message(size) - start_up for size in reversed(program.sizes)]
-    forward = forward_times(program)
+    start_up = network.estimate_message(0.0)
+    layers = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]
+    forward = estimate_forward_times(program)
     work = ibatch.Layers(forward, layers, start_up)
-    plans = {"layerwise": ibatch.by_layer, "ibatch": ibatch.greedy}
-    plan = plans.get(what.pull or "default", ibatch.whole)(work)
+    plans = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
+    plan = plans.get(what.pull or "default", ibatch.plan_whole)(work)
     one = servers.Work(
         servers.add_up_batches(layers, plan),
         servers.add_up_batches(forward, plan),
@@ -159,13 +164,13 @@ def _with_servers(
     ]
     if not what.synchronous:
         assumptions.append("asynchronous updates train otherwise than the script alone")
-    step = found.step()
+    step = found.compute_step()
     return Outcome(
         step, program.compute, 0.0, step - program.compute, rows, len(plan), tuple(assumptions), found.events
     )
 
 
-def forward_times(program: Program) -> list[float]:
+def estimate_forward_times(program: Program) -> list[float]:
     """Seconds of each layer's forward pass, first layer first: `FORWARD` of all, as their backward passes share it."""
     backward = [later - earlier for earlier, later in itertools.pairwise([FORWARD * program.compute, *program.ready])]
     shares = [max(0.0, one) for one in reversed(backward)]

@@ -43,7 +43,7 @@ class Work:
         return sum(self.forward) + self.backward
 
 
-def work_of_step(compute: float, transfer: float) -> Work:
+def make_step_work(compute: float, transfer: float) -> Work:
     """`compute` seconds, then one transfer of `transfer` seconds: what XAI, HTC and the exact model reckon with."""
     return Work([0.0], [compute], 0.0, transfer)
 
@@ -55,12 +55,12 @@ class Run:
     ends: list[list[float]]
     events: int = 0
 
-    def step(self, skip: int = 1) -> float:
+    def compute_step(self, skip: int = 1) -> float:
         """Mean seconds of a step after the first `skip` ones."""
         took = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
         return len(took) / sum(1 / one for one in took)
 
-    def throughput(self, skip: float = 0.1) -> float:
+    def compute_throughput(self, skip: float = 0.1) -> float:
         """Steps a second of all workers, from `skip` of the time on until the first worker is done."""
         last = min(ends[-1] for ends in self.ends)
         first = skip * last
@@ -92,30 +92,30 @@ class _Simulation:
         self.workers = [_Worker(number) for number in range(workers)]
         self.arrived = 0
 
-    def run(self) -> Run:
+    def run_steps(self) -> Run:
         for worker in self.workers:
             # Asynchronous workers do not start in step.
             late = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
-            self.events.at(late, self.begin, worker)
-        self.events.run()
+            self.events.schedule_act(late, self.begin_step, worker)
+        self.events.run_events()
         return Run([worker.ends for worker in self.workers], self.events.count)
 
-    def begin(self, worker: _Worker) -> None:
+    def begin_step(self, worker: _Worker) -> None:
         noise = self.random.gauss(1.0, self.noise) if self.noise else 1.0
         worker.factor = max(_LEAST_FACTOR, noise) * self.slow.get(worker.number, 1.0)
         worker.pulled = worker.computed = 0
-        self.pull(worker)
+        self.begin_pull(worker)
 
-    def pull(self, worker: _Worker) -> None:
-        self.transfer(self.work.pulls[worker.pulled], lambda: self.has_pulled(worker))
+    def begin_pull(self, worker: _Worker) -> None:
+        self.start_transfer(self.work.pulls[worker.pulled], lambda: self.end_pull(worker))
 
-    def has_pulled(self, worker: _Worker) -> None:
+    def end_pull(self, worker: _Worker) -> None:
         worker.pulled += 1
         if worker.pulled < len(self.work.pulls):
-            self.pull(worker)
-        self.compute(worker)
+            self.begin_pull(worker)
+        self.compute_batch(worker)
 
-    def compute(self, worker: _Worker) -> None:
+    def compute_batch(self, worker: _Worker) -> None:
         """The next batch of layers, if it is there and the one before is over."""
         if worker.computing or worker.computed == worker.pulled:
             return
@@ -123,25 +123,25 @@ class _Simulation:
         seconds = self.work.forward[worker.computed]
         is_last = worker.computed + 1 == len(self.work.forward)
         seconds += self.work.backward if is_last else 0.0
-        self.events.at(self.events.now + seconds * worker.factor, self.has_computed, worker)
+        self.events.schedule_act(self.events.now + seconds * worker.factor, self.end_compute, worker)
 
-    def has_computed(self, worker: _Worker) -> None:
+    def end_compute(self, worker: _Worker) -> None:
         worker.computing = False
         worker.computed += 1
         if worker.computed < len(self.work.forward):
-            self.compute(worker)
+            self.compute_batch(worker)
         else:
-            self.transfer(self.work.push, lambda: self.finish(worker))
+            self.start_transfer(self.work.push, lambda: self.finish_step(worker))
 
-    def transfer(self, seconds: float, done: Callable[[], None]) -> None:
+    def start_transfer(self, seconds: float, done: Callable[[], None]) -> None:
         if seconds == 0:
             done()
         elif self.work.start_up:
-            self.events.at(self.events.now + self.work.start_up, self.station.serve, seconds, done)
+            self.events.schedule_act(self.events.now + self.work.start_up, self.station.serve_customer, seconds, done)
         else:
-            self.station.serve(seconds, done)
+            self.station.serve_customer(seconds, done)
 
-    def finish(self, worker: _Worker) -> None:
+    def finish_step(self, worker: _Worker) -> None:
         worker.ends.append(self.events.now)
         worker.steps += 1
         if self.synchronous:
@@ -153,7 +153,7 @@ class _Simulation:
         else:
             going = [worker] if worker.steps < self.steps else []
         for one in going:
-            self.begin(one)
+            self.begin_step(one)
 
 
 def simulate_servers(
@@ -174,9 +174,9 @@ def simulate_servers(
         noise: standard deviation of a step's computation, as a part of it.
         slow: by worker, the factor on its computation.
     """
-    workers = arguments.whole_number("simulate", "workers", workers)
-    steps = arguments.whole_number("simulate", "steps", steps, least=2)
-    return _Simulation(workers, capacity, work, steps, synchronous, noise, slow or {}, seed).run()
+    workers = arguments.check_whole_number("simulate", "workers", workers)
+    steps = arguments.check_whole_number("simulate", "steps", steps, least=2)
+    return _Simulation(workers, capacity, work, steps, synchronous, noise, slow or {}, seed).run_steps()
 
 
 def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:

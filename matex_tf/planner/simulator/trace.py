@@ -23,14 +23,16 @@ class Trace:
         self._labels: dict[str, int] = {}
         self._activities = {name: number for number, name in enumerate(records.ACTIVITIES)}
 
-    def note(self, rank: int, activity: str, lane: int, begin: float, end: float, label: str, size: int) -> None:
+    def note_activity(
+        self, rank: int, activity: str, lane: int, begin: float, end: float, label: str, size: int
+    ) -> None:
         """As `ranks.Note`; times in seconds."""
         if rank < MOST_RANKS:
             number = self._labels.setdefault(label, len(self._labels)) if label else -1
             start = round(begin * 1e9)
             self._rows[rank].append((start, round(end * 1e9) - start, size, number, self._activities[activity], lane))
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write_file(self, path: str | os.PathLike[str]) -> None:
         """Raises OSError."""
         shown = len(self._rows)
         remarks = {
@@ -39,10 +41,10 @@ class Trace:
             "events not kept": [0] * shown,
             "ranks": f"the first {shown} of {self.ranks}",
         }
-        parts = (self._part(rank) for rank in range(shown))
+        parts = (self._format_part(rank) for rank in range(shown))
         timeline.write_file(os.fspath(path), parts, remarks)
 
-    def _part(self, rank: int) -> str:
+    def _format_part(self, rank: int) -> str:
         events = np.array(self._rows[rank], records.EVENT)
         times = np.stack([events["start"], events["start"] + events["duration"]])
         return timeline.format_part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
@@ -51,4 +53,4 @@ class Trace:
 def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
     """A trace and its `note`, where a file is asked for."""
     trace = Trace(ranks, per_host) if path else None
-    return trace, trace.note if trace else None
+    return trace, trace.note_activity if trace else None

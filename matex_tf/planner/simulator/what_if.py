@@ -63,7 +63,7 @@ def read_changes(words: Sequence[str]) -> WhatIf:
                 raise ValueError(word)
             found = dataclasses.replace(found, **read_one(value))
         except (ValueError, KeyError, TypeError):
-            hint = _nearest(value, form)
+            hint = _suggest_nearest(value, form)
             raise NotAsked(f"expected {name}={form}; given {word!r}{hint}") from None
     if "pull" in {word.partition("=")[0] for word in words} and found.servers is None:
         raise NotAsked("pull= is of parameter servers: say servers=NUMBER, too")
@@ -72,31 +72,31 @@ def read_changes(words: Sequence[str]) -> WhatIf:
 
 def parse_seconds(text: str) -> float:
     """ "2us" as 2e-6. Raises ValueError."""
-    return _quantity(text, _SECONDS)
+    return _parse_quantity(text, _SECONDS)
 
 
 def parse_bytes(text: str) -> float:
     """ "25MiB" as bytes. Raises ValueError."""
-    return _quantity(text, _BYTES)
+    return _parse_quantity(text, _BYTES)
 
 
-def _quantity(text: str, units: dict[str, float]) -> float:
+def _parse_quantity(text: str, units: dict[str, float]) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
     if not found or found[2] not in units or float(found[1]) < 0:
         raise ValueError(text)
     return float(found[1]) * units[found[2]]
 
 
-def _nearest(value: str, form: str) -> str:
+def _suggest_nearest(value: str, form: str) -> str:
     near = difflib.get_close_matches(value, re.split(r"[|,]", form), n=1)
     return f"; did you mean {near[0]}?" if near and near[0] != value else ""
 
 
-def _among(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
+def _make_choice_parser(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
     return lambda value: {name: {one: one for one in choices}[value]}
 
 
-def _buckets(value: str) -> Changed:
+def _parse_buckets(value: str) -> Changed:
     if value in BUCKETS:
         return {"buckets": value}
     most = parse_bytes(value)
@@ -105,14 +105,14 @@ def _buckets(value: str) -> Changed:
     return {"buckets": most}
 
 
-def _compression(value: str) -> Changed:
+def _parse_compression(value: str) -> Changed:
     kind, _, share = value.partition(":")
     if value in ("fp16", "bf16") or (kind == "topk" and 0 < float(share) <= 1):
         return {"compression": value}
     raise ValueError(value)
 
 
-def _link(value: str) -> Changed:
+def _parse_link(value: str) -> Changed:
     if value in collectives.NETWORKS:
         return {"link": collectives.NETWORKS[value]}
     start_up, _, rate = value.partition(",")
@@ -124,7 +124,7 @@ def _link(value: str) -> Changed:
     return {"link": Link(parse_seconds(start_up), 1 / rate_in_bytes)}
 
 
-def _slow(value: str) -> Changed:
+def _parse_slow(value: str) -> Changed:
     pairs = [one.split(":") for one in value.split(",")]
     slow = {int(rank): float(factor) for rank, factor in pairs}
     if min(slow) < 0 or min(slow.values()) <= 0:
@@ -132,14 +132,14 @@ def _slow(value: str) -> Changed:
     return {"slow": slow}
 
 
-def _noise(value: str) -> Changed:
+def _parse_noise(value: str) -> Changed:
     noise = float(value)
     if not 0 <= noise < 1:
         raise ValueError(value)
     return {"noise": noise}
 
 
-def _whole(name: str) -> Callable[[str], Changed]:
+def _make_whole_parser(name: str) -> Callable[[str], Changed]:
     def read_whole(value: str) -> Changed:
         number = int(value)
         if number < 1:
@@ -149,21 +149,21 @@ def _whole(name: str) -> Callable[[str], Changed]:
     return read_whole
 
 
-def _servers(value: str) -> Changed:
+def _parse_servers(value: str) -> Changed:
     number, _, way = value.partition(",")
-    return {**_whole("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[way]}
+    return {**_make_whole_parser("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[way]}
 
 
 READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
     "overlap": ("on|off", lambda value: {"overlap": {"on": True, "off": False}[value]}),
-    "buckets": ("best|ibatch|each|25MiB", _buckets),
-    "algorithm": ("|".join(ALGORITHMS), _among("algorithm", ALGORITHMS)),
-    "compression": ("fp16|bf16|topk:0.01", _compression),
-    "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _link),
-    "slow": ("RANK:FACTOR,... as 3:1.2", _slow),
-    "noise": ("0.03, a part of a step's computation", _noise),
-    "ranks-per-host": ("NUMBER", _whole("ranks_per_host")),
-    "servers": ("NUMBER,async|sync", _servers),
-    "pull": ("|".join(PULLS), _among("pull", PULLS)),
+    "buckets": ("best|ibatch|each|25MiB", _parse_buckets),
+    "algorithm": ("|".join(ALGORITHMS), _make_choice_parser("algorithm", ALGORITHMS)),
+    "compression": ("fp16|bf16|topk:0.01", _parse_compression),
+    "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _parse_link),
+    "slow": ("RANK:FACTOR,... as 3:1.2", _parse_slow),
+    "noise": ("0.03, a part of a step's computation", _parse_noise),
+    "ranks-per-host": ("NUMBER", _make_whole_parser("ranks_per_host")),
+    "servers": ("NUMBER,async|sync", _parse_servers),
+    "pull": ("|".join(PULLS), _make_choice_parser("pull", PULLS)),
 }
 """By name: the form of the value, for messages, and what reads it."""

@@ -31,16 +31,16 @@ class EngineMissingError(ImportError):
 
 def check_engine(name: str) -> None:
     """Raises EngineMissingError where the library of the engine of this name cannot be loaded."""
-    _load(name)
+    _load_engine(name)
 
 
 def make_engine(name: str, space: Space, seed: int) -> Engine:
     """The engine of this name. Raises EngineMissingError."""
-    engine: Engine = _load(name).make(space, seed)
+    engine: Engine = _load_engine(name).make(space, seed)
     return engine
 
 
-def _load(name: str) -> Any:
+def _load_engine(name: str) -> Any:
     try:
         return importlib.import_module(f"matex_tf.tune.engines.{NAMES[name]}")
     except ImportError as error:

@@ -7,7 +7,7 @@ import warnings
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from matex_tf.tune.space import Choice, Config, Parameter, Space, Value, key_of
+from matex_tf.tune.space import Choice, Config, Parameter, Space, Value, make_key
 
 
 class Tpe:
@@ -17,7 +17,7 @@ class Tpe:
 
     def __init__(self, space: Space, seed: int):
         self._space = space
-        self._known = {one.name: _distribution_of(one) for one in space.parameters}
+        self._known = {one.name: _make_distribution(one) for one in space.parameters}
         self._asked: dict[str, list[optuna.trial.Trial]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
@@ -32,12 +32,12 @@ class Tpe:
             config: Config = {}
             for one in self._space.parameters:
                 if self._space.is_active(one, config):
-                    config[one.name] = _suggested(trial, one)
-        self._asked.setdefault(key_of(config), []).append(trial)
+                    config[one.name] = _suggest_value(trial, one)
+        self._asked.setdefault(make_key(config), []).append(trial)
         return config
 
     def tell(self, config: Config, cost: float) -> None:
-        trials = self._asked.pop(key_of(config), [])
+        trials = self._asked.pop(make_key(config), [])
         for trial in trials:
             self._study.tell(trial, cost)
         if not trials:
@@ -45,16 +45,16 @@ class Tpe:
             self._study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=known, value=cost))
 
 
-def _suggested(trial: optuna.trial.Trial, one: Parameter) -> Value:
+def _suggest_value(trial: optuna.trial.Trial, one: Parameter) -> Value:
     """What it proposes, as trials are given it: plain numbers, rounded."""
     if isinstance(one, Choice):
         return str(trial.suggest_categorical(one.name, one.choices))
     if one.whole:
         return trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
-    return one.rounded(trial.suggest_float(one.name, one.low, one.high, log=one.log))
+    return one.round_value(trial.suggest_float(one.name, one.low, one.high, log=one.log))
 
 
-def _distribution_of(one: Parameter) -> BaseDistribution:
+def _make_distribution(one: Parameter) -> BaseDistribution:
     if isinstance(one, Choice):
         return CategoricalDistribution(one.choices)
     if one.whole:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from matex_tf.tune.engines.engine import Engine
-from matex_tf.tune.space import Config, Space, key_of
+from matex_tf.tune.space import Config, Space, make_key
 
 ENGINE, WARM = "engine", "warm"
 _TRIES = 20
@@ -26,7 +26,7 @@ class Proposals:
     def __init__(self, engine: Engine, space: Space, seed: int, seen: Iterable[Config] = ()):
         self._engine, self._space = engine, space
         self._draw = random.Random(seed)
-        self._seen = {key_of(config) for config in seen}
+        self._seen = {make_key(config) for config in seen}
         self._costs: dict[str, float] = {}
         self._first: list[Config] = []
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None
@@ -35,10 +35,10 @@ class Proposals:
 
     def put_first(self, configs: Iterable[Config]) -> int:
         """Propose these first, but for those that were tried; how many are left."""
-        self._first += [config for config in configs if key_of(config) not in self._seen]
+        self._first += [config for config in configs if make_key(config) not in self._seen]
         return len(self._first)
 
-    def next(self) -> tuple[Config, str] | None:
+    def take_next(self) -> tuple[Config, str] | None:
         """A configuration and whence it comes; None while the engine thinks of one.
 
         Raises:
@@ -46,57 +46,57 @@ class Proposals:
         """
         while self._first:
             config = self._first.pop(0)
-            if key_of(config) not in self._seen:  # the engine may have come to it meanwhile
-                self._seen.add(key_of(config))
+            if make_key(config) not in self._seen:  # the engine may have come to it meanwhile
+                self._seen.add(make_key(config))
                 return config, WARM
         if self._thread is None:
-            return self._propose(), ENGINE
-        self._check()
+            return self._propose_config(), ENGINE
+        self._check_thread()
         if self._ahead is None:
-            self._ahead = self._thread.submit(self._propose)
+            self._ahead = self._thread.submit(self._propose_config)
         if not self._ahead.done():
             return None
         config = self._ahead.result()
-        self._ahead = self._thread.submit(self._propose)
+        self._ahead = self._thread.submit(self._propose_config)
         return config, ENGINE
 
     def tell(self, config: Config, cost: float) -> None:
         """What a configuration has cost."""
         if self._thread is None:
-            self._tell(config, cost)
+            self._tell_engine(config, cost)
         else:
-            self._told.append(self._thread.submit(self._tell, config, cost))
+            self._told.append(self._thread.submit(self._tell_engine, config, cost))
 
     def close(self) -> None:
         """Let the engine come to an end."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self) -> None:
+    def _check_thread(self) -> None:
         """Raise what a call in the thread has raised."""
         while self._told and self._told[0].done():
             self._told.pop(0).result()
 
-    def _tell(self, config: Config, cost: float) -> None:
-        self._costs[key_of(config)] = cost
+    def _tell_engine(self, config: Config, cost: float) -> None:
+        self._costs[make_key(config)] = cost
         self._engine.tell(config, cost)
 
-    def _propose(self) -> Config:
+    def _propose_config(self) -> Config:
         everything = self._space.all
         if everything is not None and len(self._seen) >= len(everything):
             raise ExhaustedError
         for _ in range(_TRIES):
             config = self._engine.ask()
-            if key_of(config) not in self._seen:
+            if make_key(config) not in self._seen:
                 break
             # The same again: its cost is told again, or will be with the one that runs.
-            if key_of(config) in self._costs:
-                self._engine.tell(config, self._costs[key_of(config)])
+            if make_key(config) in self._costs:
+                self._engine.tell(config, self._costs[make_key(config)])
         else:
             # It insists on what was tried.
-            left = [one for one in everything or () if key_of(one) not in self._seen]
-            config = self._draw.choice(left) if left else self._space.sample(self._draw)
-            while key_of(config) in self._seen:
-                config = self._space.sample(self._draw)
-        self._seen.add(key_of(config))
+            left = [one for one in everything or () if make_key(one) not in self._seen]
+            config = self._draw.choice(left) if left else self._space.sample_config(self._draw)
+            while make_key(config) in self._seen:
+                config = self._space.sample_config(self._draw)
+        self._seen.add(make_key(config))
         return config

@@ -16,7 +16,7 @@ class RandomSearch:
         self._space, self._draw = space, random.Random(seed)
 
     def ask(self) -> Config:
-        return self._space.sample(self._draw)
+        return self._space.sample_config(self._draw)
 
     def tell(self, config: Config, cost: float) -> None:
         pass

@@ -24,7 +24,7 @@ from smac import HyperparameterOptimizationFacade as Facade
 from smac import Scenario
 from smac.runhistory import TrialInfo, TrialValue
 
-from matex_tf.tune.space import Choice, Config, Parameter, Space, key_of
+from matex_tf.tune.space import Choice, Config, Parameter, Space, make_key
 
 _FIRST_FOR_EACH = 2
 """Configurations that are spread evenly before the forest is asked, for each parameter."""
@@ -38,7 +38,7 @@ class Smac:
 
     def __init__(self, space: Space, seed: int):
         self._space, self._seed = space, seed
-        self._known = _space_of(space, seed)
+        self._known = _make_space(space, seed)
         self._asked: dict[str, list[TrialInfo]] = {}
         # It writes into a folder whatever it is told.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
@@ -54,29 +54,29 @@ class Smac:
     def ask(self) -> Config:
         with _quiet():
             info = self._facade.ask()
-        config = self._read(dict(info.config))
-        self._asked.setdefault(key_of(config), []).append(info)
+        config = self._read_config(dict(info.config))
+        self._asked.setdefault(make_key(config), []).append(info)
         return config
 
     def tell(self, config: Config, cost: float) -> None:
-        infos = self._asked.pop(key_of(config), [])
+        infos = self._asked.pop(make_key(config), [])
         for info in infos or [TrialInfo(Configuration(self._known, values=dict(config)), seed=0)]:
             with _quiet():
                 self._facade.tell(info, TrialValue(cost=cost), save=False)
 
-    def _read(self, values: dict[str, Any]) -> Config:
+    def _read_config(self, values: dict[str, Any]) -> Config:
         """As trials are given it: plain numbers, rounded."""
         config: Config = {}
         for one in self._space.parameters:
             if one.name in values:
                 value = values[one.name]
-                config[one.name] = str(value) if isinstance(one, Choice) else one.rounded(float(value))
+                config[one.name] = str(value) if isinstance(one, Choice) else one.round_value(float(value))
         return config
 
 
-def _space_of(space: Space, seed: int) -> ConfigurationSpace:
+def _make_space(space: Space, seed: int) -> ConfigurationSpace:
     known = ConfigurationSpace(seed=seed)
-    made = {one.name: _parameter_of(one) for one in space.parameters}
+    made = {one.name: _make_parameter(one) for one in space.parameters}
     known.add(list(made.values()))
     for one in space.parameters:
         conditions = [InCondition(made[one.name], made[on], list(values)) for on, values in one.when]
@@ -85,7 +85,7 @@ def _space_of(space: Space, seed: int) -> ConfigurationSpace:
     return known
 
 
-def _parameter_of(one: Parameter) -> Any:
+def _make_parameter(one: Parameter) -> Any:
     if isinstance(one, Choice):
         return Categorical(one.name, list(one.choices))
     if one.whole:

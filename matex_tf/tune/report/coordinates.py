@@ -35,7 +35,7 @@ class Axis:
     place: Callable[[Path], float | None]
 
 
-def place_of(parameter: Parameter, value: Value) -> float:
+def compute_place(parameter: Parameter, value: Value) -> float:
     """Where a value stands on the axis of `parameter`, from 0 to 1."""
     if isinstance(parameter, Choice):
         return parameter.choices.index(str(value)) / max(len(parameter.choices) - 1, 1)
@@ -44,22 +44,22 @@ def place_of(parameter: Parameter, value: Value) -> float:
     return (scale(float(value)) - low) / (high - low)
 
 
-def axis_of(parameter: Parameter) -> Axis:
+def make_axis(parameter: Parameter) -> Axis:
     """The axis of `parameter`: its choices, or the ends of its range."""
     if isinstance(parameter, Choice):
-        ticks = [(place_of(parameter, one), one) for one in parameter.choices]
+        ticks = [(compute_place(parameter, one), one) for one in parameter.choices]
     else:
         ticks = [(0.0, format_number(parameter.low)), (1.0, format_number(parameter.high))]
 
-    def place(path: Path) -> float | None:
-        return place_of(parameter, path.config[parameter.name]) if parameter.name in path.config else None
+    def find_place(path: Path) -> float | None:
+        return compute_place(parameter, path.config[parameter.name]) if parameter.name in path.config else None
 
-    return Axis(parameter.name, ticks, place)
+    return Axis(parameter.name, ticks, find_place)
 
 
 def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequence[Path]) -> str:
     """The picture. A trial in which a parameter has no value goes below the axis of that."""
-    axes = [*map(axis_of, parameters), last]
+    axes = [*map(make_axis, parameters), last]
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
     step = (WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
     across = [round(_SIDE + step * number) for number in range(len(axes))]
@@ -67,10 +67,11 @@ def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequenc
         parts.append(f'<path class="grid" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"/>')
         parts.append(f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_CUT])}</text>')
         parts += [
-            f'<text x="{x + 6}" y="{_down(place) + 7}">{escape(text[:_CUT])}</text>' for place, text in axis.ticks
+            f'<text x="{x + 6}" y="{_compute_height(place) + 7}">{escape(text[:_CUT])}</text>'
+            for place, text in axis.ticks
         ]
     for path in paths:
-        points = " ".join(f"{x} {_down(axis.place(path))}" for x, axis in zip(across, axes))
+        points = " ".join(f"{x} {_compute_height(axis.place(path))}" for x, axis in zip(across, axes))
         kind = f"line c{path.colour}" + (" faint" if path.faint else "")
         parts.append(
             f'<path class="{kind}" data-of="{escape(path.name)}" d="M{points}">'
@@ -79,6 +80,6 @@ def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequenc
     return "".join([*parts, "</svg>"])
 
 
-def _down(place: float | None) -> int:
+def _compute_height(place: float | None) -> int:
     """How far down a place on an axis is drawn; below its end where there is none."""
     return HEIGHT - _BOTTOM + 26 if place is None else round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * place)

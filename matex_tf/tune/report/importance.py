@@ -34,7 +34,7 @@ def measure_importance(parameter: Parameter, configs: Sequence[Config]) -> float
     if len(values) < LEAST:
         return None
     places = np.arange(len(values), dtype=float)
-    groups = [places[group] for group in _group(parameter, values)]
+    groups = [places[group] for group in _group_places(parameter, values)]
     if not 1 < len(groups) < len(values):
         return None
     within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
@@ -42,7 +42,7 @@ def measure_importance(parameter: Parameter, configs: Sequence[Config]) -> float
     return max(1 - (within / (len(values) - len(groups))) / (whole / (len(values) - 1)), 0.0)
 
 
-def _group(parameter: Parameter, values: Sequence[object]) -> list[np.ndarray]:
+def _group_places(parameter: Parameter, values: Sequence[object]) -> list[np.ndarray]:
     """The places of the trials of each group."""
     if isinstance(parameter, Choice):
         found = [np.array([place for place, value in enumerate(values) if value == one]) for one in parameter.choices]

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
-from matex_tf.monitor.report.look import frame_figure, lay_page, list_facts
-from matex_tf.tune import begin, rungs, space_file
+from matex_tf.monitor.report.template import assemble_page, format_facts, frame_figure
+from matex_tf.tune import rungs, setup, space_file
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.report import coordinates, importance
-from matex_tf.tune.space import Space, text_of
+from matex_tf.tune.space import Space, format_value
 from matex_tf.tune.trials.trial import DONE, FAILED
 
 _NAMED = 12  # trials that have a key of their own
@@ -28,20 +28,20 @@ _GREY = 6  # of the colours of lines
 
 def is_search(folder: Path) -> bool:
     """Whether `folder` is that of a search."""
-    return (folder / begin.NOTE).is_file()
+    return (folder / setup.NOTE).is_file()
 
 
-def write_page(folder: Path) -> str:
+def format_page(folder: Path) -> str:
     """The page of the search in `folder`, which may still go on. Raises NoSearchError, DatabaseError."""
-    database, search = begin.open_search(folder)
-    trials, task, began = database.trials(search.id), database.task(search.id), database.began(search.id)
+    database, search = setup.open_search(folder)
+    trials, task, began = database.list_trials(search.id), database.read_task(search.id), database.read_begin(search.id)
     database.close()
-    settings = begin.settings_of(search)
+    settings = setup.merge_settings(search)
     asked = space_file.read_space(search.space, settings.name)
     objective = asked.objective
     ordered = sort_trials(trials, objective)
     best = ordered[0] if ordered and ordered[0].value is not None else None
-    command, files = begin.command_of_trial(folder, search, settings, asked, best) if best else ("", ())
+    command, files = setup.format_trial_command(folder, search, settings, asked, best) if best else ("", ())
     states = Counter(one.state for one in trials)
     reached = f"{objective.name} {best.value:.6g}, trial {best.number}" if best else "no trial has come to a value"
     facts = {
@@ -58,45 +58,47 @@ def write_page(folder: Path) -> str:
         "database": str(database.path),
     }  # fmt: skip
     title = f"matex tune {' '.join(search.target)}"
-    return lay_page(title, [
+    return assemble_page(title, [
         f"<h1>{escape(title)}</h1>",
-        list_facts(facts),
+        format_facts(facts),
         f'<p class="said">{escape(command)}</p>' if best else "",
         *(f"<p>with {escape(name)}</p>" for name in files),
-        _legend(ordered, objective),
-        *_charts(trials, ordered, objective),
-        _importance(asked.space, ordered),
-        _coordinates(asked.space, ordered, objective),
-        _table(asked.space, ordered, objective),
+        _format_legend(ordered, objective),
+        *_draw_charts(trials, ordered, objective),
+        _draw_importance(asked.space, ordered),
+        _draw_coordinates(asked.space, ordered, objective),
+        _format_table(asked.space, ordered, objective),
     ])  # fmt: skip
 
 
 def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
     """The trials that have come to a value or have failed, best first."""
-    valued = sorted((one for one in trials if one.value is not None), key=lambda one: rungs.rank_of(one, objective))
+    valued = sorted(
+        (one for one in trials if one.value is not None), key=lambda one: rungs.make_sort_key(one, objective)
+    )
     return [*valued, *(one for one in trials if one.state == FAILED)]
 
 
-def _name(record: Record) -> str:
+def _name_trial(record: Record) -> str:
     return f"trial {record.number}"
 
 
-def _colour(place: int, record: Record) -> tuple[int, bool]:
+def _choose_colour(place: int, record: Record) -> tuple[int, bool]:
     """The colour of a trial by its place, and whether it is faint: those that have a key stand out."""
     return (place % COLOURS, False) if place < _NAMED and record.value is not None else (_GREY, True)
 
 
-def _legend(ordered: Sequence[Record], objective: Objective) -> str:
+def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
     """The best trials and their colours; a click brings out one of them in all charts."""
     keys = "".join(
-        f'<button data-of="{_name(one)}" class="k{place % COLOURS}">{_name(one)} '
+        f'<button data-of="{_name_trial(one)}" class="k{place % COLOURS}">{_name_trial(one)} '
         f"<small>{format_number(one.value)}</small></button>"
         for place, one in enumerate(ordered[:_NAMED]) if one.value is not None
     )  # fmt: skip
     return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
 
 
-def _charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Objective) -> Iterable[str]:
+def _draw_charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Objective) -> Iterable[str]:
     """The curves of all trials, and the best so far after each."""
     curves = [(place, one) for place, one in enumerate(ordered) if any(math.isfinite(at.value) for at in one.curve)]
     if not curves:
@@ -105,19 +107,19 @@ def _charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Obje
     most = math.inf if objective.maximize else float(np.percentile(ends, _USUAL))
     lines, table = [], []
     for place, one in reversed(curves):  # the best lie above the others
-        colour, faint = _colour(place, one)
+        colour, faint = _choose_colour(place, one)
         epochs = np.array([at.epoch for at in one.curve], float)
         values = np.array([at.value for at in one.curve])
-        lines.append(Line(_name(one), colour, _ascending(epochs, values), faint))
+        lines.append(Line(_name_trial(one), colour, _split_ascending(epochs, values), faint))
         known = values[np.isfinite(values)]
-        table.append((_name(one), float(known.min()), float(known.mean()), float(known.max())))
+        table.append((_name_trial(one), float(known.min()), float(known.mean()), float(known.max())))
     end = max(float(at.epoch) for _, one in curves for at in one.curve)
     picture = draw_chart(objective.name, "", lines, end, from_zero=False, units=_EPOCHS, most=most)
     yield frame_figure(objective.name, "after each epoch of each trial", picture, table[::-1])
     done = [one for one in trials if one.state == DONE and one.value is not None]
     if len(done) > 1:
         numbers = np.array([one.number for one in done], float)
-        costs = np.minimum.accumulate([objective.cost(one.value or 0.0) for one in done])
+        costs = np.minimum.accumulate([objective.compute_cost(one.value or 0.0) for one in done])
         best = -costs if objective.maximize else costs
         row = ("best so far", float(best.min()), float(best.mean()), float(best.max()))
         picture = draw_chart(
@@ -127,13 +129,13 @@ def _charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Obje
         yield frame_figure("best so far", f"{objective.name}, of trials that have come to their ends", picture, [row])
 
 
-def _ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pieces of a curve: a second call of `fit` begins with its first epoch again."""
     borders = np.flatnonzero(np.diff(epochs) <= 0) + 1
     return list(zip(np.split(epochs, borders), np.split(values, borders)))
 
 
-def _importance(space: Space, ordered: Sequence[Record]) -> str:
+def _draw_importance(space: Space, ordered: Sequence[Record]) -> str:
     """How much of the trials' places each parameter explains, as bars."""
     configs = [one.config for one in ordered]
     found = [(one.name, importance.measure_importance(one, configs)) for one in space.parameters]
@@ -151,18 +153,20 @@ def _importance(space: Space, ordered: Sequence[Record]) -> str:
     )
 
 
-def _coordinates(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
     """All trials through all parameters. The last axis has the order of trials, the best above."""
     if not ordered:
         return ""
     count = len(ordered)
     paths = []
     for place, one in enumerate(ordered):
-        colour, faint = _colour(place, one)
-        told = ", ".join(f"{name} {text_of(value)}" for name, value in one.config.items())
+        colour, faint = _choose_colour(place, one)
+        told = ", ".join(f"{name} {format_value(value)}" for name, value in one.config.items())
         value = one.state if one.value is None else f"{objective.name} {one.value:.4g}"
         share = 1 - place / max(count - 1, 1)
-        paths.append(coordinates.Path(_name(one), f"{_name(one)}: {value}; {told}", one.config, share, colour, faint))
+        paths.append(
+            coordinates.Path(_name_trial(one), f"{_name_trial(one)}: {value}; {told}", one.config, share, colour, faint)
+        )
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
     picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
     return (
@@ -171,7 +175,7 @@ def _coordinates(space: Space, ordered: Sequence[Record], objective: Objective) 
     )
 
 
-def _table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
     names = [one.name for one in space.parameters]
     head = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
     rows = []
@@ -179,7 +183,7 @@ def _table(space: Space, ordered: Sequence[Record], objective: Objective) -> str
         cells = [
             str(one.number), "-" if one.value is None else f"{one.value:.6g}",
             str(len(one.curve)), f"{one.state}: {one.why}" if one.state == FAILED else one.state,
-            f"{one.seconds:.0f}", *(text_of(one.config[name]) if name in one.config else "" for name in names),
+            f"{one.seconds:.0f}", *(format_value(one.config[name]) if name in one.config else "" for name in names),
         ]  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
     return f"<details open><summary>Each trial, best first</summary><table><tr>{head}{''.join(rows)}</table></details>"

@@ -13,15 +13,15 @@ def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: i
     """So many slots, each with cores and GPUs of its own; where there are fewer of one than slots, it is shared."""
     return [
         Slot(
-            tuple(cpu for core in placement.share_of_cores(cores, place, parallel) for cpu in core),
+            tuple(cpu for core in placement.choose_cores(cores, place, parallel) for cpu in core),
             tuple(gpus[place::parallel]) if len(gpus) >= parallel else (),
         )
         for place in range(parallel)
     ]  # fmt: skip
 
 
-def slots_of(parallel: int) -> list[Slot]:
+def make_slots(parallel: int) -> list[Slot]:
     """The slots of this machine."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(number) for number in range(placement.gpu_count())]
-    return deal_slots(placement.cores(), gpus if parallel > 1 else [], parallel)
+    gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
+    return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
-from matex_tf.tune.objective import Objective, Point, drop_repeated, final_text
+from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
 from matex_tf.world import child_process, task_environment
 
 DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
@@ -73,13 +73,13 @@ class Trial:
         self._read = 0
         self._told: float | None = None  # when it was told to end
         self._why = ""
-        environment = task_environment.without_task(os.environ)
+        environment = task_environment.remove_task_variables(os.environ)
         for name in _OWN:
             environment.pop(name, None)
         environment |= {**variables, "MATEX_TRIAL": str(folder / NOTED)}
         if pause is not None:
             environment |= {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)}
-        self.look()
+        self.read_new_lines()
         self._before = len(self.lines)
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
@@ -102,7 +102,7 @@ class Trial:
         """How many epochs of Keras' `fit` it has made."""
         return sum("call" in line for line in drop_repeated(self.lines))
 
-    def look(self) -> list[dict[str, Any]]:
+    def read_new_lines(self) -> list[dict[str, Any]]:
         """What it has noted since the last look."""
         path = self.folder / NOTED
         if not path.is_file():
@@ -121,14 +121,14 @@ class Trial:
         code = self._child.poll()
         if code is not None:
             self._end_group(signal.SIGKILL)  # what it has left behind
-            return self._judge(code)
+            return self._judge_outcome(code)
         if self._told is None and self.seconds > self.limit:
-            self.end(f"longer than {self.limit:g} s")
+            self.stop_trial(f"longer than {self.limit:g} s")
         elif self._told is not None and time.monotonic() - self._told > _GRACE:
             self._end_group(signal.SIGKILL)
         return None
 
-    def end(self, why: str) -> None:
+    def stop_trial(self, why: str) -> None:
         """Tell it to end: `why` is empty where the search itself is to end."""
         if self._told is None:
             self._told, self._why = time.monotonic(), why
@@ -139,41 +139,43 @@ class Trial:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
 
-    def _judge(self, code: int) -> Outcome:
-        self.look()
+    def _judge_outcome(self, code: int) -> Outcome:
+        self.read_new_lines()
         seconds = self.seconds
         output = read_output(self.folder / OUTPUT)
-        tail = "\n".join(deque((line for line in final_text(output[-_TAIL:]).splitlines() if line.strip()), _LINES))
+        tail = "\n".join(
+            deque((line for line in drop_overwritten(output[-_TAIL:]).splitlines() if line.strip()), _LINES)
+        )
 
-        def failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
+        def make_failed(kind: str, why: str, curve: Sequence[Point] = ()) -> Outcome:
             return Outcome(FAILED, math.nan, tuple(curve), kind, why, tail, seconds)
 
-        def judged(state: str, curve: Sequence[Point]) -> Outcome:
-            value = self.objective.value(curve)
+        def make_judged(state: str, curve: Sequence[Point]) -> Outcome:
+            value = self.objective.choose_value(curve)
             if not math.isfinite(value):
-                return failed("number", f"{self.objective.name} is {value}", curve)
+                return make_failed("number", f"{self.objective.name} is {value}", curve)
             return Outcome(state, value, tuple(curve), "", "", tail, seconds)
 
         try:
-            curve = self.objective.curve(self.lines, output)
+            curve = self.objective.read_curve(self.lines, output)
         except ValueError as error:
-            return failed("objective", str(error))
+            return make_failed("objective", str(error))
         if self._told is not None and not self._why:
             return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
         if self._told is not None:
-            return failed("limit", self._why, curve)
+            return make_failed("limit", self._why, curve)
         if code == EXIT_REQUEUE and self.pause is not None and len(self.lines) > self._before:
             if not 0 < self.pause <= self.epochs:  # somebody else has asked it to end
                 return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
             if not curve:
-                return Outcome(PAUSED, math.nan, (), "", self.objective.why_missing(self.lines), tail, seconds)
-            return judged(PAUSED, curve)
+                return Outcome(PAUSED, math.nan, (), "", self.objective.explain_missing(self.lines), tail, seconds)
+            return make_judged(PAUSED, curve)
         if code:
             how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            return failed(how, how, curve)
+            return make_failed(how, how, curve)
         if not curve:
-            return failed("objective", self.objective.why_missing(self.lines))
-        return judged(DONE, curve)
+            return make_failed("objective", self.objective.explain_missing(self.lines))
+        return make_judged(DONE, curve)
 
 
 @contextlib.contextmanager

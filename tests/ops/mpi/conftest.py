@@ -33,7 +33,7 @@ class Engine:
         compression: tuple[str, float],
         between_nodes: bool,
     ):
-        self.c = interface.load(path)
+        self.c = interface.load_library(path)
         self.communicators = [MPI.COMM_WORLD.Dup() for _ in range(3)]
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         handles = [communicator.py2f() for communicator in self.communicators]
@@ -54,7 +54,7 @@ class Engine:
         assert not failed, self.error()
 
     def error(self) -> str:
-        return interface.last_error(self.c)
+        return interface.get_last_error(self.c)
 
     def meet(self, kind: int, key: int, what: str) -> str:
         return self.error() if self.c.matex_rendezvous(kind, key, what.encode()) else ""

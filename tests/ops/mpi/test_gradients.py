@@ -13,7 +13,7 @@ from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
 
-RANK, SIZE = world.current().rank, world.current().size
+RANK, SIZE = world.get_world().rank, world.get_world().size
 KIND = 1
 NAMES = ["conv", "bias", "half", "brain", "empty", "double"]
 DTYPES = ["float32", "float32", "float16", "bfloat16", "float32", "float64"]
@@ -49,9 +49,9 @@ def reduce(tensors, weight, place="a test"):
 
 
 def test_eager():
-    before = ops.count(KIND)
+    before = ops.count_completed(KIND)
     check(reduce(gradients(RANK), weight(RANK)))
-    assert ops.count(KIND) == before + (SIZE > 1)
+    assert ops.count_completed(KIND) == before + (SIZE > 1)
 
 
 def test_inputs_are_left_alone():
@@ -64,10 +64,10 @@ def test_inputs_are_left_alone():
 
 def test_function():
     function = tf.function(lambda tensors, weight: reduce(tensors, weight))
-    before = ops.count(KIND)
+    before = ops.count_completed(KIND)
     for _ in range(3):
         check(function(gradients(RANK), tf.constant(weight(RANK), tf.float64)))
-    assert ops.count(KIND) == before + 3 * (SIZE > 1)
+    assert ops.count_completed(KIND) == before + 3 * (SIZE > 1)
 
 
 def test_ranks_that_trace_at_different_times():
@@ -103,10 +103,10 @@ def test_branches():
     def step(flag, x):
         return tf.cond(flag, lambda: ops.reduce_gradients([x], ["x"], 1.0)[0], lambda: x)
 
-    before = ops.count(KIND)
+    before = ops.count_completed(KIND)
     assert step(tf.constant(True), tf.constant(1.0)).numpy() == SIZE
     assert step(tf.constant(False), tf.constant(1.0)).numpy() == 1
-    assert ops.count(KIND) == before + (SIZE > 1)
+    assert ops.count_completed(KIND) == before + (SIZE > 1)
 
 
 def test_no_gradients():
@@ -137,7 +137,7 @@ def test_v1_graph_keeps_the_announced_order():
         turns = [op.get_attr("turn") for op in graph.get_operations() if op.type in ops.OP_TYPES]
         assert turns == sorted(set(turns))
         for _ in range(20):
-            ops.expect(turns)
+            ops.announce_turns(turns)
             np.testing.assert_allclose(session.run(outputs), [SIZE * i for i in range(12)])
         session.close()
 
@@ -153,9 +153,9 @@ def test_v1_run_that_fails_leaves_nothing_waiting():
         second = ops.reduce_gradients([tf.constant(1.0)], ["second"], 1.0)[0]
         turns = [op.get_attr("turn") for op in graph.get_operations() if op.type in ops.OP_TYPES]
         for _ in range(5):
-            ops.expect(turns)
+            ops.announce_turns(turns)
             with pytest.raises(tf.errors.InvalidArgumentError):
                 session.run([first, second], {x: -1.0})
-            ops.expect(turns)
+            ops.announce_turns(turns)
             assert session.run([first, second], {x: 1.0}) == [SIZE, SIZE]
-        ops.expect([])
+        ops.announce_turns([])

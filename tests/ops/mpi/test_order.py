@@ -17,7 +17,7 @@ def slow_on(rank):
     """An identity that takes its time on one rank only."""
 
     def wait(x):
-        if world.current().rank == rank:
+        if world.get_world().rank == rank:
             time.sleep(0.3)
         return x
 
@@ -46,8 +46,8 @@ def test_nested_functions_keep_their_order():
     # With one thread they would run in order by themselves: look at what orders them.
     graph = both.get_concrete_function(tf.ones([4]), tf.ones([7])).graph
     calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
-    assert calls[0] in calls[1].control_inputs or world.current().size == 1
-    size = world.current().size
+    assert calls[0] in calls[1].control_inputs or world.get_world().size == 1
+    size = world.get_world().size
     np.testing.assert_array_equal(a, np.full(4, size))
     np.testing.assert_array_equal(b, np.full(7, size))
 
@@ -61,12 +61,12 @@ def test_branches_of_one_function_keep_their_order():
         right = ops.allreduce(quick(tf.concat([x, x], 0)), "sum")
         return tf.reduce_sum(left) + tf.reduce_sum(right)
 
-    assert float(step(tf.ones([3]))) == 9 * world.current().size
+    assert float(step(tf.ones([3]))) == 9 * world.get_world().size
 
 
 def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monkeypatch):
     """Where one thread takes gradients before a collective on one rank and after it on another, each waits in turn."""
-    monkeypatch.setattr(readiness, "threads", lambda: 1)
+    monkeypatch.setattr(readiness, "count_threads", lambda: 1)
     weights = [tf.Variable(tf.ones([3, 3])) for _ in range(3)]
 
     @tf.function
@@ -84,7 +84,7 @@ def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monke
     # Of the last layer first, as they are computed.
     gradients = [tensor.op for tensor in update.inputs[:3]]
     for number, collective in enumerate(backwards):
-        before = set(readiness.ancestors(collective, (), readiness.made_of))
+        before = set(readiness.list_ancestors(collective, (), readiness.list_direct_sources))
         assert [gradient in before for gradient in gradients] == [position < number for position in range(3)]
     assert all(np.isfinite(gradient).all() for gradient in step(tf.ones([2, 3])))
 
@@ -97,7 +97,7 @@ def test_gradients_pass_through_ordered_ops():
             y = tf.reduce_sum(ops.allreduce(x, "sum") ** 2)
         return tape.gradient(y, x)
 
-    size = world.current().size
+    size = world.get_world().size
     # The ranks' scalars add up: size of them, each the square of a sum over size equal tensors.
     np.testing.assert_allclose(derivative(tf.ones([3])), np.full(3, 2.0 * size * size))
 

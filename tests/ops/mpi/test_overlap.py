@@ -13,7 +13,7 @@ from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
 
-RANK, SIZE = world.current().rank, world.current().size
+RANK, SIZE = world.get_world().rank, world.get_world().size
 KIND = 1
 SHAPES = [(300, 40), (5,), (), (0, 4), (2000,), (3, 3), (70_000,)]
 NAMES = [f"variable {index}" for index in range(len(SHAPES))]
@@ -21,7 +21,7 @@ NAMES = [f"variable {index}" for index in range(len(SHAPES))]
 
 @pytest.fixture(autouse=True)
 def overlapped(monkeypatch):
-    monkeypatch.setattr(settings.current(), "overlap", "on")
+    monkeypatch.setattr(settings.get_settings(), "overlap", "on")
 
 
 def late(seconds):
@@ -52,13 +52,13 @@ def test_gradients_that_come_in_an_order_of_each_ranks_own():
         reduced = ops.reduce_gradients(ready[:4], NAMES[:4], 2.0, "first")
         return reduced + ops.reduce_gradients(ready[4:], NAMES[4:], [2.0, 8.0], "second")
 
-    before = ops.count(KIND)
+    before = ops.count_completed(KIND)
     for turn in range(10):
         everyone = [gradients(rank, turn) for rank in range(SIZE)]
         results = step(*map(tf.constant, everyone[RANK]))
         for index, result in enumerate(results):
             np.testing.assert_array_equal(result, 2 * sum(one[index] for one in everyone))
-    assert ops.count(KIND) == before + 20 * (SIZE > 1)
+    assert ops.count_completed(KIND) == before + 20 * (SIZE > 1)
     found = kinds(step, *map(tf.constant, gradients(RANK, 0)))
     assert SIZE == 1 or (found.count("MatexHandOverGradient"), found.count("MatexAnnounceUpdate")) == (7, 2)
 
@@ -155,7 +155,7 @@ def test_what_xla_compiles_and_what_has_no_known_shape_is_reduced_at_once():
 
     anything = tf.function(step, input_signature=[tf.TensorSpec(None)])
     np.testing.assert_allclose(anything(tf.ones([3])), np.full(3, SIZE))
-    with overlap.for_xla():
+    with overlap.trace_for_xla():
         found = kinds(tf.function(step), tf.ones([3]))
     assert "MatexHandOverGradient" not in found + kinds(anything, tf.ones([3]))
 
@@ -209,9 +209,9 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
     from matex_tf.ops import announcing, overlap, readiness
 
-    monkeypatch.setattr(readiness, "threads", lambda: threads)
+    monkeypatch.setattr(readiness, "count_threads", lambda: threads)
     monkeypatch.setattr(announcing, "_LEAST_BYTES", least)
-    monkeypatch.setattr(settings.current(), "overlap", "auto")
+    monkeypatch.setattr(settings.get_settings(), "overlap", "auto")
 
     def made(way):
         @tf.function
@@ -236,9 +236,9 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     types = kinds(overlapped, x)
     assert types.count("MatexAnnounceUpdate") == (parts if SIZE > 1 else 0)
     for _ in range(5):
-        before = ops.count(KIND)
+        before = ops.count_completed(KIND)
         found = overlapped(x)
-        assert ops.count(KIND) == before + 2 * (SIZE > 1)
+        assert ops.count_completed(KIND) == before + 2 * (SIZE > 1)
         for one, other in zip(found, inline(x)):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 

@@ -46,15 +46,15 @@ def assert_nested(spans):
 def test_nothing_is_recorded_while_off(engine):
     update(engine)
     engine.c.matex_between_steps()
-    assert len(records.events_of(engine.c)[0]) == 0 and records.totals_of(engine.c) == []
+    assert len(records.read_engine_events(engine.c)[0]) == 0 and records.read_engine_totals(engine.c) == []
 
 
 def test_totals_are_kept_without_events(engine):
     engine.c.matex_record(records.TOTALS, 1000)
     for _ in range(FIRST + 2):
         update(engine)
-    assert len(records.events_of(engine.c)[0]) == 0
-    assert [one.updates for one in records.totals_of(engine.c)] == [2]
+    assert len(records.read_engine_events(engine.c)[0]) == 0
+    assert [one.updates for one in records.read_engine_totals(engine.c)] == [2]
 
 
 def test_events_of_updates(make_engine):
@@ -64,8 +64,8 @@ def test_events_of_updates(make_engine):
     for _ in range(count):
         update(engine)
         engine.meet(2, 7, "another collective")
-    events, dropped = records.events_of(engine.c)
-    labels = records.labels_of(engine.c)
+    events, dropped = records.read_engine_events(engine.c)
+    labels = records.read_engine_labels(engine.c)
     assert dropped == 0
     assert_nested(zip(events["start"], events["start"] + events["duration"]))
     named = {name: [labels[label] for label in only(events, name)["label"]] for name in ("update", "bucket")}
@@ -81,7 +81,7 @@ def test_events_of_updates(make_engine):
     since = (updates["start"] + updates["duration"])[FIRST - 1]
     until = (updates["start"] + updates["duration"])[-1]
     events = events[(events["start"] >= since) & (events["start"] + events["duration"] <= until)]
-    (totals,) = records.totals_of(engine.c)
+    (totals,) = records.read_engine_totals(engine.c)
     assert totals.place == "a test: kernel and 2 more"
     assert (totals.updates, totals.steps, totals.transfers) == (4, 4, 16)
     assert totals.bytes == 4 * 4 * 70_035 == only(events, "transfer")["bytes"].sum()
@@ -100,11 +100,11 @@ def test_what_lies_between_steps_is_in_no_step(engine):
         if turn % 3 == 0:
             engine.c.matex_between_steps()
         update(engine)
-    (totals,) = records.totals_of(engine.c)
+    (totals,) = records.read_engine_totals(engine.c)
     assert (totals.updates, totals.steps) == (6, 4)
-    events, _ = records.events_of(engine.c)
+    events, _ = records.read_engine_events(engine.c)
     times = np.stack([events["start"], events["start"] + events["duration"]])
-    drawn = [one[1] for one in timeline.list_slices(events, records.labels_of(engine.c), times)]
+    drawn = [one[1] for one in timeline.list_slices(events, records.read_engine_labels(engine.c), times)]
     assert (drawn.count("compute"), drawn.count("between steps")) == (6, 2)
 
 
@@ -113,17 +113,20 @@ def test_places_are_told_apart(engine):
     for _ in range(FIRST + 2):
         update(engine, "one")
         update(engine, "other")
-    assert [one.place for one in records.totals_of(engine.c)] == ["one: kernel and 2 more", "other: kernel and 2 more"]
-    assert [one.steps for one in records.totals_of(engine.c)] == [2, 2]
+    assert [one.place for one in records.read_engine_totals(engine.c)] == [
+        "one: kernel and 2 more",
+        "other: kernel and 2 more",
+    ]
+    assert [one.steps for one in records.read_engine_totals(engine.c)] == [2, 2]
 
 
 def test_the_last_events_are_kept(engine):
     engine.c.matex_record(records.EVENTS, 10)
     for turn in range(30):
         assert engine.meet(6, turn, f"message {turn}") == ""
-    events, dropped = records.events_of(engine.c)
+    events, dropped = records.read_engine_events(engine.c)
     assert len(events) == 10 and dropped == (89 if SIZE > 1 else 59) - 10
-    labels = records.labels_of(engine.c)
+    labels = records.read_engine_labels(engine.c)
     shown = [labels[label] for label in only(events, "message")["label"]]
     assert shown == [f"message {turn}" for turn in range(30)][-len(shown) :]
     assert np.all(np.diff(events["start"] + events["duration"]) >= 0)
@@ -134,8 +137,8 @@ def test_a_meeting_that_fails_is_recorded(make_engine):
     engine.c.matex_record(records.EVENTS, 100)
     if SIZE > 1:
         assert "at different places" in engine.meet(6, RANK, f"message of rank {RANK}")
-        (event,) = only(records.events_of(engine.c)[0], "message")
-        assert records.labels_of(engine.c)[event["label"]] == f"message of rank {RANK}"
+        (event,) = only(records.read_engine_events(engine.c)[0], "message")
+        assert records.read_engine_labels(engine.c)[event["label"]] == f"message of rank {RANK}"
 
 
 def test_the_probe_of_the_link(engine):
@@ -153,7 +156,7 @@ def test_overlapped_updates(monkeypatch, parts):
     """Of the library in this process, whose thread has a lane of its own. Parts are of one update."""
     if SIZE == 1:
         return
-    monkeypatch.setattr(settings.current(), "overlap", "on")
+    monkeypatch.setattr(settings.get_settings(), "overlap", "on")
     monkeypatch.setattr(announcing, "_LEAST_BYTES", 1)
 
     @tf.function
@@ -165,21 +168,21 @@ def test_overlapped_updates(monkeypatch, parts):
 
     for _ in range(2):
         step(tf.ones([300_000]), tf.ones([300, 300]))
-    records.record(records.EVENTS, 1 << 14)
-    before = len(records.events()[0])  # those of the other case
+    records.set_recording(records.EVENTS, 1 << 14)
+    before = len(records.read_events()[0])  # those of the other case
     count = FIRST + 12
     for _ in range(count):
         step(tf.ones([300_000]), tf.ones([300, 300]))
     ops.barrier()  # nothing of the last update is under way
-    events, dropped = records.events()
-    records.record(0)
+    events, dropped = records.read_events()
+    records.set_recording(0)
     assert dropped == 0
     events = events[before:]
     place = f"a record of {parts}: first and 2 more"
-    (totals,) = [one for one in records.totals() if one.place == place]
+    (totals,) = [one for one in records.read_totals() if one.place == place]
     assert (totals.updates, totals.steps) == (count - FIRST, count - FIRST)
     assert totals.bytes == totals.updates * 4 * 300_300
-    labels = records.labels()
+    labels = records.read_event_labels()
     mine = events[events["lane"] == records.LANES.index("communication")]
     assert len(only(mine, "exposed")) == count and len(only(mine, "choice")) == parts
     exposed = only(mine, "exposed")["duration"][FIRST:].sum()
@@ -198,10 +201,10 @@ def test_overlapped_updates(monkeypatch, parts):
 
 def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch, tmp_path):
     before = list(shutdown.at_end)
-    monkeypatch.setattr(settings.current(), "timeline", "/no/such/folder/trace.json")
+    monkeypatch.setattr(settings.get_settings(), "timeline", "/no/such/folder/trace.json")
     with pytest.raises(world.RankError, match="MATEX_TIMELINE=/no/such/.*No such file.*Make that folder first"):
         timeline.start_timeline()
-    monkeypatch.setattr(settings.current(), "timeline", "/proc/trace.json")
+    monkeypatch.setattr(settings.get_settings(), "timeline", "/proc/trace.json")
     with pytest.raises(world.RankError, match="Name a file that can be written"):
         timeline.start_timeline()
     assert shutdown.at_end == before
@@ -209,15 +212,15 @@ def test_a_timeline_that_cannot_be_written_is_an_error_of_all_ranks(monkeypatch,
 
 def test_clocks_of_one_host_are_one():
     if SIZE > 1:
-        assert clocks.Clocks().measure() == [clocks.Offset()] * SIZE
+        assert clocks.Clocks().measure_offsets() == [clocks.Offset()] * SIZE
 
 
 def test_clocks_that_may_differ_are_asked(monkeypatch):
     """Here they are one clock, which each rank takes for its own: the offset is 0, give or take its error."""
     if SIZE == 1:
         return
-    monkeypatch.setattr(clocks, "_clock", lambda: f"clock {RANK % 2}")
-    found = clocks.Clocks().measure()
+    monkeypatch.setattr(clocks, "_read_clock_id", lambda: f"clock {RANK % 2}")
+    found = clocks.Clocks().measure_offsets()
     assert len(set(MPI.COMM_WORLD.allgather(tuple(found)))) == 1
     for rank, offset in enumerate(found):
         assert (offset == clocks.Offset()) == (rank % 2 == 0)

@@ -21,7 +21,7 @@ def kernels():
 
 def per_rank(dtype):
     """[[1, 2, 3], [4, 5, 6]] times the rank, from 1."""
-    return tf.cast(tf.reshape(tf.range(1, 7), [2, 3]) * (world.current().rank + 1), dtype)
+    return tf.cast(tf.reshape(tf.range(1, 7), [2, 3]) * (world.get_world().rank + 1), dtype)
 
 
 OTHERS = [pytest.param(dtype, marks=pytest.mark.more) for dtype in (tf.float64, tf.float16, tf.int64, tf.uint8)]
@@ -32,7 +32,7 @@ def test_every_type(dtype):
     def collectives(x):
         reduced = [ops.allreduce(x, op) for op in ("sum", "mean", "min", "max")]
         ops.barrier()
-        return [*reduced, ops.broadcast(x[0], world.current().size - 1), ops.allreduce(x[:0]), ops.allreduce(x[1, 2])]
+        return [*reduced, ops.broadcast(x[0], world.get_world().size - 1), ops.allreduce(x[:0]), ops.allreduce(x[1, 2])]
 
     x = per_rank(dtype)
     for got, want in zip(tf.function(collectives, jit_compile=True)(x), collectives(x)):
@@ -48,7 +48,7 @@ def test_gradients_of_one_update():
     def reduce(weight):
         return ops.reduce_gradients(tensors, names, weight, "a test")
 
-    rank, size = world.current().rank, world.current().size
+    rank, size = world.get_world().rank, world.get_world().size
     for weight in (tf.constant(1.0 / size, tf.float64), tf.constant([float(rank == 0), 8.0], tf.float64)):
         for got, want in zip(tf.function(reduce, jit_compile=True)(weight), reduce(weight)):
             np.testing.assert_array_equal(got, want)
@@ -62,7 +62,7 @@ def test_a_compiled_derivative():
             y = tf.reduce_sum(ops.allreduce(x, "sum") ** 2)
         return tape.gradient(y, x)
 
-    size = world.current().size
+    size = world.get_world().size
     np.testing.assert_allclose(derivative(tf.ones([3])), np.full(3, 2.0 * size * size))
 
 
@@ -100,7 +100,7 @@ def test_independent_collectives_are_chained():
         return tf.add_n(parts) + largest + tf.reduce_sum(x)
 
     x = tf.ones([10])
-    size = world.current().size
+    size = world.get_world().size
     want = sum((width + 2) * width for width in range(1, 6)) * size + size + 8 + 10 * (1 + size) ** 3
     for _ in range(3):
         assert float(step(x)) == want
@@ -122,6 +122,6 @@ def test_what_xla_has_no_kernel_for_runs_without_it():
     def outer(x):
         return tf.reduce_sum(gather(x)) + ops.allreduce(tf.constant(1.0), "sum")
 
-    rank, size = world.current().rank, world.current().size
+    rank, size = world.get_world().rank, world.get_world().size
     for _ in range(2):
         assert float(outer(tf.ones([rank + 1]))) == size * (size + 1) / 2 + size

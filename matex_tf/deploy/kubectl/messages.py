@@ -1,0 +1,76 @@
+"""What Kubernetes says, what it means, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_NO_MPIJOBS = "the cluster has no MPIJobs; whoever runs it installs https://github.com/kubeflow/mpi-operator"
+_LOGIN = "your login has run out: log in to the cluster again"
+_ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
+# What kubectl says of a cluster that answers, and what that means. Asked again, it would say the same.
+_REFUSALS = {
+    'no matches for kind "MPIJob"': _NO_MPIJOBS,
+    "could not find the requested resource": _NO_MPIJOBS,
+    "doesn't have a resource type": _NO_MPIJOBS,
+    "exceeded quota": "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait",
+    "forbidden": "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace",
+    "namespaces": "there is no such namespace: `kubectl get namespaces` lists them",
+    "Unauthorized": _LOGIN,
+    "provide credentials": _LOGIN,
+    "is invalid": "the cluster's MPIJobs take no such value at the place that is named",
+}
+# What it says where nothing answers. It may be otherwise in a moment.
+_ABSENCES = {
+    "refused": _ADDRESS,
+    "Unable to connect": _ADDRESS,
+    "no such host": _ADDRESS,
+    "i/o timeout": _ADDRESS,
+}
+# Why a pod waits, where it would wait for ever.
+_REASONS = {
+    "ErrImagePull": "the image is not there, or may not be pulled: is --image right?",
+    "ImagePullBackOff": "the image is not there, or may not be pulled: is --image right?",
+    "InvalidImageName": "--image is no name of an image",
+    "CreateContainerConfigError": "something that the pod refers to is not there: is --claim right?",
+    "RunContainerError": "the image lacks what the job runs: bash, sshd, and matex_tf with TensorFlow",
+    "CrashLoopBackOff": "it ends again and again",
+    "Unschedulable": "no node has what a pod asks for, or its volume is not there",
+}
+_NO_COMMAND = (126, 127)  # a shell's, of a command that it cannot run
+
+
+def strip_prefixes(text: str) -> str:
+    """kubectl's own words."""
+    return "; ".join(line.removeprefix("error: ").strip() for line in text.splitlines() if line.strip())
+
+
+def explain_refusal(text: str) -> str:
+    """Why kubectl refused: its own words, and what they mean."""
+    said = f"kubectl: {strip_prefixes(text) or 'no reason'}"
+    return next(
+        (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
+    )
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a cluster has answered that it will not: asked again, it would say the same."""
+    return any(sign in text for sign in _REFUSALS)
+
+
+def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+    """Why a pod of these does not start, and what that means; None if all do, or are only on their way."""
+    for pod in pods:
+        status = pod.get("status", {})
+        causes = [each.get("state", {}).get("waiting") or {} for each in status.get("containerStatuses", [])]
+        causes += [each for each in status.get("conditions", []) if each.get("status") == "False"]
+        for cause in causes:
+            if means := _REASONS.get(cause.get("reason", "")):
+                told = ": ".join(part for part in (cause["reason"], cause.get("message")) if part)
+                return f"{pod['metadata']['name']}: {told}", means
+    return None
+
+
+def explain_exit(code: int | None) -> str:
+    """What the exit code of a launcher says of its image; "" if nothing."""
+    return "the image has no `matex`: install matex_tf in it, or say --matex" if code in _NO_COMMAND else ""

@@ -1,0 +1,92 @@
+"""What Slurm says, what it means, and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+
+# What sbatch says, what that means, and the command of Slurm's that shows what there is.
+_REFUSALS = (
+    ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
+    (
+        "Invalid account",
+        "the account is not known, or you may not use it on this partition",
+        "Your accounts and their partitions are",
+        ("sacctmgr", "-n", "-P", "show", "associations", "where", "user=$USER", "format=account,partition"),
+    ),
+    (
+        "Requested time limit",
+        "--time is missing, or longer than the partition allows",
+        "Partitions and their limits are",
+        ("sinfo", "--noheader", "--format=%R %l"),
+    ),
+    (
+        "node configuration is not available",
+        "no node of the partition has so many cores, GPUs or so much memory: lower --ranks-per-node or --gpus-per-node",
+        "Partitions, nodes, cores and GPUs are",
+        ("sinfo", "--noheader", "--format=%R %D %c %G"),
+    ),
+    (
+        "Node count specification",
+        "the partition does not have or allow so many nodes: lower --nodes",
+        "Partitions and their nodes are",
+        ("sinfo", "--noheader", "--format=%R %D"),
+    ),
+    ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
+    ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
+    ("Unable to contact", "Slurm's controller does not answer: try again in a few minutes", "", ()),
+    ("timed out", "Slurm's controller is too busy: try again in a few minutes", "", ()),
+    ("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch", "", ()),
+    ("denied", "you may not submit there: ask the people who run the cluster", "", ()),
+)  # fmt: skip
+# Why a job waits, where a person who waits with it would want to know more.
+_REASONS = {
+    "BeginTime": "Slurm lets some time pass before it starts a job again",
+    "Priority": "others come first",
+    "Resources": "not enough nodes are free",
+    "PartitionNodeLimit": "the partition allows fewer nodes than --nodes; it will not start",
+    "PartitionTimeLimit": "the partition allows less than --time; it will not start",
+    "PartitionConfig": "the partition does not have or allow so many nodes; it will not start",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "ReqNodeNotAvail": "nodes that it needs are down or reserved",
+    "BadConstraints": "no node has what it asks for; it will not start",
+    "InvalidAccount": "the account may not be used; it will not start",
+    "InvalidQOS": "the quality of service may not be used; it will not start",
+    "JobHeldAdmin": "held by an administrator of the cluster",
+    "JobHeldUser": "held; `scontrol release` lets it go",
+}
+
+
+def strip_prefixes(text: str) -> str:
+    """Slurm's own words, without its programs' names."""
+    return "; ".join(line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if line.strip())
+
+
+def explain_refusal(text: str, partition: str) -> str:
+    """Why sbatch refused: its own words, what they mean, and what there is instead."""
+    said = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
+    for sign, means, are, command in _REFUSALS:
+        if sign.lower() in text.lower():
+            there = _list_available(command) if command else ""
+            return f"{said}\nThat is: {means}." + (f" {are}: {there}" if there else "")
+    return said
+
+
+def explain_wait(reason: str) -> str:
+    """What Slurm's reason for waiting means; "" where its own word says it or is not known."""
+    name = reason.partition(",")[0]
+    if name.startswith(("Assoc", "QOS")):
+        return "a limit of your account or quality of service is reached"
+    return _REASONS.get(name, "")
+
+
+def _list_available(command: tuple[str, ...]) -> str:
+    """What a command of Slurm's lists; "" where it does not."""
+    import getpass
+
+    try:
+        asked = [word.replace("$USER", getpass.getuser()) for word in command]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # it would have helped; what sbatch said stands without it
+    return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""

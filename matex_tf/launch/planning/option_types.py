@@ -1,0 +1,104 @@
+"""The words of `matex plan`: numbers of ranks, sizes of memory, lengths of time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from matex_tf.planner import predict
+
+MOST_RANKS = 1 << 20
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_TIMES = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
+
+
+class Ranks(click.ParamType):
+    """Numbers of ranks such as 1,2,4,...,1024: three dots go on as the two before them do, by doubling or adding."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        words = [word.strip() for word in str(value).split(",")]
+        found: list[int] = []
+        for i, word in enumerate(words):
+            if word == "..." and len(found) >= 2 and i + 1 < len(words) and words[i + 1].isdigit():
+                found += _continue_series(found[-2], found[-1], int(words[i + 1]))
+            elif word.isascii() and word.isdigit() and 1 <= int(word) <= MOST_RANKS:
+                found.append(int(word))
+            else:
+                raise click.UsageError(f"--ranks expects numbers such as 1,2,4,...,1024; {value!r} was given")
+        return sorted(set(found))
+
+
+def _continue_series(before: int, last: int, end: int) -> list[int]:
+    doubles = last == 2 * before
+    found = []
+    while last < end:
+        before, last = last, 2 * last if doubles else last + max(last - before, 1)
+        if last < end:
+            found.append(last)
+    return found
+
+
+class Numbers(click.ParamType):
+    """Whole numbers of 1 or more, with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            found = [int(one) for one in value.split(",")]
+        except ValueError:
+            found = []
+        if not found or min(found) < 1:
+            self.fail(f"expected numbers of 1 or more as 4,16,64; given {value!r}", param, ctx)
+        return found
+
+
+HERE = -1.0
+"""The size that `here` stands for: a rank's share of what this host, or the limit of its container or job, leaves."""
+
+
+class Bytes(click.ParamType):
+    """A size such as 16GiB, or `here`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if str(value).strip().lower() == "here":
+            return HERE
+        match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)b?", str(value).strip().lower())
+        if not match or match[2] not in _UNITS:
+            raise click.UsageError(f"--memory expects a size such as 16GiB, or here; {value!r} was given")
+        return float(match[1]) * _UNITS[match[2]]
+
+
+class Time(click.ParamType):
+    """A length of time such as 6h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"([0-9.]+)\s*(s|m|min|h|d|)", str(value).strip().lower())
+        if not match or float(match[1]) <= 0:
+            raise click.UsageError(f"--deadline expects a time such as 90min or 6h; {value!r} was given")
+        return float(match[1]) * _TIMES[match[2]]
+
+
+class Network(click.ParamType):
+    """A network by name, or by seconds to start a message and bytes a second."""
+
+    name = "network"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            predict.parse_network(str(value))
+        except ValueError as error:
+            raise click.UsageError(f"--network: {error}") from None
+        return str(value)

@@ -1,0 +1,139 @@
+"""What the report draws, made of samples: each quantity with a line for each rank, or a band where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from matex_tf.monitor import waits
+from matex_tf.monitor.recording import Series, Start
+from matex_tf.monitor.report.charts import Band, Line, compute_band
+
+MOST_LINES = 16
+"""Of more ranks, a chart shows what they lie between, and a few of them."""
+_PICKED = 3
+_GRID = 160
+
+Values = Callable[[Series], "tuple[np.ndarray, np.ndarray]"]
+All = Sequence[tuple[Start, Mapping[int, Series]]]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A chart: its title, what it counts in, its times and values of a rank; `of_hosts` where ranks of one share it."""
+
+    title: str
+    unit: str
+    values: Values
+    of_hosts: bool = False
+    of_rank_0: bool = False
+
+
+def _make_rate(name: str, scale: float = 1.0) -> Values:
+    return lambda series: (series["t"][1:], series.compute_rates(name) * scale)
+
+
+def _make_level(name: str, scale: float = 1.0) -> Values:
+    return lambda series: (series["t"], series[name] * scale)
+
+
+def _make_step_time(name: str) -> Values:
+    """Milliseconds in each step, between samples in which there was one."""
+
+    def compute_values(series: Series) -> tuple[np.ndarray, np.ndarray]:
+        steps = np.diff(series["st"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return series["t"][1:], np.where(steps > 0, np.diff(series[name]) / steps * 1e3, np.nan)
+
+    return compute_values
+
+
+QUANTITIES = (
+    Quantity("Rows a second", "rows/s, all ranks together", _make_rate("rows"), of_rank_0=True),
+    Quantity("Updates a second", "updates/s", _make_rate("up"), of_rank_0=True),
+    Quantity("Compute", "ms a step", _make_step_time("com")),
+    Quantity("Waiting for other ranks", "ms a step; who waits least is waited for", _make_step_time("wait")),
+    Quantity("Sums and other collectives", "ms a step, without the waiting", _make_step_time("sum")),
+    Quantity("CPU", "cores", _make_rate("cpu")),
+    Quantity("Memory", "GiB resident", _make_level("mem", 2**-30)),
+    Quantity("GPU", "% of the time", _make_level("gpu")),
+    Quantity("GPU memory", "GiB", _make_level("vram", 2**-30)),
+    Quantity("Received", "MB/s, of the host", _make_rate("rx", 1e-6), of_hosts=True),
+    Quantity("Sent", "MB/s, of the host", _make_rate("tx", 1e-6), of_hosts=True),
+    Quantity("Busy cores", "cores, of the host, whoever keeps them busy", _make_rate("busy"), of_hosts=True),
+    Quantity("Free memory", "GiB, of the host", _make_level("free", 2**-30), of_hosts=True),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The lines of a quantity, and what all of its ranks lie between; by its name, the least, mean and most of each."""
+
+    lines: list[Line]
+    band: Band | None
+    table: list[tuple[str, float, float, float]]
+
+
+def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
+    """The lines of `quantity` since `zero`; None where nothing of it is known."""
+    names = _name_lines(quantity, everything)
+    found = {}
+    for name, rank_of in names.items():
+        pieces = []
+        for (_, ranks), rank in zip(everything, rank_of):
+            if rank is not None and rank in ranks and len(ranks[rank]) > 1:
+                t, values = quantity.values(ranks[rank])
+                pieces.append((t - zero, values))
+        if any(np.isfinite(values).any() for _, values in pieces):
+            found[name] = pieces
+    if not found:
+        return None
+    order = list(names)
+    if len(found) <= MOST_LINES:
+        lines = [Line(name, order.index(name), pieces) for name, pieces in found.items()]
+        return Drawn(lines, None, [_summarize_line(name, pieces) for name, pieces in found.items()])
+    grid = np.linspace(0, end, _GRID)
+    rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in found.values()])
+    picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in found] or _pick_extremes(found, rows)
+    lines = [Line(name, place, found[name]) for place, name in enumerate(picked)]
+    return Drawn(lines, compute_band(rows, grid), [_summarize_line(name, found[name]) for name in picked])
+
+
+def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
+    """Of each line its name, and the rank of each start that it is drawn from."""
+    names: dict[str, list[int | None]] = {}
+    for place, (start, ranks) in enumerate(everything):
+        if quantity.of_rank_0:
+            mine = {"all ranks": 0}
+        elif quantity.of_hosts:
+            mine = {host: those[0] for host, those in waits.group_by_host(ranks, start.hosts).items()}
+        else:
+            mine = {f"rank {rank}": rank for rank in ranks}
+        for name, rank in mine.items():
+            names.setdefault(name, [None] * len(everything))[place] = rank
+    return names
+
+
+def _interpolate_on_grid(pieces: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray) -> np.ndarray:
+    row = np.full(len(grid), np.nan)
+    for t, values in pieces:
+        known = np.isfinite(values)
+        if known.any():
+            inside = (grid >= t[known][0]) & (grid <= t[known][-1])
+            row[inside] = np.interp(grid[inside], t[known], values[known])
+    return row
+
+
+def _pick_extremes(found: Mapping[str, object], rows: np.ndarray) -> list[str]:
+    """The lines whose means lie farthest from the median of all."""
+    means = np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in rows])
+    away = np.nan_to_num(np.abs(means - np.nanmedian(means)))
+    return [list(found)[place] for place in np.argsort(-away)[:_PICKED]]
+
+
+def _summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:
+    values = np.concatenate([values for _, values in pieces])
+    values = values[np.isfinite(values)]
+    return name, float(values.min()), float(values.mean()), float(values.max())

@@ -1,0 +1,45 @@
+"""Equal pieces of the concatenation of all variables, one for each owner, whatever the variables' own sizes are.
+
+The partitioner of XAI, section 7.3: by bytes, so that no owner has more than another, as with whole variables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+ALIGNED = 64
+"""Bytes: a variable is cut at multiples of these. So an entry that a processor computes beside others in a register is
+computed so in a piece, too; its last bit may depend on that (rsqrt, pow)."""
+
+
+def cut_variables(sizes: Sequence[int], owners: int, width: int) -> list[list[tuple[int, int]]]:
+    """For each owner, of each variable of so many entries, which it owns: from the first number up to the second.
+
+    All are of one type, of `width` bytes an entry.
+    """
+    total, step = sum(sizes), max(1, ALIGNED // width)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+
+    def within(place: int, start: int, size: int) -> int:
+        return size if place >= start + size else max(place - start, 0) // step * step
+
+    cuts = [total * owner // owners for owner in range(owners + 1)]
+    return [
+        [(within(first, start, size), within(last, start, size)) for start, size in zip(starts, sizes)]
+        for first, last in zip(cuts, cuts[1:])
+    ]
+
+
+def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
+    """The ranks that own a piece, in their order: `count` of them, as evenly over the nodes as can be.
+
+    Args:
+        nodes: of each rank the one on which it is.
+    """
+    before: Counter[int] = Counter()
+    places = []
+    for rank, node in enumerate(nodes):
+        places.append((before[node], rank))
+        before[node] += 1
+    return sorted(rank for _, rank in sorted(places)[:count])

@@ -1,0 +1,199 @@
+"""A search is begun, or gone on with: what the command line and Python have in common."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from matex_tf.deploy import run_folder
+from matex_tf.deploy.command import find_own_command
+from matex_tf.tune import space_file
+from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
+from matex_tf.tune.engines import engine
+from matex_tf.tune.engines.proposals import Proposals
+from matex_tf.tune.objective import Objective
+from matex_tf.tune.screen import Screen
+from matex_tf.tune.search import Searching
+from matex_tf.tune.space_file import Asked
+from matex_tf.tune.starter import Starter, get_trial_folder
+from matex_tf.tune.trials import place
+from matex_tf.tune.trials.slots import make_slots
+from matex_tf.tune.trials.trial import PLACE
+
+NOTE = "search.json"
+_ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a search is made; it is written down, so that one that goes on is made alike."""
+
+    trials: int = 50
+    parallel: int = 1
+    ranks: int = 1
+    engine: str = "random"
+    seed: int = 0
+    limit: float = 0.0
+    run: tuple[str, ...] = ()
+    warm_start: bool = True
+    source: str = ""
+    name: str = "search"
+    rungs: tuple[int, ...] = ()
+
+    @property
+    def options(self) -> list[str]:
+        """Those of `matex run`."""
+        return ["-n", str(self.ranks), *(word for text in self.run for word in shlex.split(text))]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found. `code` is the exit code of the command."""
+
+    best: Record | None
+    objective: str
+    trials: int
+    seconds: float
+    database: str
+    folder: str
+    command: str
+    files: tuple[str, ...]
+    stopped: str = ""
+    code: int = 0
+
+
+class NoSearchError(ValueError):
+    """A folder is that of no search."""
+
+
+def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
+    """Write down a new search of `target` over the text `space`; its folder.
+
+    Raises:
+        SpaceError, FileExistsError, DatabaseError, ImportError: nothing of it is left.
+    """
+    asked = space_file.read_space(space, settings.name)
+    place.check_files(asked, Path(settings.source))
+    engine.check_engine(settings.engine)
+    path = Path(database) if database else find_default_path()
+    where = _make_folder(target, folder)
+    try:
+        kept = Database(path)
+        found = kept.add_search(
+            str(where.absolute()), target, space, asdict(settings), format_objective(asked.objective)
+        )
+        kept.close()
+    except DatabaseError:
+        where.rmdir()
+        raise
+    (where / NOTE).write_text(json.dumps({"database": str(path.absolute()), "search": found.id}) + "\n")
+    return where
+
+
+def _make_folder(target: Sequence[str], folder: str) -> Path:
+    if not folder:
+        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    if any(where.iterdir()):
+        raise FileExistsError(f"{folder} is not empty. `matex tune --resume {folder}` goes on with a search")
+    return where
+
+
+def format_objective(objective: Objective) -> str:
+    """The objective as it is written down: those of two searches are compared if they are the same."""
+    way = "maximize" if objective.maximize else "minimize"
+    return f"{way} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
+
+
+def open_search(folder: Path) -> tuple[Database, Search]:
+    """The search in `folder`. Raises NoSearchError, DatabaseError."""
+    try:
+        note = json.loads((folder / NOTE).read_text())
+        database = Database(Path(note["database"]))
+    except (OSError, ValueError, KeyError):
+        raise NoSearchError(f"{folder} is not the folder of a search, as runs/tune-train-1") from None
+    search = database.find_search(note["search"])
+    if search is None:
+        raise NoSearchError(f"{folder}: its search is not in {database.path} any more")
+    return database, search
+
+
+def merge_settings(search: Search, **changed: Any) -> Settings:
+    """Those that it was begun with, and what is changed."""
+    kept = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
+    return Settings(**{**kept, **changed})
+
+
+def run_search(folder: Path, **changed: Any) -> Found:
+    """Make the trials of the search in `folder` that are not made yet.
+
+    Raises:
+        NoSearchError, DatabaseError, SearchError, ImportError, OSError: what there is stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
+    began = time.monotonic()
+    database, search = open_search(folder)
+    settings = merge_settings(search, **changed)
+    asked = space_file.read_space(search.space, settings.name)
+    before = database.list_trials(search.id)
+    made = engine.make_engine(settings.engine, asked.space, settings.seed)
+    slots = make_slots(settings.parallel)
+    with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
+        starter = Starter(
+            Path(search.folder), asked, Path(settings.source),
+            [*shlex.split(find_own_command()), "run", *settings.options], search.target, settings.limit, settings.rungs,
+            screen.print_line,
+        )  # fmt: skip
+        searching = Searching(
+            database, search, asked, starter, slots,
+            Proposals(made, asked.space, settings.seed, [one.config for one in before]), settings.trials, screen,
+            settings.warm_start,
+        )  # fmt: skip
+        with _handle_signals(searching):
+            best = searching.run_trials()
+    records = database.list_trials(search.id)
+    database.close()
+    command, files = format_trial_command(folder, search, settings, asked, best) if best else ("", ())
+    code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop) if searching.stop else 0
+    return Found(
+        best, asked.objective.name, sum(one.state != RUNNING for one in records), time.monotonic() - began,
+        str(database.path), str(folder), command, files, searching.stop, code or int(best is None),
+    )  # fmt: skip
+
+
+def format_trial_command(
+    folder: Path, search: Search, settings: Settings, asked: Asked, record: Record
+) -> tuple[str, tuple[str, ...]]:
+    """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
+    words = ["matex", "run", *settings.options, *search.target, *place.list_options(asked.space, record.config)]
+    files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in asked.files)
+    return " ".join([*variables, shlex.join(words)]), files
+
+
+@contextmanager
+def _handle_signals(searching: Searching) -> Iterator[None]:
+    """Within it signals end the search, after its trials."""
+
+    def stop_search(number: int, frame: FrameType | None) -> None:
+        searching.stop = searching.stop or _ENDING[signal.Signals(number)]
+
+    before = {
+        number: signal.signal(number, stop_search) for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,106 @@
+"""Random steps in which rows meet: `python row_mixing_cases.py FOLDER SEEDS`, alone and under ranks, in float64.
+
+Under ranks each seed comes with the batches that fit its sizes, as the run alone has found them: `7:0,2`.
+
+Each is a random expression of weights and rows (`tests/analysis/test_property.py`), its loss and its gradients. Batches
+divide, do not divide, and have fewer rows than ranks.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "analysis"), str(Path(__file__).parents[1])]
+
+import test_property as property_test  # noqa: E402
+
+from matex_tf.world import world  # noqa: E402
+
+SPECS, BATCHES = property_test.SPECS, (5, 4, 2, 5)
+results: dict = {}
+kinds: dict = {}
+
+
+class Grower(property_test.Grower):
+    """Whatever is proved of it, an expression grows in the same way."""
+
+    def grow(self) -> None:
+        for _ in range(property_test.NODES):
+            kind = property_test.KINDS[self.random.integers(len(property_test.KINDS))]
+            try:
+                made = kind(self)
+            except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError):
+                continue
+            for one in made if isinstance(made, (list, tuple)) else [made]:
+                one = one if one.dtype == tf.float64 else tf.cast(one, tf.float64)
+                size = one.shape.rank
+                if size is not None and size <= 4 and np.prod([dim or 4 for dim in one.shape]) <= property_test.MOST:
+                    self.pool.append(one)
+
+
+def run(seed, chosen=None):
+    values = np.random.default_rng(seed)
+    first, second = tf.Variable(values.normal(size=[2, 2])), tf.Variable(values.normal(size=[4, 4]))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    specs = {name: tf.TensorSpec([None, *shape], tf.float64) for name, shape in SPECS.items()}
+
+    @tf.function(input_signature=[*specs.values(), tf.TensorSpec([None], tf.int32)], autograph=False)
+    def step(*tensors):
+        given = dict(zip([*specs, "ids"], tensors))
+        with tf.GradientTape() as tape:
+            for name, weights in {"x": first, "v": second, "y": second, "z": second, "c": first[0, 0]}.items():
+                given[name] = tf.tanh(given[name] * weights if name == "c" else given[name] @ weights)
+            grower = Grower(np.random.default_rng(seed), given)
+            grower.grow()
+            made = [tf.where(tf.math.is_finite(one), tf.nn.softsign(one), 0.0) for one in grower.pool[-4:]]
+            loss = tf.add_n([tf.reduce_sum(one) for one in made]) + tf.reduce_mean(given["x"]) * tf.reduce_mean(
+                given["v"]
+            )
+        found = tape.gradient(loss, [first, second])
+        gradients = [tf.where(tf.math.is_finite(one), one, 0.0) for one in found]
+        optimizer.apply_gradients(zip(gradients, [first, second]))
+        return loss, gradients[0]
+
+    seen, fit = [], []
+    for index, rows in enumerate(BATCHES):
+        batch = [values.uniform(-1.5, 1.5, [rows, *shape]) for shape in SPECS.values()]
+        batch.append(values.integers(0, 4, [rows], np.int32))
+        if chosen is not None and index not in chosen:
+            continue
+        before = first.numpy(), second.numpy()
+        try:
+            loss, gradient = step(*batch)
+        except tf.errors.OpError:
+            if chosen is not None:
+                raise
+            first.assign(before[0]), second.assign(before[1])
+            continue
+        fit.append(str(index))
+        seen += [float(loss), *gradient.numpy().ravel()]
+    if not fit:
+        return
+    results[f"{seed}:{','.join(fit)}"] = np.concatenate([first.numpy().ravel(), second.numpy().ravel(), seen])
+    if world.is_active():
+        from matex_tf.loops import function_step
+
+        plans = list(function_step._plans[step].values())
+        shared = all(plan.kind == function_step.SHARED for plan in plans)
+        kinds[f"{seed}:{','.join(fit)}"] = shared + any(plan.meets for plan in plans)
+
+
+def main(folder, *seeds):
+    if not world.is_active():  # what is no step without optimisations (sizes that do not fit, of zeros) is none
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    for seed in seeds:
+        number, _, chosen = seed.partition(":")
+        run(int(number), [int(index) for index in chosen.split(",") if index] if world.is_active() else None)
+    rank = world.get_world().rank if world.is_active() else 0
+    shared = {f"shared {name}": np.array(kind) for name, kind in kinds.items()}
+    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, **shared)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

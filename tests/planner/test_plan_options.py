@@ -1,0 +1,59 @@
+"""The words of `matex plan`, and which sizes are measured."""
+
+import click
+import pytest
+
+from matex_tf.launch.cli import main, matex
+from matex_tf.launch.planning.option_types import Bytes, Network, Ranks, Time
+from matex_tf.launch.planning.run import choose_sizes, read_options
+from matex_tf.readers.rows import memory
+
+plan = matex.commands["plan"]
+
+
+@pytest.mark.parametrize(
+    "text, ranks",
+    [
+        ("4", [4]),
+        ("1,2,4,...,1024", [2**i for i in range(11)]),
+        ("2, 4, 6, ..., 10", [2, 4, 6, 8, 10]),
+        ("1,2,...,5", [1, 2, 4, 5]),
+        ("8,2,2", [2, 8]),
+    ],
+)
+def test_numbers_of_ranks(text, ranks):
+    assert Ranks().convert(text, None, None) == ranks
+
+
+def test_sizes_and_times():
+    assert [Bytes().convert(text, None, None) for text in ("16GiB", "1.5k", "7")] == [16 << 30, 1500, 7]
+    assert [Time().convert(text, None, None) for text in ("6h", "90 min", "20")] == [21600, 5400, 20]
+
+
+@pytest.mark.parametrize(
+    "kind, text", [(Ranks, "0"), (Ranks, "...,4"), (Ranks, "many"), (Bytes, "big"), (Time, "0h"), (Network, "x")]
+)
+def test_what_is_none_of_them_is_refused(kind, text):
+    with pytest.raises(click.UsageError, match="expect"):
+        kind().convert(text, None, None)
+
+
+def test_the_measured_sizes_are_the_ends_and_the_middle():
+    assert choose_sizes([2**i for i in range(11)], 2) == [1, 2, 32, 1024]
+    assert choose_sizes([2**i for i in range(11)], 16) == [1, 16, 128, 1024]
+    assert choose_sizes([2], 2) == [1, 2] and choose_sizes([1], 1) == [1]
+
+
+def test_memory_is_a_size_or_what_this_host_leaves(monkeypatch):
+    with plan.make_context("plan", ["--memory", "here", "--ranks-per-host", "4", "train.py"]) as context:
+        monkeypatch.setattr(memory, "measure_free", lambda: 8 << 30)
+        assert read_options(context.params).memory == 2 << 30
+    with plan.make_context("plan", ["--memory", "3GiB", "train.py"]) as context:
+        assert read_options(context.params).memory == 3 << 30
+
+
+def test_errors_of_the_command(capsys, tmp_path):
+    assert main(["plan"]) == 2 and "no script is named" in capsys.readouterr().err
+    assert main(["plan", "nowhere.py"]) == 2 and "no file nowhere.py" in capsys.readouterr().err
+    assert main(["plan", "--deadline", "6h", __file__]) == 2 and "needs --epoch-steps" in capsys.readouterr().err
+    assert main(["plan", "--check", str(tmp_path / "plan.json")]) == 1

@@ -1,0 +1,173 @@
+"""Models are trained by `fit` on ranks that are by themselves for some steps; what they become is stored.
+
+Argument: the folder. What the weights are to be is computed beside it, by numpy.
+"""
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+from matex_tf import settings
+from matex_tf.runtime import objects
+
+folder, RANKS, RATE, MOMENTUM = Path(sys.argv[1]), matex_tf.size(), 0.0625, 0.875
+generator = np.random.default_rng(0)
+X = generator.normal(size=(26, 4))
+Y = X @ generator.normal(size=(4, 1)) + 0.1 * generator.normal(size=(26, 1))
+words = generator.integers(0, 30, size=(26, 4))
+found = {}
+keras.config.set_floatx("float64")
+
+
+def locally(steps):
+    settings.get_settings().strategy = f"local:{steps}"  # as if the environment said so
+
+
+def keep(name, variables):
+    found.update({f"{name}|{index}": np.asarray(one) for index, one in enumerate(variables)})
+
+
+def linear(name, optimizer=None, **more):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)], name=name)
+    model.compile(optimizer or keras.optimizers.SGD(RATE, MOMENTUM), "mse", **more)
+    return model
+
+
+def expected(start, batch, period, epochs, whole=False):
+    """The weights of each rank after each step; `whole`: of one that trains whole batches."""
+    ranks = 1 if whole else RANKS
+    weights, moments, steps = [start] * ranks, [np.zeros_like(start)] * ranks, []
+    for _ in range(epochs):
+        for number, first in enumerate(range(0, len(X), batch)):
+            x, y = X[first : first + batch], Y[first : first + batch]
+            for rank in range(ranks):
+                rows = slice(rank * len(x) // ranks, (rank + 1) * len(x) // ranks)
+                error = x[rows] @ weights[rank] - y[rows]
+                gradient = ranks * 2 * x[rows].T @ error / len(x)
+                moments[rank] = MOMENTUM * moments[rank] - RATE * gradient
+                weights[rank] = weights[rank] + moments[rank]
+            is_last = first + batch >= len(X)
+            if (number + 1) % period == 0 or is_last:
+                weights = [sum(weights) / ranks] * ranks
+                moments = [sum(moments) / ranks] * ranks if is_last else moments
+            steps.append(list(weights))
+    return steps
+
+
+class Each(keras.callbacks.Callback):
+    """Keeps the weights after each step; an epoch's last step is kept once it is over."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(self.kernel())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen[-1] = self.kernel()
+
+    def kernel(self):
+        return self.model.kernel_of().numpy() if isinstance(self.model, Custom) else self.model.get_weights()[0]
+
+
+class Looks(keras.callbacks.Callback):
+    """Within an epoch, where ranks have weights of their own, it evaluates and saves."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            own = self.model.get_weights()[0]
+            loss = self.model.evaluate(X, Y, verbose=0)
+            keep("met", [loss, self.model.get_weights()[0]])
+            found["apart"] = own
+        if batch == 1:
+            self.model.save(folder / "saved.keras")
+            keep("saving", [*self.model.get_weights(), *self.model.optimizer.variables])
+
+
+def by_numpy():
+    for name, batch, period in (("three", 6, 3), ("one", 5, 1)):
+        locally(period)
+        model, each = linear(name), Each()
+        start = model.get_weights()[0]
+        model.fit(X, Y, batch, epochs=2, verbose=0, shuffle=False, callbacks=[each])
+        keep(name, each.seen)
+        steps = expected(start, batch, period, 2, whole=period == 1)
+        keep(f"{name} expected", [step[matex_tf.rank() % len(step)] for step in steps])
+
+
+def of_many_kinds():
+    locally(4)
+    linear("looks").fit(X, Y, 4, verbose=0, callbacks=[Looks()])
+    saved = keras.models.load_model(folder / "saved.keras")
+    keep("saved", [*saved.get_weights(), *saved.optimizer.variables])
+    keras.utils.set_random_seed(2)
+    layers = [keras.layers.Embedding(30, 3), keras.layers.Flatten(), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dense(3, "relu", kernel_regularizer="l2"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers], name="words")
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0, use_ema=True), "mse", metrics=["mae"])
+    history = model.fit(words, Y, 8, epochs=2, verbose=0, validation_data=(words[:9], Y[:9])).history
+    keep("words", [*model.get_weights(), *model.optimizer.variables, *(history[name] for name in sorted(history))])
+
+
+class Custom(keras.Model):
+    def __init__(self):
+        super().__init__()
+        # Keras knows nothing of a variable in a function.
+        kernel = keras.Variable(np.ones((4, 1)))
+        self.kernel_of = lambda: kernel
+
+    def call(self, x):
+        return tf.cast(x, tf.float64) @ self.kernel_of()
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        kernel = self.kernel_of()
+        self.optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
+        return {"loss": loss}
+
+
+def with_a_step_of_its_own():
+    locally(3)
+    model, each = Custom(), Each()
+    model.compile(keras.optimizers.SGD(RATE, MOMENTUM))
+    model(X[:1])
+    model.fit(X, Y, 6, epochs=2, verbose=0, shuffle=False, callbacks=[each])
+    keep("custom", each.seen)
+    steps = expected(np.ones((4, 1)), 6, 3, 2)
+    keep("custom expected", [step[matex_tf.rank()] for step in steps])
+
+
+def as_allreduce():
+    model = linear("eagerly", run_eagerly=True)
+    model.fit(X, Y, 26, verbose=0)
+    linear("several", steps_per_execution=2).fit(X, Y, 26, verbose=0)
+    linear("scales", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE))).fit(X, Y, 26, verbose=0)
+    linear("accumulates", keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)).fit(X, Y, 26, verbose=0)
+    model = linear("batches")
+    model.train_on_batch(X, Y)
+    keep("allreduce", model.get_weights())
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    for _ in range(2):
+        step(tf.constant(X), tf.constant(Y))
+    keep("loop", model.get_weights())
+
+
+by_numpy()
+of_many_kinds()
+with_a_step_of_its_own()
+as_allreduce()
+for rank, one in enumerate(objects.allgather(found, "what the ranks found")):
+    np.savez(folder / f"rank-{rank}.npz", **one)

@@ -1,0 +1,45 @@
+"""`MATEX_STRATEGY=local:H`: ranks train by themselves, and have the average where they are together."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+
+HERE = Path(__file__).parent
+SAME = ("met", "saving", "saved", "words", "allreduce", "loop")
+
+
+def of(found, name):
+    return [value for key, value in found.items() if key.partition("|")[0] == name]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
+    env = {"MATEX_STRATEGY": "local:4"}
+    said = launch.run(ranks, HERE / "local_sgd_case.py", tmp_path, env=env, timeout=300).check().stderr
+    found = [dict(np.load(path)) for path in sorted(tmp_path.glob("rank-*.npz"))]
+    assert len(found) == ranks
+    for one in found:
+        for name in ("three", "one", "custom"):
+            wanted, got = of(one, f"{name} expected"), of(one, name)
+            assert len(wanted) == len(got) and all(map(close, got, wanted)), name
+        differing = [
+            key for key in one if key.partition("|")[0] in SAME and one[key].tobytes() != found[0][key].tobytes()
+        ]
+        assert differing == []
+        assert all(map(np.array_equal, of(one, "saved"), of(one, "saving")))
+    assert not np.array_equal(found[0]["three|0"], found[1]["three|0"])
+    assert np.allclose(sum(one["apart"] for one in found) / ranks, found[0]["met|1"], rtol=1e-12)
+    assert all(np.isfinite(value).all() for value in of(found[0], "words"))
+    assert "differs between ranks" not in said and "drifted" not in said, said
+    assert f"local: {ranks} ranks, each on its slices of batches by itself; after 3 steps the average" in said
+    assert "after each step the average" in said and "results are statistical" in said
+    for name in ("eagerly", "several", "scales", "accumulates"):
+        assert f"MATEX_STRATEGY=local: fit on '{name}' runs as allreduce: " in said, said
+    for what in ("train_on_batch", "a loop of the script's own"):
+        assert f"MATEX_STRATEGY=local: {what} runs as allreduce: only fit trains so" in said, said
+    assert said.count("runs as allreduce") == 6, said
