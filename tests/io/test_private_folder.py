@@ -11,7 +11,7 @@ import os, sys, time
 import numpy as np
 import matex_tf
 
-rank = sys.modules["matex_tf.world.world"].current().rank
+rank = sys.modules["matex_tf.world.world"].get_world().rank
 np.save("small.npy", np.zeros(10))
 if rank == 1:
     with open("large.bin", "wb") as file:
@@ -48,7 +48,7 @@ KNOWN = """
 import os, shutil, sys, threading
 import matex_tf
 
-rank = sys.modules["matex_tf.world.world"].current().rank
+rank = sys.modules["matex_tf.world.world"].get_world().rank
 
 def there(*names):
     return [os.path.exists(name) for name in names]

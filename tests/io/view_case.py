@@ -31,7 +31,7 @@ from pyarrow import csv, feather, ipc, orc, parquet
 
 folder, late = sys.argv[1:]
 ranks = sys.modules.get("matex_tf")
-rank = sys.modules["matex_tf.world.world"].current().rank if ranks else 0
+rank = sys.modules["matex_tf.world.world"].get_world().rank if ranks else 0
 seen = []
 
 

@@ -165,7 +165,7 @@ def test_library_that_cannot_be_loaded(tmp_path, load, failure):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
     with pytest.raises(BuildError, match="broken.so cannot be loaded.*Delete that file"):
-        sys.modules["matex_tf.ops.library"]._load(broken, load, failure)
+        sys.modules["matex_tf.ops.library"]._load_file(broken, load, failure)
 
 
 def test_public_names():

@@ -65,7 +65,7 @@ from matex_tf.ops import reduce_gradients, xla
 WHAT = {what!r}
 rank = matex_tf.rank()
 if WHAT == "way" and rank == 1:
-    xla._kernels = lambda: "of a test"
+    xla._load_kernels = lambda: "of a test"
 one = tf.constant(1.0, tf.float64)
 
 

@@ -32,7 +32,7 @@ def same(one, other):
 def store(folder, kind, number, content):
     arrays: list = []
     packed = serialization.pack_value(content, arrays)
-    folder.write(kind, number, packed, arrays)
+    folder.write_file(kind, number, packed, arrays)
 
 
 def test_what_is_written_is_read(tmp_path):

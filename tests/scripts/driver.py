@@ -77,7 +77,7 @@ def held():
         "format of images": tf.keras.backend.image_data_format(),
     }
     if "matex_tf.keras.fit_call" in sys.modules:
-        found["a call of fit"] = sys.modules["matex_tf.keras.fit_call"].current()
+        found["a call of fit"] = sys.modules["matex_tf.keras.fit_call"].get_current()
         found["a step"] = list(sys.modules["matex_tf.sharding.step_weight"]._within)
     return found
 
