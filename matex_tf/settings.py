@@ -6,6 +6,7 @@ The reference page `docs/settings.md` is made from this table (`python -m matex_
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,28 @@ def _parse_count(text: str) -> int:
     if not 0 <= value < _MOST:
         raise ValueError(f"a whole number, 0 or more and less than {_MOST}")
     return value
+
+
+AUTO = -1
+"""As many rows as fit memory."""
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def _parse_rows(text: str) -> int:
+    if text.strip().lower() == "auto":
+        return AUTO
+    try:
+        return _parse_count(text)
+    except ValueError as error:
+        raise ValueError(f"auto, or {error}") from None
+
+
+def parse_size(text: str) -> float:
+    """The bytes that a size such as 16GiB stands for. Raises ValueError."""
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]?i?)b?", text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise ValueError("a size such as 16GiB")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _parse_steps_and_folder(text: str) -> str:
@@ -226,12 +249,21 @@ TABLE = (
     ),
     Setting(
         "microbatch",
-        _parse_count,
+        _parse_rows,
         0,
-        "rows",
+        "rows, auto",
         "A Keras model in a tf.function computes a rank's slice in parts of so many rows, so that only one part's "
-        "activations are in memory. Results are the same. Each part is computed forwards twice. It also "
-        "works without ranks. Steps of which that is not proved are said. 0: all rows at once.",
+        "activations are in memory. Results are the same. Each part but the first is computed forwards twice. It also "
+        "works without ranks. Steps of which that is not proved are said. auto: in parts only where a slice does not "
+        "fit memory, which is measured at the first slice; one line says so. 0: all rows at once.",
+    ),
+    Setting(
+        "memory",
+        parse_size,
+        0.0,
+        "size, as 16GiB",
+        "The most memory that a rank's process may take with MATEX_MICROBATCH=auto. 0: the rank's share of what its "
+        "host, its container or job, and its limits (ulimit -v) leave. `matex run --memory` sets it.",
     ),
     Setting(
         "sync_batchnorm",
@@ -520,6 +552,7 @@ class Settings:
     eager: str
     adapt: str
     microbatch: int
+    memory: float
     sync_batchnorm: str
     chunk_bytes: int
     fuse_bytes: int

@@ -74,7 +74,7 @@ VERBS = set("""
     extract fall feed fetch fill find finish fit flatten flush follow forget format forward frame gather get give
     go group grow guess hand handle hash hear hide hold identify include install interpolate interpret iterate
     join judge keep label launch lay learn leave lend let limit list load locate lock look make map mark mask
-    match measure meet merge minimize mirror move multiply name need negate normalize note notice open override
+    match measure meet merge minimize mirror move multiply name need negate normalize note notice open order override
     pack pad pair parse pass patch pause permit pick place plan point poll pop predict prepare prevent print
     propose prove publish pull push put quote raise reach read rebuild recognise record redirect reduce refuse
     register remake remember remove rename renew reopen replace replay report require rescale reset reshape

@@ -106,7 +106,7 @@ def submit_script(
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         name = str(run_folder.propose_folder(asked.name)) if does is slurm else kubernetes.make_name(asked.name)
-        sys.stdout.buffer.write(does.write_text(asked, target, name).encode(errors="surrogateescape"))
+        sys.stdout.buffer.write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")

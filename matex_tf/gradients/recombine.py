@@ -46,8 +46,7 @@ def compute_factor(power: int) -> Any:
 
 
 def compute_slope_factor(power: int) -> Any:
-    """What a backward pass is multiplied by, float64: as `compute_factor`, but 1 where every rank computes the whole
-    batch.
+    """What a backward pass is multiplied by, float64: as `compute_factor`, but 1 where all compute all rows.
 
     There each rank has all of a gradient, of which one rank's is taken.
     """
@@ -114,10 +113,8 @@ def seed_targets(targets: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any
     factors: list[Any] = []
     for target, upstream in zip(targets, given):
         placement = found.find_placement(target)
-        open_upstream = upstream is not None and not _is_unchanged(
-            placement, found.find_placement(tf.convert_to_tensor(upstream))
-        )
-        if placement.kind == UNKNOWN or placement.is_mixed or open_upstream:
+        is_free = upstream is None or _is_unchanged(placement, found.find_placement(tf.convert_to_tensor(upstream)))
+        if placement.kind == UNKNOWN or placement.is_mixed or not is_free:
             return list(targets), list(given), placement
         if placement.kind == DERIVED:
             more = _derive_figures(target, upstream, found)

@@ -29,6 +29,7 @@ from matex_tf.launch import (
 from matex_tf.launch.monitoring import event_log, live
 from matex_tf.launch.monitoring.command import show_top, write_report
 from matex_tf.launch.planning.command import make_plan_command
+from matex_tf.launch.planning.option_types import HERE, Bytes
 from matex_tf.launch.run_options import Count, Run, RunCommand, Strategy
 from matex_tf.ops import cache
 from matex_tf.tune import command as tuning
@@ -85,6 +86,7 @@ def matex(ctx: click.Context) -> int:
     help="sharded: each rank updates a piece of the weights. async: ranks train whole batches in turn.",
 )
 @click.option("--adapt", is_flag=True, help="Give slower ranks fewer rows of each batch; the result stays the same.")
+@click.option("--memory", type=Bytes(), metavar="SIZE", help="Of a rank, or here: larger slices are computed in parts.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
 @click.option("--live", is_flag=True, help="Show each rank below what is printed; recorded in runs/ unless told.")
@@ -230,6 +232,9 @@ def make_command_line(run: Run) -> list[str]:
         variables["MATEX_STRATEGY"] = run.strategy
     if run.adapt:
         variables["MATEX_ADAPT"] = "on"
+    if run.memory:
+        in_parts = {"MATEX_MICROBATCH": "auto"} if "MATEX_MICROBATCH" not in os.environ else {}
+        variables |= in_parts | ({"MATEX_MEMORY": f"{run.memory:.0f}"} if run.memory != HERE else {})
     if run.restarts:
         variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
     if run.elastic:

@@ -38,6 +38,7 @@ class Run:
     live: bool = False
     strategy: str | None = None
     adapt: bool = False
+    memory: float = 0.0
 
 
 class Count(click.ParamType):
@@ -176,4 +177,5 @@ def read_run(ctx: click.Context) -> Run:
         live=given["live"],
         strategy=given["strategy"],
         adapt=given["adapt"],
+        memory=given["memory"] or 0.0,
     )

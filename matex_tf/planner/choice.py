@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf.planner.predict import Prediction, Predictor
+from matex_tf.readers.rows.memory import MARGIN
 
 TARGET = 0.7
-MARGIN = 1.15
-"""Of memory: schedule and allocator alone move the peak of a process by so much."""
 
 
 @dataclass(frozen=True)

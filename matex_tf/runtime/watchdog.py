@@ -216,15 +216,13 @@ class _Watch:
         if ops.read_waiting().number > stalled.number:
             self.stalled = None
             return
-        terminal.write_text(
-            self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
-        )
+        text = self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
+        terminal.write_text(text)
         stalled.asked, stalled.told = None, waited
         is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
-            terminal.write_text(
-                f"matex_tf: ending the job (exit code {EXIT_STALLED}) after MATEX_ABORT_SECONDS={self.limit}\n"
-            )
+            why = f"after MATEX_ABORT_SECONDS={self.limit}"
+            terminal.write_text(f"matex_tf: ending the job (exit code {EXIT_STALLED}) {why}\n")
             shutdown.abort_all_ranks(EXIT_STALLED)
 
     @staticmethod
@@ -237,9 +235,8 @@ class _Watch:
         here = [rank for rank in range(self.me.size) if rank not in late]
         some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
         some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
-        place = (
-            f"{stalled.what} (collective number {stalled.number}, after {ops.count_completed(_KIND_GRADIENTS)} updates)"
-        )
+        updates = ops.count_completed(_KIND_GRADIENTS)
+        place = f"{stalled.what} (collective number {stalled.number}, after {updates} updates)"
         have = "have" if len(here) > 1 else "has"
         lines = [f"matex_tf: for {waited:.0f} s {some} {have} waited at {place} for:"]
         for rank in late[:_NAMED]:
@@ -264,10 +261,8 @@ class _Watch:
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
         for rank in range(self.me.size)[:_NAMED]:
             answer = stalled.answers[rank]
-            lines.append(
-                f"  rank {rank} ({hosts[rank]}) waits at {answer.waits_at} (collective number {answer.number}); it is "
-                f"at {answer.place}"
-            )
+            waits = f"waits at {answer.waits_at} (collective number {answer.number})"
+            lines.append(f"  rank {rank} ({hosts[rank]}) {waits}; it is at {answer.place}")
         if self.me.size > _NAMED:
             lines.append(f"  and {self.me.size - _NAMED} more")
         return "\n".join(lines) + "\n"

@@ -205,9 +205,7 @@ class Holding:
             if threading.current_thread() is not threading.main_thread():
                 raise world.RankError(
                     f"a thread of the script reads '{self._name_slots()}', a variable of an optimizer that the ranks "
-                    f"hold in "
-                    "pieces (MATEX_STRATEGY) and can put together in the main thread only. Read it there, or "
-                    "set MATEX_STRATEGY=allreduce."
+                    "hold in pieces and can put together in its main thread only: read it there, or set MATEX_STRATEGY."
                 )
             self._gather_slots()
 
@@ -233,8 +231,7 @@ class Holding:
         if getattr(around, "building_function", False):
             raise world.RankError(
                 f"a function that XLA compiles within another reads '{self._name_slots()}', a variable of an "
-                f"optimizer that "
-                "the ranks hold in pieces (MATEX_STRATEGY). Set MATEX_STRATEGY=allreduce."
+                "optimizer that the ranks hold in pieces (MATEX_STRATEGY). Set MATEX_STRATEGY=allreduce."
             )
 
     def _name_slots(self) -> str:

@@ -165,9 +165,7 @@ class Stack(Format):
         except ReaderError as error:
             if str(path) in str(error):
                 raise
-            raise ReaderError(
-                f"{path}: damaged: expected a {self.kind} file that can be read, found: {error}"
-            ) from None
+            raise ReaderError(f"{path}: damaged: expected a readable {self.kind} file, found: {error}") from None
         except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             size = path.stat().st_size if path.exists() else 0
             raise ReaderError(
@@ -198,10 +196,8 @@ class Stack(Format):
         there = files.format_names(names, most=30)
         if name is None:
             raise TypeError(f"{path}: data= has to name the variable to read; the file has {there}")
-        raise ReaderError(
-            f"{path}: expected a variable {name!r}, found none{files.suggest_similar(name, names)}; the file has "
-            f"{there}"
-        )
+        near = files.suggest_similar(name, names)
+        raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
     def _check_alike(self, field: str, path: Path, variable: Variable) -> None:
         here = (variable.row_shape, variable.dtype)

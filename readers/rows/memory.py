@@ -7,24 +7,32 @@ import resource
 from collections.abc import Iterator
 
 _CGROUPS = "/sys/fs/cgroup"
+MARGIN = 1.15
+"""Of memory: schedule and allocator alone move the peak of a process by so much."""
 
 
-def measure_free() -> int:
-    """Bytes: the least of what the machine has, what the job's control groups and what the process's limits leave."""
-    return max(0, min(_read_left()))
+def measure_free(ranks: int = 1) -> int:
+    """Bytes: the least of what the machine has and the job's control groups leave to each of so many ranks on this
+    host, and of what the process's own limits do.
+    """
+    return max(0, min(*(left // ranks for left in _read_left_to_all()), *_read_left_to_process()))
 
 
-def _read_left() -> Iterator[int]:
+def _read_left_to_all() -> Iterator[int]:
     for line in _read_lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
     yield from _read_left_to_control_groups()
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read_left_to_process() -> Iterator[int]:
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     taken = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
             yield most - taken
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _read_left_to_control_groups() -> Iterator[int]:
@@ -40,10 +48,17 @@ def _read_left_to_control_groups() -> Iterator[int]:
         while True:
             most, taken = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
             if most.isdigit() and taken.isdigit():
-                yield int(most) - int(taken)
+                yield int(most) - int(taken) + _read_cached(f"{root}{path}/memory.stat")
             if path in ("", "/"):
                 break
             path = os.path.dirname(path)
+
+
+def _read_cached(path: str) -> int:
+    """Bytes of files that are kept for whoever reads them again: they count as taken, and give way."""
+    return sum(
+        int(line.split()[1]) for line in _read_lines(path) if line.startswith(("inactive_file ", "active_file "))
+    )
 
 
 def _read_lines(path: str) -> list[str]:

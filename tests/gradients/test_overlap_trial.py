@@ -51,10 +51,10 @@ def steps(share, gain, shape=shape):
 
 found = [steps(0.0, 1e9), steps(0.0, 0.0), steps(1e9, 1e9), steps(0.0, 1e9, [100])]
 wanted = [
-    (2, "_other_way"),  # faster by all means
-    (2, "_as_it_is"),  # never faster: back to the function as it is
-    (1, "_as_it_is"),  # nothing to be gained
-    (1, "_first"),  # too small to be asked
+    (2, "_call_other"),  # faster by all means
+    (2, "_call_usual"),  # never faster: back to the function as it is
+    (1, "_call_usual"),  # nothing to be gained
+    (1, "_run_first"),  # too small to be asked
 ]
 assert found == wanted, found
 

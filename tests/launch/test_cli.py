@@ -191,6 +191,22 @@ def test_a_strategy_is_a_setting_of_the_ranks(capsys):
         assert f"MATEX_STRATEGY={strategy}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "size, already, said",
+    [
+        ("2GiB", "", ["MATEX_MICROBATCH=auto", f"MATEX_MEMORY={2 << 30}"]),
+        ("here", "", ["MATEX_MICROBATCH=auto"]),
+        ("2GiB", "8", [f"MATEX_MEMORY={2 << 30}"]),
+    ],
+)
+def test_memory_of_a_rank_asks_for_parts_that_fit(size, already, said, capsys, monkeypatch):
+    if already:
+        monkeypatch.setenv("MATEX_MICROBATCH", already)
+    assert cli.main(["run", "-n", "2", "--dry-run", "--memory", size, "x.py"]) == 0
+    out = capsys.readouterr().out
+    assert [word for word in out.split() if word.startswith(("MATEX_MICROBATCH=", "MATEX_MEMORY="))] == said
+
+
 def test_a_profile_is_a_setting_of_the_ranks(capsys):
     assert cli.main(["run", "-n", "2", "--profile", "--dry-run", "x.py"]) == 0
     assert "MATEX_PROFILE=1" in capsys.readouterr().out

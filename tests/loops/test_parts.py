@@ -20,37 +20,97 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_parts_give_what_all_rows_at_once_give(alone, ranks, tmp_path):
+@pytest.mark.parametrize(
+    "ranks, env", [(1, PARTS), (2, PARTS), (2, {"MATEX_MICROBATCH": "auto", "MATEX_MEMORY": "1MiB"})]
+)
+def test_parts_give_what_all_rows_at_once_give(alone, ranks, env, tmp_path):
     if ranks == 1:
-        ended = launch.run_alone(CASE, tmp_path, env=PARTS, module=True, timeout=300).check()
+        ended = launch.run_alone(CASE, tmp_path, env=env, module=True, timeout=300).check()
     else:
-        ended = launch.run(ranks, CASE, tmp_path, env=PARTS, timeout=300).check()
+        ended = launch.run(ranks, CASE, tmp_path, env=env, timeout=300).check()
     found = dict(np.load(tmp_path / "found.npz"))
     assert found.keys() == alone.keys()
     assert [name for name, want in alone.items() if not close(found[name], want)] == []
-    said = [line for line in ended.output.splitlines() if "MATEX_MICROBATCH" in line]
+    said = [line for line in ended.output.splitlines() if "MATEX_MICROBATCH:" in line]
     assert len(said) == 2, said
+    assert ("are computed in parts of 1:" in ended.output) == (env != PARTS)
     assert "it does more than to compute its outputs from its rows (AssignVariableOp" in said[0]
     assert "eager code" in said[1]
 
 
 MEMORY = """
-import keras, numpy as np, sys, tensorflow as tf
+import keras, numpy as np
 
-model = keras.Sequential([keras.Input((32, 32, 1)), *[keras.layers.Conv2D(32, 3, padding="same") for _ in range(4)],
-                          keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(1)])
+def kilobytes(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+keras.backend.set_floatx("float64")
+keras.utils.set_random_seed(1)
+tanh = [keras.layers.Activation("tanh") for _ in range(8)]
+model = keras.Sequential([keras.Input((512,)), keras.layers.Reshape((512, 1)), keras.layers.Dense(64), *tanh,
+                          keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-model.fit(np.zeros((512, 32, 32, 1), "float32"), np.zeros((512, 1)), batch_size=512, epochs=2, verbose=0)
-print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+x, y = np.random.RandomState(0).rand(256, 512), np.zeros((256, 1))
+model.fit(x[:1], y[:1], batch_size=1, verbose=0)  # what a first step loads, and what it traces
+before = kilobytes("VmRSS")
+model.fit(x, y, batch_size=256, epochs=3, verbose=0)
+print(kilobytes("VmHWM") - before, *np.concatenate([one.ravel() for one in model.get_weights()]).tolist())
 """
-ROWS, ACTIVATIONS = 512, 4 * 32 * 32 * 32 * 4
+ACTIVATIONS = 256 * 8 * 512 * 64 * 8 >> 10
+AUTO = {"MATEX_MICROBATCH": "auto"}
+CUT = "256 rows of the model 'sequential' are computed in parts of "
+
+
+def trained(env):
+    """The result of the program, the most memory that it took for its steps in KiB, and its weights."""
+    ended = launch.run_alone(MEMORY, env=env, module=bool(env), timeout=250).check()
+    took, *weights = map(float, ended.stdout.splitlines()[-1].split())
+    return ended, took, np.array(weights)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return trained({})
 
 
 @pytest.mark.timeout(300)
-def test_only_the_activations_of_a_part_are_in_memory():
-    whole, parts = (
-        int(launch.run_alone(MEMORY, env=env, module=True).check().stdout.split()[-1]) << 10
-        for env in ({}, {"MATEX_MICROBATCH": "32"})
-    )
-    assert whole - parts > 0.5 * ROWS * ACTIVATIONS, (whole, parts)
+def test_only_the_activations_of_a_part_are_in_memory(whole):
+    _, took, weights = trained({"MATEX_MICROBATCH": "64"})
+    assert whole[1] - took > 0.5 * ACTIVATIONS, (whole[1], took)
+    assert close(weights, whole[2])
+
+
+@pytest.mark.timeout(300)
+def test_a_slice_that_does_not_fit_is_computed_in_parts_that_do(whole):
+    ended, took, weights = trained({**AUTO, "MATEX_MEMORY": "850MiB"})
+    said = [line for line in ended.stderr.splitlines() if CUT in line]
+    assert len(said) == 1 and 1 <= int(said[0].split(CUT)[1].split(":")[0]) < 256, ended.stderr
+    assert whole[1] - took > 0.25 * ACTIVATIONS, (whole[1], took)
+    assert close(weights, whole[2])
+
+
+@pytest.mark.timeout(300)
+def test_a_slice_that_fits_is_computed_at_once(whole):
+    ended, took, weights = trained({**AUTO, "MATEX_MEMORY": "16GiB"})
+    assert "MATEX_MICROBATCH" not in ended.stderr and took < whole[1] + 0.25 * ACTIVATIONS, (took, whole[1])
+    assert close(weights, whole[2])
+
+
+SESSION = """
+import numpy as np, tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+x, w = tf.placeholder(tf.float32, [None, 4]), tf.get_variable("w", [4, 1], use_resource=True)
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean((tf.matmul(x, w) - 1.0) ** 2))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(3):
+        session.run(train, {x: np.ones((8, 4))})
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_session_says_that_it_computes_no_parts():
+    ended = launch.run_alone(SESSION, env=PARTS, module=True).check()
+    said = [line for line in ended.stderr.splitlines() if "MATEX_MICROBATCH" in line]
+    assert len(said) == 1 and "a session of tf.compat.v1" in said[0], ended.stderr

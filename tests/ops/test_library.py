@@ -139,11 +139,11 @@ def test_two_mpi_libraries(monkeypatch):
     )
     same = SimpleNamespace(matex_mpi_version=lambda: b"Open MPI v5")
     other = SimpleNamespace(matex_mpi_version=lambda: b"MPICH 4")
-    monkeypatch.setattr(library, "mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
+    monkeypatch.setattr(library, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40"])
     library._check_mpi(same)
     with pytest.raises(world.RankError, match="'Open MPI v5', the ops are linked to 'MPICH 4'"):
         library._check_mpi(other)
-    monkeypatch.setattr(library, "mapped_mpi_libraries", lambda: ["/a/libmpi.so.40", "/b/libmpi.so.12"])
+    monkeypatch.setattr(library, "list_mapped_mpi_libraries", lambda: ["/a/libmpi.so.40", "/b/libmpi.so.12"])
     with pytest.raises(world.RankError, match="/a/libmpi.so.40, /b/libmpi.so.12"):
         library._check_mpi(same)
 

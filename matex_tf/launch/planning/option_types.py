@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from matex_tf import settings
 from matex_tf.planner import predict
 
 MOST_RANKS = 1 << 20
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _TIMES = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
 
 
@@ -73,10 +73,10 @@ class Bytes(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if str(value).strip().lower() == "here":
             return HERE
-        match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)b?", str(value).strip().lower())
-        if not match or match[2] not in _UNITS:
-            raise click.UsageError(f"--memory expects a size such as 16GiB, or here; {value!r} was given")
-        return float(match[1]) * _UNITS[match[2]]
+        try:
+            return settings.parse_size(str(value))
+        except ValueError as error:
+            raise click.UsageError(f"--memory expects {error}, or here; {value!r} was given") from None
 
 
 class Time(click.ParamType):

@@ -180,7 +180,8 @@ def _make_plan(
         "no other work on the hosts or the network; files are read as fast as here",
     ]
     if rows := settings.get_settings().microbatch:
-        assumptions.append(f"slices are computed in parts of {rows} rows, as they were here (MATEX_MICROBATCH)")
+        parts = "that fit memory" if rows == settings.AUTO else f"of {rows} rows"
+        assumptions.append(f"slices are computed in parts {parts}, as they were here (MATEX_MICROBATCH)")
     if dropped := sorted(set(found) - set(alike)):
         assumptions.append(f"rank 0 of {dropped} reduces otherwise than rank 0 of {most}, and was left out")
     if links is None:

@@ -1,12 +1,13 @@
 """Computes a rank's slice in parts (MATEX_MICROBATCH): activations of one part at a time are in memory.
 
-`call_in_parts` is the way in. The price is one more forward pass, which `_Parts` explains.
+`call_in_parts` is the way in. The price is one more forward pass of all but the first part, which
+`_Parts` explains.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
@@ -14,7 +15,7 @@ from matex_tf.analysis import declarations, interpreter
 from matex_tf.analysis.placement import ROWS, SAME
 from matex_tf.gradients import tape_stack
 from matex_tf.loops import sharded_call, step_arguments
-from matex_tf.loops.parts import part_trace, split_check
+from matex_tf.loops.parts import fitting, part_trace, split_check
 from matex_tf.ops import overlap
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
@@ -43,11 +44,15 @@ def call_in_parts(
         found = part_trace.trace_part(original, model, arguments)
     if not isinstance(found, str) and part_trace.REPLICATED in {kind for kinds in found.kinds for kind in kinds}:
         found = part_trace.REPLICATED
+    if not isinstance(found, str) and rows == settings.AUTO:
+        found = fitting.find_obstacle(found.variables) or found
     if isinstance(found, str):
         split_check.note_whole(str(model.name), found)
         return original(model, *args, **kwargs)
     split_check.note_split()
-    return _Parts(found, arguments, rows).compute_outputs(tapes)
+    if rows != settings.AUTO:
+        fitting.return_freed()
+    return _Parts(found, arguments, tapes, rows, str(model.name)).compute_outputs()
 
 
 def _find_obstacle(model: Any, tapes: Sequence[Any], arguments: step_arguments.Arguments) -> str:
@@ -78,27 +83,37 @@ class _Parts:
     """One call of a model in a graph.
 
     Forwards the model, which is proved to compute each row by itself, is called part by part, and only its outputs are
-    kept. Backwards each part is computed once more and differentiated from its rows of the upstream gradients;
-    gradients of variables are added up. So the loss, the metrics and all else of the step see the slice as ever, and
-    what a loss makes of its rows makes no difference.
+    kept; of the first part all that its way back needs. Backwards each further part is computed once more and
+    differentiated from its rows of the upstream gradients; gradients of variables are added up. So the loss, the
+    metrics and all else of the step see the slice as ever, and what a loss makes of its rows makes no difference. Of
+    one part nothing is computed twice.
     """
 
-    def __init__(self, trace: part_trace.PartTrace, arguments: step_arguments.Arguments, rows: int):
+    def __init__(
+        self,
+        trace: part_trace.PartTrace,
+        arguments: step_arguments.Arguments,
+        tapes: Sequence[Any],
+        rows: int,
+        name: str,
+    ):
         import tensorflow as tf
 
-        self._trace, self._leaves, self._most = trace, _list_rows(arguments), rows
+        self._trace, self._leaves, self._tapes = trace, _list_rows(arguments), tapes
         self._known = None if arguments.rows < 0 else arguments.rows
         place = interpreter.find_placement(self._leaves[0])
         self._place = SAME if place.is_same else ROWS
         self._count = tf.shape(self._leaves[0], tf.int64)[0]
+        with _stop_recording(tapes):
+            is_auto = rows == settings.AUTO
+            self._most = fitting.find_rows_that_fit(trace, self._leaves, self._count, name) if is_auto else rows
         checks = [tf.debugging.assert_equal(tf.shape(leaf, tf.int64)[0], self._count) for leaf in self._leaves[1:]]
         with tf.control_dependencies(checks):
-            self._parts = (self._count + rows - 1) // rows
-        declarations.declare_placement(
-            self._parts, SAME
-        )  # how often a loop turns, which nothing that comes of it tells
+            self._parts = tf.maximum((self._count + self._most - 1) // self._most, 1)
+        # How often a loop turns, which nothing that comes of it tells.
+        declarations.declare_placement(self._parts, SAME)
 
-    def compute_outputs(self, tapes: Sequence[Any]) -> Any:
+    def compute_outputs(self) -> Any:
         """What the model makes of all rows; the tape notes the way back."""
         import tensorflow as tf
         from tensorflow.python.eager import record
@@ -106,9 +121,7 @@ class _Parts:
 
         trace = self._trace
         self._inputs = [leaf for leaf in self._leaves if record.should_record_backprop([leaf])]
-        with contextlib.ExitStack() as stopped:
-            for tape in reversed(tapes):
-                stopped.enter_context(tape.stop_recording())
+        with _stop_recording(self._tapes):
             flat = self._run_forward()
         for variable in trace.variables:
             tape_lib.variable_accessed(variable)
@@ -120,13 +133,17 @@ class _Parts:
         return tf.nest.pack_sequence_as(trace.made, parts)
 
     def _run_forward(self) -> list[Any]:
+        import tensorflow as tf
+
         outputs = self._trace.outputs
 
         def part(number: Any, *arrays: Any) -> list[Any]:
             made = self._trace.function(number, *map(self._make_cut(number), self._leaves))
             return [array.write(_cast_index(number), one) for array, one in zip(arrays, made)]
 
-        arrays = self._run_each(part, [self._make_array(one) for one in outputs])
+        self._first: Any = self._compute_part(tf.zeros([], tf.int64))
+        arrays = [self._make_array(one).write(0, made) for one, made in zip(outputs, self._first[2])]
+        arrays = self._run_further_parts(part, arrays, self._first[2])
         return [self._join_array(array, one) for array, one in zip(arrays, outputs)]
 
     def _make_cut(self, number: Any) -> Callable[[Any], Any]:
@@ -144,11 +161,27 @@ class _Parts:
 
         return cut
 
-    def _run_each(self, part: Callable[..., list[Any]], state: Sequence[Any]) -> list[Any]:
-        """Go on from `state` by `part` for each part in turn."""
+    def _compute_part(self, number: Any) -> tuple[Any, list[Any], list[Any]]:
+        """A part with its way back: the tape, those of its rows that have gradients, and what the model makes."""
         import tensorflow as tf
 
-        first = tf.zeros([], tf.int64)
+        rows = list(map(self._make_cut(number), self._leaves))
+        sources = [mine for mine, whole in zip(rows, self._leaves) if any(whole is one for one in self._inputs)]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            made = self._trace.function(number, *rows)
+        return tape, sources, made
+
+    def _run_further_parts(
+        self, part: Callable[..., list[Any]], state: Sequence[Any], after: Sequence[Any]
+    ) -> list[Any]:
+        """Go on from `state`, which is the first part's, by `part` for each further one in turn, once `after` is there.
+
+        So one part at a time is in memory.
+        """
+        import tensorflow as tf
+
+        first = _order_after(after)
         made = tf.while_loop(
             lambda number, *_: number < self._parts,
             lambda number, *before: [number + 1, *part(number, *before)],
@@ -186,49 +219,56 @@ class _Parts:
         dense = [variable for variable, kind in chosen if kind == "dense"]
         sparse = [variable for variable, kind in chosen if kind == "sparse"]
 
-        def part(number: Any, *state: Any) -> list[Any]:
-            cut, supply = self._make_cut(number), iter(state)
-            rows = list(map(cut, self._leaves))
-            sources = [mine for mine, whole in zip(rows, self._leaves) if any(whole is one for one in self._inputs)]
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                made = trace.function(number, *rows)
+        def add(number: Any, computed: tuple[Any, list[Any], list[Any]], arrays: list[Any], sums: list[Any]) -> Any:
+            """Gradients of a part: they are put into arrays, or added to sums, of which the first part has none."""
+            tape, sources, made = computed
+            cut = self._make_cut(number)
             with tape_stack.keep_plain():
-                found = tape.gradient(
+                of_inputs, of_dense, of_sparse = tape.gradient(
                     [made[trace.targets[index]] for index in given],
-                    [*sources, *dense, *sparse],
+                    [sources, dense, sparse],
                     [cut(upstream[index]) for index in given],
                 )
-            found = [tf.zeros_like(one) if got is None else got for one, got in zip([*sources, *dense], found)] + list(
-                found[len(sources) + len(dense) :]
-            )
-            after = [next(supply).write(_cast_index(number), got) for got in found[: len(sources)]]
-            after += [
-                next(supply) + tf.convert_to_tensor(got) for got in found[len(sources) : len(sources) + len(dense)]
+            found = [tf.zeros_like(one) if got is None else got for one, got in zip(sources, of_inputs)]
+            for got in of_sparse:
+                found += [got.values, tf.cast(got.indices, tf.int64)]
+            arrays = [array.write(_cast_index(number), got) for array, got in zip(arrays, found)]
+            found = [
+                tf.zeros_like(one) if got is None else tf.convert_to_tensor(got) for one, got in zip(dense, of_dense)
             ]
-            for got in found[len(sources) + len(dense) :]:
-                after += [
-                    next(supply).write(_cast_index(number), got.values),
-                    next(supply).write(_cast_index(number), tf.cast(got.indices, tf.int64)),
-                ]
-            return after
+            return [*arrays, *([one + got for one, got in zip(sums, found)] if sums else found)]
 
-        state = [self._make_array(one) for one in self._inputs]
-        state += [tf.zeros(variable.shape, variable.dtype) for variable in dense]
+        arrays = [self._make_array(one) for one in self._inputs]
         for variable in sparse:
-            state += [
-                _make_rows_array(variable.dtype, variable.shape[1:], self._parts),
-                _make_rows_array(tf.int64, [], self._parts),
-            ]
-        made = iter(self._run_each(part, state))
+            arrays.append(_make_rows_array(variable.dtype, variable.shape[1:], self._parts))
+            arrays.append(_make_rows_array(tf.int64, [], self._parts))
+
+        def part(number: Any, *state: Any) -> Any:
+            return add(number, self._compute_part(number), list(state[: len(arrays)]), list(state[len(arrays) :]))
+
+        # A persistent tape would have zeros made for all that the way back needs. So a second way back computes anew.
+        zero = tf.zeros([], tf.int64)
+        first, self._first = self._first or self._compute_part(zero), None
+        state = add(zero, first, arrays, [])
+        made = iter(self._run_further_parts(part, state, state[len(arrays) :]))
         of_inputs = [self._join_array(next(made), one) for one in self._inputs]
-        of = {id(variable): next(made) for variable in dense}
+        of: dict[int, Any] = {}
         for variable in sparse:
             values, indices = next(made).concat(), next(made).concat()
             for one in (values, indices):
                 declarations.declare_placement(one, self._place)
             of[id(variable)] = tf.IndexedSlices(values, indices, tf.shape(variable, tf.int64))
+        of.update((id(variable), next(made)) for variable in dense)
         return [*of_inputs, *(of.get(id(variable)) for variable in trace.variables)]
+
+
+@contextlib.contextmanager
+def _stop_recording(tapes: Sequence[Any]) -> Iterator[None]:
+    """Within it `tapes` do not record."""
+    with contextlib.ExitStack() as stopped:
+        for tape in reversed(tapes):
+            stopped.enter_context(tape.stop_recording())
+        yield
 
 
 def _join_kinds(kinds: set[str]) -> str:
@@ -240,6 +280,18 @@ def _make_rows_array(dtype: Any, shape: Any, parts: Any) -> Any:
     import tensorflow as tf
 
     return tf.TensorArray(dtype, _cast_index(parts), infer_shape=False, element_shape=[None, *shape])
+
+
+def _order_after(found: Sequence[Any]) -> Any:
+    """1, which is known once all of `found` is. A function that is called does not keep control edges waiting."""
+    import tensorflow as tf
+
+    one = tf.ones([], tf.int64)
+    numbers = [tf.where(tf.cast(tf.reshape(one, [-1])[:1], tf.bool)) for one in found]
+    counts = [tf.shape(number, tf.int64)[0] for number in numbers]
+    one = tf.minimum(tf.maximum(tf.add_n([one, *counts]), 1), 1)
+    declarations.declare_placement(one, SAME)
+    return one
 
 
 def _cast_index(number: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.runtime import notes
+from matex_tf.sharding import step_weight
 
+SESSION = "a session of tf.compat.v1 runs it"
 NO_MODEL = "it makes no call of a Keras model in a tf.function under a tape (eager code is computed at once)"
 
 _split: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,5 +45,6 @@ def say_unsplit() -> None:
     graphs = _list_outer_graphs()
     if any(graph in _split and graph not in _why for graph in graphs):
         return
-    why = next((_why[graph] for graph in graphs if graph in _why), NO_MODEL)
+    otherwise = SESSION if step_weight.is_in_session_graph() else NO_MODEL
+    why = next((_why[graph] for graph in graphs if graph in _why), otherwise)
     notes.print_note(f"MATEX_MICROBATCH: a training step is not computed in parts, or not all of it: {why}")

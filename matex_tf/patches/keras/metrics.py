@@ -209,11 +209,8 @@ def _take_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict,
     of_value = as_partial(_find_placement(value))
     if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
         if weight is None and of_value == make_partial(1):
-            share = (
-                tf.cast(recombine.compute_factor(1), value.dtype)
-                if isinstance(value, tf.Tensor)
-                else recombine.compute_factor(1)
-            )
+            factor = recombine.compute_factor(1)
+            share = tf.cast(factor, value.dtype) if isinstance(value, tf.Tensor) else factor
             return args, {**kwargs, "sample_weight": share}, None
         if weight is not None and of_value == make_partial(1) and _find_placement(weight) == make_replicated(-1):
             return args, kwargs, None

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import matex_tf
 from matex_tf import ops, settings
 from matex_tf.runtime.replace import replace_function
 
-_OURS = tuple(os.path.join(os.path.abspath(folder), "") for package in (matex_tf, ops) for folder in package.__path__)
+_OURS = tuple(os.path.join(os.path.dirname(os.path.abspath(str(one.__file__))), "") for one in (settings, ops))
 
 
 def install() -> None:
     from tensorflow.python.autograph.pyct import error_utils
 
-    replace_function(error_utils.ErrorMetadataBase, "__init__", _without_ours)
+    replace_function(error_utils.ErrorMetadataBase, "__init__", _drop_our_frames)
 
 
-def _without_ours(original: Any) -> Any:
+def _drop_our_frames(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if settings.get_settings().traceback == "script":
