@@ -87,7 +87,7 @@ x, y = random.standard_normal((256, 500)).astype("float32"), random.standard_nor
 model = keras.Sequential([keras.Input((500,)), keras.layers.Dense(600)])
 model.compile(keras.optimizers.SGD(0.1), "mse")
 losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
-assert "_other_way" in [trial._way.__name__ for trial in overlap_trial._trials.values()]
+assert "_call_other" in [trial._way.__name__ for trial in overlap_trial._trials.values()]
 print("losses", *losses)
 assert overlap_trial._may_be_tried(None) is True
 settings.get_settings().strategy = "sharded"
@@ -105,7 +105,7 @@ def test_the_first_steps_decide(hosts):
     """On one host they are reduced at once to begin with, on several overlapped."""
     together = launch.run(2, SCRIPT, env={"MATEX_RANKS_PER_NODE": str(2 // hosts)}, timeout=240).check().stdout
     assert together.count("traced") == 4, together
-    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index('assert "_other_way" in')]
+    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index('assert "_call_other" in')]
     alone = launch.run_alone(ALONE + fit + 'print("losses", *losses)\n').check().stdout
     mine, theirs = ([float(word) for word in text.split("losses")[1].split()] for text in (alone, together))
     assert all(abs(a - b) < 1e-5 * a for a, b in zip(mine, theirs, strict=True))
