@@ -7,6 +7,8 @@ import pytest
 from comparing import close
 
 import launch
+from matex_tf import settings
+from matex_tf.loops.parts import fitting
 
 CASE = Path(__file__).with_name("parts_case.py")
 PARTS = {"MATEX_MICROBATCH": "3"}
@@ -94,6 +96,19 @@ def test_a_slice_that_fits_is_computed_at_once(whole):
     ended, took, weights = trained({**AUTO, "MATEX_MEMORY": "16GiB"})
     assert "MATEX_MICROBATCH" not in ended.stderr and took < whole[1] + 0.25 * ACTIVATIONS, (took, whole[1])
     assert close(weights, whole[2])
+
+
+def test_of_few_rows_nothing_is_taken_for_many(monkeypatch):
+    memory = {"VmRSS": 1000, "VmHWM": 1001}  # a row takes nothing that was not there: what it needs was free
+    monkeypatch.setattr(fitting, "read_resident_bytes", memory.get)
+    monkeypatch.setattr(settings.get_settings(), "memory", 1e6)
+    row = np.array([3])
+    one = fitting.Fitting("model", 0, [])
+    asked = [one.begin_trials(256, row)[0]]
+    while asked[-1]:
+        asked.append(one.note_trial(256, asked[-1], row, 0)[0])
+    assert asked == [1, 4, 16, 64, 0]
+    assert one.begin_trials(256, row)[0] == 0 and one.begin_trials(256, row)[1] >= 256
 
 
 SESSION = """

@@ -1,7 +1,7 @@
 """How many rows of a model fit memory (MATEX_MICROBATCH=auto), which is measured before a slice is computed.
 
 One row is computed and dropped, then up to four times as many, and so on. A part takes a constant and so much a row: in
-proportion to one that was measured, a larger one takes less. So none is tried that might not fit.
+proportion to one that was measured, a larger one takes less. None is tried, or taken, on the word of one far smaller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.analysis import declarations
-from matex_tf.analysis.placement import ROWS, SAME
+from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import tape_stack
 from matex_tf.loops.parts import part_trace
 from matex_tf.observe.measured_steps import read_resident_bytes
@@ -59,7 +59,7 @@ def find_rows_that_fit(trace: part_trace.PartTrace, leaves: Sequence[Any], count
 
     def turn(tried: Any, _: Any) -> Any:
         """Compute so many rows and their gradients, and drop them."""
-        rows = [_take_first_rows(leaf, tried) for leaf in leaves]
+        rows = [part_trace.cut_rows(leaf, 0, tried) for leaf in leaves]
         with tf.GradientTape() as tape:
             made = trace.function(tf.zeros([], tf.int64), *rows)
         with tape_stack.keep_plain():
@@ -71,13 +71,6 @@ def find_rows_that_fit(trace: part_trace.PartTrace, leaves: Sequence[Any], count
 
     begun = _call_python(fitting.begin_trials, count, row)
     return tf.while_loop(lambda tried, _: tried > 0, turn, begun, parallel_iterations=1)[1]
-
-
-def _take_first_rows(leaf: Any, rows: Any) -> Any:
-    piece = leaf[:rows]
-    piece.set_shape([None, *leaf.shape.as_list()[1:]])
-    declarations.declare_placement(piece, ROWS)
-    return piece
 
 
 def _call_python(function: Any, *given: Any) -> list[Any]:
@@ -130,14 +123,16 @@ class Fitting:
         return np.int64(min(count, max(1, size.tried))), np.int64(1)
 
     def note_trial(self, count: Any, tried: Any, row: Any, outputs: Any, *_: Any) -> tuple[np.int64, np.int64]:
-        """As `begin`, now that `tried` rows, whose outputs take so many bytes, have been computed."""
+        """As `begin_trials`, now that `tried` rows, whose outputs take so many bytes, have been computed."""
         size = self._sizes[tuple(row.tolist())]
         took = max(1, read_resident_bytes("VmHWM") - size.base)
         beside = SUMS * self._parameters + OUTPUTS * count * outputs / tried
         room = (size.most - size.base - beside) / len(self._together)
         size.tried, size.fit = int(tried), max(0, int(tried * room / took))
         following = min(count, size.fit, GROWTH * tried)
-        if size.fit < count and following >= 2 * tried:
+        # Of few rows much may lie in memory that was free within the process: they do not tell of many more.
+        is_known = size.fit >= count and GROWTH * tried >= count
+        if not is_known and following >= 2 * tried:
             return np.int64(following), np.int64(1)
         size.is_all, size.fit = size.fit < count, max(1, size.fit)
         if not any(one.is_all for fitting in self._together for one in fitting._sizes.values()):

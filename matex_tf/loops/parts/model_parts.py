@@ -1,7 +1,6 @@
 """Computes a rank's slice in parts (MATEX_MICROBATCH): activations of one part at a time are in memory.
 
-`call_in_parts` is the way in. The price is one more forward pass of all but the first part, which
-`_Parts` explains.
+`call_in_parts` is the way in. The price is one more forward pass of all but the first part (`_Parts`).
 """
 
 from __future__ import annotations
@@ -152,14 +151,7 @@ class _Parts:
 
         start = number * self._most
         stop = tf.minimum(start + self._most, self._count)
-
-        def cut(whole: Any) -> Any:
-            piece = whole[start:stop]
-            piece.set_shape([None, *whole.shape.as_list()[1:]])
-            declarations.declare_placement(piece, ROWS)
-            return piece
-
-        return cut
+        return lambda whole: part_trace.cut_rows(whole, start, stop)
 
     def _compute_part(self, number: Any) -> tuple[Any, list[Any], list[Any]]:
         """A part with its way back: the tape, those of its rows that have gradients, and what the model makes."""

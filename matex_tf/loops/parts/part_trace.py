@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf.analysis import dry_trace, graph_ops, interpreter, verdict
+from matex_tf.analysis import declarations, dry_trace, graph_ops, interpreter, verdict
 from matex_tf.analysis.placement import ROWS, SHARDED
 from matex_tf.gradients import tape_stack
 from matex_tf.loops import open_shapes, row_independence, sharded_call, side_effects, step_arguments, traces
@@ -37,6 +37,14 @@ class PartTrace:
     def targets(self) -> list[int]:
         """The places of the outputs that have gradients."""
         return [index for index, one in enumerate(self.outputs) if one.dtype.is_floating]
+
+
+def cut_rows(whole: Any, start: Any, stop: Any) -> Any:
+    """The rows of `whole` that are a part, whose number no trace knows."""
+    piece = whole[start:stop]
+    piece.set_shape([None, *whole.shape.as_list()[1:]])
+    declarations.declare_placement(piece, ROWS)
+    return piece
 
 
 def trace_part(original: Callable[..., Any], model: Any, arguments: step_arguments.Arguments) -> PartTrace | str:
