@@ -9,7 +9,8 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from matex_tf.observe.measured_steps import read_resident_bytes
 
 MODELS = ("conv", "dense", "tanh")
 ASKED = ("0", "512", "128", "32", "auto")
@@ -26,10 +27,6 @@ def build(name: str, keras: object) -> object:
     return keras.Sequential(  # type: ignore[attr-defined]
         [keras.Input((1024,)), *inner, layers.Flatten(), layers.Dense(1)]  # type: ignore[attr-defined]
     )
-
-
-def kilobytes(name: str) -> int:
-    return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if name in line).split()[1])
 
 
 def train(name: str, rows: int, steps: int) -> None:
@@ -52,7 +49,7 @@ def train(name: str, rows: int, steps: int) -> None:
 
     x = np.random.RandomState(0).rand(rows, 1024).astype("float32")
     model.fit(x, x[:, :1], batch_size=rows, epochs=steps, verbose=0, callbacks=[Steps()])  # type: ignore[attr-defined]
-    print(*(f"{one:.2f}" for one in min(took[2:])), kilobytes("VmHWM") >> 10)
+    print(*(f"{one:.2f}" for one in min(took[2:])), read_resident_bytes("VmHWM") >> 20)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Journal(journal_reader.Notes):
-    """The notes of this run: `note` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`.
+    """The notes of this run: `note_change` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`.
 
     A rank that asks `if not os.path.exists(folder)` must be answered as the script alone would be, though rank 0 has
     often been there first.

@@ -110,7 +110,7 @@ class View(Layers):
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
         """Where to write `key`, with its content of now if `keep`. Raises OSError as the system would.
 
-        Whoever has made what was not there says so by `settle`.
+        Whoever has made what was not there says so by `confirm_written`.
         """
         self.used = True
         self._limit.start_watching()
@@ -137,7 +137,7 @@ class View(Layers):
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:
-        """The file that `writable` was asked for is there."""
+        """The file that `prepare_write` was asked for is there."""
         self._loose.discard(key)
         self.known.put_place(key, self.locate_upper(key))
 

@@ -19,7 +19,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, Any]]] = weakref.Wea
 _made_for_whole: weakref.WeakSet = weakref.WeakSet()
 """Functions that were made once a step was known to be computed whole."""
 _meeting: weakref.WeakKeyDictionary[Any, dict[str, programs.Program]] = weakref.WeakKeyDictionary()
-"""Of each model and kind in whose step values are made whole where rows meet (`meetings`): what its Python makes in a
+"""Of each model and kind in whose step values are made whole where rows meet (`row_mixing`): what its Python makes in a
 trace without that."""
 _tried: weakref.WeakKeyDictionary[Any, set[tuple[str, Any]]] = weakref.WeakKeyDictionary()
 """Of each model for which kinds and shapes of data that was tried."""

@@ -14,7 +14,7 @@ _PIECE = 1 << 16
 class Outlet:
     """While in the context, standard output goes through a child that writes it, where it is a file or a device.
 
-    `exit_code` then gives that of a run of which output was lost.
+    `correct_exit_code` then gives that of a run of which output was lost.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ _TOGETHER = 1.0  # and between signals that were sent at once
 
 
 class Witness:
-    """While in the context, `saw` tells of the signals `watched`, which are blocked in this process, too."""
+    """In the context `has_reached_group` tells of the signals `watched`, which are blocked in this process, too."""
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)

@@ -148,7 +148,7 @@ class Training:
             self._state.counted = elastic.attempt_work("what metrics have counted", self._state.count_sums)
             self._begins = False
             self._state.find_variables(changed)
-        self._state.save_values()
+        self._state.save()
         draws = random_state.copy_states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list[Any]]:
@@ -158,10 +158,10 @@ class Training:
         def undo() -> None:
             if self._state.has_grown():
                 raise membership.make_loss_error("the step makes variables, which cannot be undone")
-            self._state.restore_values()
+            self._state.restore()
             if draws is not None:
                 random_state.restore_states(draws)
-            self._state.sync_sums()
+            self._state.sync()
 
         self._is_in_step = True
         try:
@@ -178,7 +178,7 @@ class Training:
     def handle_loss(self, became_first: bool) -> None:
         """A rank was lost, at whatever the ranks were then; in a step, it is first undone."""
         if not self._is_in_step:
-            self._state.sync_sums()
+            self._state.sync()
 
     def begin_epoch(self) -> None:
         """Variables may have been made since."""

@@ -107,9 +107,9 @@ class Fit:
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""
         self.state.find_variables()
-        self.state.save_values()
+        self.state.save()
         make()
-        self.state.restore_values()
+        self.state.restore()
         if not self._is_complete(self.state.load_values(self.saved["variables"], self._present)):
             raise state.describe_difference("fewer variables", "more")
         if self.step == 0:

@@ -119,7 +119,7 @@ class State:
 
     In memory, for a step that is made again by fewer ranks: `save` keeps it, `restore` puts it back as it was saved,
     `sync` has the ranks that are left go on with what all had counted. On a disk, for a run that is started again:
-    `whole` gives what is to be kept of all ranks, `load` puts it back.
+    `gather_whole` gives what is to be kept of all ranks, `load_values` puts it back.
     """
 
     def __init__(self, model: Any):
@@ -141,11 +141,11 @@ class State:
             read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
             self._reader = read.get_concrete_function()
 
-    def save_values(self) -> None:
+    def save(self) -> None:
         """Keep the values of the variables. That copies nothing: TensorFlow writes what changes to new memory."""
         self._saved = self._reader()
 
-    def restore_values(self) -> None:
+    def restore(self) -> None:
         """Give the variables the values that were saved."""
         for variable, value in zip(self._variables, self._saved):
             variable.assign(value)
@@ -167,7 +167,7 @@ class State:
         own = [variable.read_value() for variable in counted]
         return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sum_over_ranks(own))]
 
-    def sync_sums(self) -> None:
+    def sync(self) -> None:
         """Have the first rank that is left go on with the sums that all had `counted`, where nothing changed since."""
         for at, (variable, own, total) in enumerate(self.counted):
             if np.array_equal(variable.numpy(), own):

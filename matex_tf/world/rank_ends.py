@@ -48,7 +48,7 @@ def name_namespace() -> str:
 
 
 class RankEnds:
-    """While in the context, `look` finds the ranks that note themselves in `folder`; `first` tells who ended first."""
+    """Within it `look_for_ranks` finds the ranks that note themselves in `folder`; `first` tells who ended first."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder

@@ -24,7 +24,7 @@ Names = str | Sequence[str]
 class Variable(ABC):
     """One array in an open file. Its samples lie along `axis`.
 
-    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill`.
+    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill_array`.
     """
 
     name: str

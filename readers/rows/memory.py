@@ -15,7 +15,7 @@ def measure_free(ranks: int = 1) -> int:
     """Bytes: the least of what the machine has and the job's control groups leave to each of so many ranks on this
     host, and of what the process's own limits do.
     """
-    return max(0, min(*(left // ranks for left in _read_left_to_all()), *_read_left_to_process()))
+    return max(0, min([*(left // ranks for left in _read_left_to_all()), *_read_left_to_process()]))
 
 
 def _read_left_to_all() -> Iterator[int]:
@@ -27,7 +27,6 @@ def _read_left_to_all() -> Iterator[int]:
 
 
 def _read_left_to_process() -> Iterator[int]:
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     taken = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         most = resource.getrlimit(limit)[0]

@@ -10,7 +10,7 @@ _PIECE = 1 << 16
 
 
 class Logs:
-    """The output of the launchers that `see` was told of. `last` says that no more of it will come."""
+    """The output of the launchers that `follow_pod` was told of. `last` says that no more of it will come."""
 
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []

@@ -72,7 +72,7 @@ def show_picture(folder: str) -> Iterator[None]:
 
 
 class Printed:
-    """What ranks print, cut into lines: `feed` gives those that are whole, `rest` is the one that has begun."""
+    """What ranks print, cut into lines: `feed_bytes` gives those that are whole, `rest` is the one that has begun."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

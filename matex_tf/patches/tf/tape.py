@@ -145,7 +145,7 @@ def _wrap_jacobian(original: Any) -> Any:
 
 def _wrap_graph_decorator(original: Any) -> Any:
     """Its gradients are of the values that it computes, not of those that ranks would put together within it
-    (`meetings`): so it is called by us, as one whole.
+    (`row_mixing`): so it is called by us, as one whole.
     """
 
     def _graph_mode_decorator(f, *args, **kwargs):

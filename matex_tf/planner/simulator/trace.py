@@ -51,6 +51,6 @@ class Trace:
 
 
 def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
-    """A trace and its `note`, where a file is asked for."""
+    """A trace and its `note_activity`, where a file is asked for."""
     trace = Trace(ranks, per_host) if path else None
     return trace, trace.note_activity if trace else None

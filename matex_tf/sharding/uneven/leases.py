@@ -88,7 +88,7 @@ class Leases:
         self._changes.append((start, shares))
 
     def ask_shares(self, state: tuple[Any, Any], batch: Any) -> tuple[Any, Any]:
-        """In a pipeline: what `state`, of `begin`, is at batch number `batch`; its second part has the shares of it."""
+        """In a pipeline: what `state`, of `make_state`, is at batch number `batch`; and its shares, the second part."""
         import tensorflow as tf
 
         def answer(iteration: Any, index: Any) -> tuple[Any, Any]:
