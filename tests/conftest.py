@@ -18,7 +18,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only what starts no program: three minutes")
+    parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
     parser.addoption("--programs", action="store_true", help="only what --quick leaves out")
     parser.addoption(
         "--all",
