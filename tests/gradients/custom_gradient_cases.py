@@ -172,8 +172,10 @@ def steps(name, loss_of, before=lambda x, y: None):
         before(x, y)
         with tf.GradientTape() as tape:
             loss = loss_of(x, y)
-        for variable, gradient in zip(trained, tape.gradient(loss, trained, unconnected_gradients="zero")):
-            variable.assign_sub(0.1 * gradient)
+        gradients = tape.gradient(loss, trained, unconnected_gradients="zero")
+        with tf.control_dependencies(gradients):  # else `tf.recompute_grad` may read what is assigned here, alone too
+            for variable, gradient in zip(trained, gradients):
+                variable.assign_sub(0.1 * gradient)
         return loss
 
     for _ in range(2):
