@@ -14,11 +14,9 @@ KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp
 # With it, mpirun and MPI leave the other ranks alone when one is lost, and mpirun tells them. MPI's own detector stays
 # off: it takes ranks for lost that compute for ten seconds without a call of MPI.
 ELASTIC = ["--with-ft", "ulfm"]
-# Ranks on one host use memory. For the way over the network, which is left out, they listen on all addresses.
-NO_NETWORK = ["--mca", "btl", "^tcp"]
-# With these the user, or a file that he names, says himself how ranks reach each other.
-_TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
-_TRANSPORT_FILES = {"tune", "am"}
+# Ranks on one host use memory. For the ways over the network, which are left out, they listen on all addresses, and
+# that of libfabric ends with a second of sleep.
+NO_NETWORK = ["--mca", "btl", "^tcp,ofi"]
 
 
 @dataclass(frozen=True)
@@ -77,24 +75,6 @@ def list_candidates(library_path: str | None, path: str, prefix: str) -> list[st
     return list(dict.fromkeys(os.path.join(folder, "mpirun") for folder in folders))
 
 
-def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
-    """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
-    if any(word.startswith("-") and mpirun_options.parse_option_name(word) in _TRANSPORT_FILES for word in options):
-        return True
-    settings = [line.partition("=")[0].strip() for line in lines]
-    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
-
-
-def list_parameter_files(mpirun: str, home: str) -> list[str]:
-    """Where Open MPI reads parameters from: the user's file, the installation's, and Debian's of the latter."""
-    above = [os.path.dirname(os.path.dirname(path)) for path in (mpirun, os.path.realpath(mpirun))]
-    return [
-        os.path.join(home, ".openmpi", "mca-params.conf"),
-        *(os.path.join(folder, "etc", "openmpi-mca-params.conf") for folder in dict.fromkeys(above)),
-        "/etc/openmpi/openmpi-mca-params.conf",
-    ]
-
-
 def list_oversubscribe_options(mpirun: Mpirun) -> list[str]:
     """The options by which Open MPI's mpirun starts more ranks than there are places for."""
     return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
@@ -140,7 +120,7 @@ def choose_options(
             words += ELASTIC
         if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
             words += ["--mca", "mpi_yield_when_idle", "1"]
-        if here_only and by_memory and not chooses_transport(given, environment):
+        if here_only and by_memory and not mpirun_options.chooses_transport(given, environment):
             words += NO_NETWORK
         for name, value in variables.items():
             words += ["-x", f"{name}={value}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf.launch import mpirun_command
-from matex_tf.world import task_environment
+from matex_tf.world import mpirun_options, task_environment
 
 SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
 
@@ -126,8 +125,5 @@ def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/de
         return False
     if not os.access(folder, os.W_OK) or state.f_bavail * state.f_frsize < ranks * SHARED_BYTES:
         return False
-    lines: list[str] = []
-    for path in mpirun_command.list_parameter_files(mpirun.path, os.path.expanduser("~")):
-        with contextlib.suppress(OSError), open(path, errors="replace") as file:
-            lines += file
-    return not mpirun_command.chooses_transport([], {}, lines)
+    prefixes = (os.path.dirname(os.path.dirname(path)) for path in (mpirun.path, os.path.realpath(mpirun.path)))
+    return not mpirun_options.chooses_transport([], {}, mpirun_options.read_parameter_files(*prefixes))

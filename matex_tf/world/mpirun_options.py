@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,9 @@ HOST_OPTIONS = {
     "add-host",
     "dvm",
 }
+# With these the user, or a file that he names, says himself how ranks reach each other.
+_TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
+_TRANSPORT_FILES = {"tune", "am"}
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 
 
@@ -98,3 +102,27 @@ def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> boo
     """Whether the ranks go where a host list or a batch system says, rather than all on this machine."""
     named = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
     return named or any(name in environment for name in ALLOCATIONS)
+
+
+def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
+    """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
+    if any(word.startswith("-") and parse_option_name(word) in _TRANSPORT_FILES for word in options):
+        return True
+    settings = [line.partition("=")[0].strip() for line in lines]
+    return any(_TRANSPORT.fullmatch(word) for word in (*options, *environment, *settings))
+
+
+def read_parameter_files(*prefixes: str) -> list[str]:
+    """The lines of the files that an Open MPI installed at one of `prefixes` reads parameters from.
+
+    They are the user's file, the installation's, and Debian's of the latter.
+    """
+    lines: list[str] = []
+    for path in (
+        os.path.expanduser("~/.openmpi/mca-params.conf"),
+        *(os.path.join(prefix, "etc", "openmpi-mca-params.conf") for prefix in dict.fromkeys(prefixes)),
+        "/etc/openmpi/openmpi-mca-params.conf",
+    ):
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            lines += file
+    return lines

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import mpi_timeout, phantom_rank, task_environment
+from matex_tf.world import mpi_timeout, mpirun_options, phantom_rank, task_environment
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _start_world() -> World:
     if task is None or (task.size == 1 and not keeps_state()) or settings.get_settings().disable:
         in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.get_settings().disable
         return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
-    _yield_when_crowded()
+    _set_open_mpi_defaults()
     with mpi_timeout.limit_time(
         task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE
     ):
@@ -176,11 +176,20 @@ def _join_task(task: task_environment.Task) -> World:
     return _join_ranks(MPI)
 
 
-def _yield_when_crowded() -> None:
-    """Open MPI's waiting ranks spin; where ranks fill the cores they must yield them to threads that compute."""
-    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
-    if local.isascii() and local.isdigit() and int(local) >= (os.cpu_count() or 1):
+def _set_open_mpi_defaults() -> None:
+    """What `matex run` tells Open MPI's mpirun, for ranks that plain mpirun starts; what the user set stays.
+
+    Waiting ranks spin; where ranks fill the cores they must yield them to threads that compute. On one host ranks do
+    without libfabric's one-sided transfers, which end with a second of sleep in MPI_Init.
+    """
+    here, everywhere = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
+    if here.isascii() and here.isdigit() and int(here) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
+    if prefix and here == everywhere:
+        lines = mpirun_options.read_parameter_files(prefix)
+        if not mpirun_options.chooses_transport([], os.environ, lines):
+            os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
 
 def _join_ranks(MPI: Any) -> World:

@@ -144,7 +144,7 @@ def test_with_several_hosts_nothing_follows_from_the_cores_here(given, environme
 def test_ranks_on_one_host_do_without_the_network(mpirun):
     def ways(given="", environment=None):
         words = mpirun_command.choose_options(mpirun, 2, 8, False, given.split(), environment, by_memory=True)
-        return " ".join(words).count("--mca btl ^tcp")
+        return " ".join(words).count("--mca btl ^tcp,ofi ")
 
     assert ways() == ways("--tag-output -x A=1") == ways("", {"OMPI_MCA_mpi_yield_when_idle": "1"}) == 1
     for given in ("--mca btl tcp,self", "--mca pml ucx", "--mca btl_tcp_if_include eth0", "-x OMPI_MCA_btl=self,tcp",
@@ -154,7 +154,7 @@ def test_ranks_on_one_host_do_without_the_network(mpirun):
                  "SLURM_JOB_ID"):  # fmt: skip
         assert ways("", {name: "1"}) == 0, name
     assert "btl" not in line(mpirun, 2, 8)
-    assert not {"btl", "^tcp"} & {*mpirun_command.choose_options(MPICH, 2, 8, False, by_memory=True)}
+    assert not {"btl", "^tcp,ofi"} & {*mpirun_command.choose_options(MPICH, 2, 8, False, by_memory=True)}
 
 
 def test_files_of_open_mpi_may_say_how_ranks_reach_each_other(tmp_path, monkeypatch):
