@@ -17,6 +17,23 @@ def replace_function(owner: Any, name: str, make: Callable[[Callable[..., Any]],
         setattr(owner, name, functools.wraps(original)(make(original)))
 
 
+APIS = ("tensorflow", *(f"tensorflow{within}.compat.v{version}" for within in ("._api.v2", "") for version in "12"))
+"""The modules that have TensorFlow's functions for scripts. The last two are made where one is imported by its name."""
+
+
+def replace_in_apis(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """`replace_function` in each module of `APIS` that has the function `name`, now or when the module is made."""
+    made: list[Any] = []
+
+    def replace(api: Any) -> None:
+        if hasattr(api, name) and getattr(api, name) not in made:
+            replace_function(api, name, make)
+            made.append(getattr(api, name))
+
+    for module in APIS:
+        patch_when_imported(module, replace)
+
+
 def patch_when_imported(module: str, patch: Callable[[Any], object]) -> None:
     """Call `patch(module)` as soon as the module is imported; now, if it is."""
     import wrapt

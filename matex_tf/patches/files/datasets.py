@@ -15,7 +15,7 @@ from matex_tf.patches.files.journal import note_made
 from matex_tf.patches.files.opening import find_real_path
 from matex_tf.patches.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.replace import replace_function, replace_in_apis
 
 _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
@@ -35,10 +35,10 @@ def install() -> None:
     functions = {"write_file": _wrap_write_file}
     if overlay.get_view() is not None:
         functions |= {"read_file": _wrap_read_file, "matching_files": _wrap_matching_files}
-    for api in (tf.io, tf.compat.v1.io, tf.compat.v2.io, tf.compat.v1):
-        for name, make in functions.items():
-            if hasattr(api, name):
-                replace_function(api, name, make)
+    for name, make in functions.items():
+        replace_in_apis(name, make)
+        for io in (tf.io, tf.compat.v1.io, tf.compat.v2.io):
+            replace_function(io, name, make)
     if overlay.get_view() is None:
         return
     replace_function(load_op, "_load", _wrap_load)

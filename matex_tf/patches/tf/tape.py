@@ -14,7 +14,7 @@ from matex_tf.gradients import custom_gradients, row_mixing, tape_stack
 from matex_tf.loops import model_calls, side_effects, tape_gradients
 from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.replace import replace_function, replace_in_apis
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
 _INTERNAL = (
@@ -43,7 +43,6 @@ def install() -> None:
         replace_function(record, name, _wrap_record_operation)
     for name in ("jacobian", "batch_jacobian"):
         replace_function(backprop.GradientTape, name, _wrap_jacobian)
-    import tensorflow as tf
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import custom_gradient, resource_variable_ops
 
@@ -53,8 +52,7 @@ def install() -> None:
     replace_function(custom_gradient, "_graph_mode_decorator", _wrap_graph_decorator)
     replace_function(custom_gradient, "_eager_mode_decorator", _wrap_eager_decorator)
     replace_function(ops, "get_gradient_function", _wrap_gradient_function)
-    for api in (tf, tf.compat.v1, tf.compat.v2):
-        replace_function(api, "recompute_grad", _wrap_recompute_grad)
+    replace_in_apis("recompute_grad", _wrap_recompute_grad)
 
 
 def _wrap_push(original: Any) -> Any:

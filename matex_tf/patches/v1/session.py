@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.replace import replace_function, replace_in_apis
 from matex_tf.servers import local_sgd, sharded
 from matex_tf.sharding import step_weight
 from matex_tf.v1 import run_plans, session_runs
@@ -20,15 +20,13 @@ from matex_tf.world import world
 
 
 def install() -> None:
-    import tensorflow as tf
     from tensorflow.python.client import session
     from tensorflow.python.training import optimizer
 
     replace_function(session.BaseSession, "run", _wrap_run)
     replace_function(optimizer.Optimizer, "compute_gradients", _wrap_compute_gradients)
     replace_function(optimizer.Optimizer, "apply_gradients", _wrap_apply_gradients)
-    for api in (tf, tf.compat.v1, tf.compat.v2):
-        replace_function(api, "gradients", _wrap_gradients)
+    replace_in_apis("gradients", _wrap_gradients)
 
 
 def _wrap_run(original: Any) -> Any:
