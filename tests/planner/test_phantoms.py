@@ -36,3 +36,18 @@ def test_a_script_that_cannot_be_measured_says_how_far_it_came(script, why, tmp_
     with pytest.raises(phantoms.NotMeasured, match=why):
         phantoms.read_copy(tmp_path, 0, ended.returncode, 4)
     assert ("nothing_of_this_name" in ended.output) == ("nothing" in script)
+
+
+def test_a_copy_may_take_what_a_rank_may_take(tmp_path, monkeypatch):
+    given = []
+
+    def start_copy(script, copy, folder, environment):
+        given.append(environment.get("MATEX_MEMORY"))
+        raise phantoms.NotMeasured
+
+    monkeypatch.setattr(phantoms, "_start_copy", start_copy)
+    monkeypatch.delenv("MATEX_MEMORY", raising=False)
+    for limit in (2 << 30, 0):
+        with pytest.raises(phantoms.NotMeasured):
+            phantoms.measure_copies(["train.py"], 4, 2, tmp_path, memory=limit)
+    assert given == [str(2 << 30), None]

@@ -147,7 +147,9 @@ def _measure_size(
     of = min(copies, ranks)
     print(f"matex: measuring rank 0 of {ranks}, {of} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        found[ranks] = phantoms.measure_copies(script, ranks, of, Path(folder), asked.steps, asked.scaling)
+        found[ranks] = phantoms.measure_copies(
+            script, ranks, of, Path(folder), asked.steps, asked.scaling, asked.memory
+        )
 
 
 def _find_extra_size(made: Plan) -> int:

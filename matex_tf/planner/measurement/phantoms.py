@@ -46,9 +46,12 @@ class Measurement:
 
 
 def measure_copies(
-    script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong"
-) -> Measurement:
+    script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong",
+    memory: float = 0.0,
+) -> Measurement:  # fmt: skip
     """The script as rank 0 of `ranks`, `copies` of it at once.
+
+    With MATEX_MICROBATCH=auto each may take `memory` bytes; 0: what this host leaves.
 
     Raises:
         NotMeasured: it fails, does not train, or ends before it has trained enough.
@@ -57,6 +60,7 @@ def measure_copies(
     try:
         for copy in range(copies):
             asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
+            asked |= {"MATEX_MEMORY": f"{memory:.0f}"} if memory else {}
             processes.append(_start_copy(script, copy, folder, asked))
         codes = _await_copies(processes)
     finally:
