@@ -55,6 +55,15 @@ def publishing(ranks: int, rank: int, without: str) -> list[Op]:
     return [op for place, op in enumerate(ops) if place not in skipped]
 
 
+def comparing(ranks: int, rank: int, without: str) -> list[Op]:
+    """What `Arrivals::Meet` does with the words that ranks bring: each writes its own, all meet, and each reads all."""
+    ops: list[Op] = []
+    for meeting in range(PARTS):
+        ops += [("write", share, meeting) for share in range(ranks)] + [("come", 0, meeting), ("meet", 0, meeting)]
+        ops += [("read", other, meeting) for other in range(ranks)]
+    return [op for op in ops if without != "meeting" or op[0] not in ("come", "meet")]
+
+
 def explored(
     ranks: int, without: str = "", program_of: Callable[[int, int, str], list[Op]] = program, buffers: int = 2
 ) -> Finding:
@@ -126,3 +135,11 @@ def test_published_pieces_are_those_of_the_update(ranks):
     assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
     for without in ("first meeting", "second meeting"):
         assert "reads" in explored(ranks, without, publishing, buffers=1).fault
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_brought_to_a_meeting_is_compared_with_what_the_others_bring(ranks):
+    finding = explored(ranks, program_of=comparing)
+    assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
+    for without in ("meeting", "second buffer"):
+        assert "reads" in explored(ranks, without, comparing).fault

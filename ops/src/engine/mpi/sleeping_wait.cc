@@ -6,26 +6,16 @@
 #include <algorithm>
 
 namespace matex {
-namespace {
 
-constexpr long kLeast = 5'000, kMost = 100'000;  // nanoseconds
-
-class Pause {
- public:
-  void Take() {
-    // Linux puts timers of a thread off by up to 50 us, so that they go off together; ours are to be on time.
-    static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-    (void)sharp;
-    const timespec pause{0, length_};
-    nanosleep(&pause, nullptr);
-    length_ = std::min(length_ * 3 / 2, kMost);
-  }
-
- private:
-  long length_ = kLeast;
-};
-
-}  // namespace
+void Pause::Take() {
+  constexpr long kMost = 100'000;
+  // Linux puts timers of a thread off by up to 50 us, so that they go off together; ours are to be on time.
+  static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  (void)sharp;
+  const timespec pause{0, length_};
+  nanosleep(&pause, nullptr);
+  length_ = std::min(length_ * 3 / 2, kMost);
+}
 
 int Await(MPI_Request* request) { return AwaitFor(std::chrono::hours(1 << 20), request); }
 

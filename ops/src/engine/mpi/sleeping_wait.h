@@ -7,8 +7,16 @@
 
 namespace matex {
 
-// Returns when `request` is over, with its error code. Sleeps between looks, longer and longer, up to a tenth of a
-// millisecond.
+// Sleeps, longer and longer, up to a tenth of a millisecond.
+class Pause {
+ public:
+  void Take();
+
+ private:
+  long length_ = 5'000;  // nanoseconds
+};
+
+// Returns when `request` is over, with its error code. It pauses between looks.
 int Await(MPI_Request* request);
 
 // The same for about `longest` at most: then the request is not null yet.

@@ -6,8 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <memory>
 #include <vector>
 
+#include "engine/mpi/arrivals.h"
+#include "engine/mpi/common_memory.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/world.h"
@@ -24,6 +27,8 @@ struct Sequence {
   std::atomic<int64_t> rows{0};
   Clock::time_point met;
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
+  bool prepared = false;
+  std::unique_ptr<Arrivals> here;  // where ranks of one host meet
 };
 
 Sequence& TheSequence() {
@@ -67,15 +72,33 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   return Error(Explain(reports));
 }
 
-Error Check(const World& world, const Call& call, int64_t number) {
+// Whether ranks are all on one host, and by which way they choose may use its memory. Collective: all come to their first
+// meeting together.
+int Prepare(const World& world, Sequence* sequence) {
+  if (sequence->prepared) return MPI_SUCCESS;
+  sequence->prepared = true;
+  if (world.algorithm != Algorithm::kAuto) return MPI_SUCCESS;
+  void* memory = nullptr;
+  const auto prepare = [&](void* head) { Arrivals::Prepare(head, world.size); };
+  const CommonLayout layout = CommonLayout::Of(Arrivals::BytesFor(world.size), 0);
+  if (const int code = MakeCommonMemory(world.sequence, layout, prepare, &memory)) return code;
+  int processors = 0;
+  if (const int code = CountProcessors(world.sequence, &processors)) return code;
+  if (memory != nullptr) sequence->here = std::make_unique<Arrivals>(memory, world.sequence, processors);
+  return MPI_SUCCESS;
+}
+
+Error Check(const World& world, const Call& call, Sequence* sequence) {
   int over = 0;
   MPI_Finalized(&over);
   if (over) {
     return Error(call.what() + " was called after MPI had been shut down.");
   }
+  if (Error error = MpiError(Prepare(world, sequence), "the first meeting", call.what())) return error;
+  const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
+  if (sequence->here != nullptr) return sequence->here->Meet(mine) ? Error() : Exchange(world, call, mine.back());
   // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
-  constexpr int kWords = 3;
-  const int64_t mine[kWords] = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), number};
+  constexpr int kWords = mine.size();
   int64_t words[2 * kWords];
   for (int i = 0; i < kWords; ++i) {
     words[i] = mine[i];
@@ -84,7 +107,7 @@ Error Check(const World& world, const Call& call, int64_t number) {
   const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
   for (int i = 0; i < kWords; ++i) {
-    if (words[i] != ~words[kWords + i]) return Exchange(world, call, number);
+    if (words[i] != ~words[kWords + i]) return Exchange(world, call, mine.back());
   }
   return Error();
 }
@@ -101,7 +124,7 @@ Error Meet(const Call& call) {
   Wait(Waiter::kSequence, &call.what, call.layout);
   {
     const Span span(Activity::kMeet);
-    sequence.poison = Check(world, call, sequence.number);
+    sequence.poison = Check(world, call, &sequence);
   }
   if (sequence.poison) {
     GoOn(Waiter::kSequence);

@@ -4,13 +4,13 @@
 
 #include <mpi.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "engine/base/types.h"
+#include "engine/mpi/arrivals.h"
 
 namespace matex {
 
@@ -53,18 +53,13 @@ class SharedMemory {
   void Sum(Type type, const std::vector<Wanted>& wanted);
 
  private:
-  struct Arrival;
-
   SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors);
   char* Of(int rank) const;
-  void Meet();
 
-  const MPI_Comm communicator_;
   char* const memory_;
   const int rank_;
   const int size_;
-  const int looks_;    // before others are let compute
-  int64_t met_ = 0;    // how often all ranks have met
+  Arrivals arrivals_;
   int64_t parts_ = 0;  // how many parts have been added up
 };
 
