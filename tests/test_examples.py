@@ -23,6 +23,8 @@ ARGUMENTS = {
     "cars_csv.py": ("--epochs", "4"),
     "climate_netcdf.py": ("--epochs", "3"),
 }
+# Like the others, by another way of feeding rows; run by --all.
+MORE = {"mnist_dataset.py", "mnist_loop.py", "mnist_eager.py"}
 # Of a loss, relative, after 10 steps in float32.
 TOLERANCE = 5e-5
 # Of an accuracy: one digit of 261 on the edge between two classes.
@@ -52,7 +54,9 @@ def test_every_example_is_here():
 
 
 @pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2)), 3])
-@pytest.mark.parametrize("example", ARGUMENTS)
+@pytest.mark.parametrize(
+    "example", [pytest.param(name, marks=pytest.mark.more) if name in MORE else name for name in ARGUMENTS]
+)
 def test_figures_are_those_of_the_script_alone(example, ranks):
     expected = alone(example)
     assert len(expected) >= 4

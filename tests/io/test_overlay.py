@@ -54,7 +54,7 @@ def alone(tmp_path_factory):
     return folder, seen(launch.run_alone(CASE, folder, "nobody").check())[0]
 
 
-@pytest.mark.parametrize("ranks, late", [(3, "first"), (2, "others")])
+@pytest.mark.parametrize("ranks, late", [pytest.param(3, "first", marks=pytest.mark.more), (2, "others")])
 def test_each_rank_finds_what_the_script_alone_finds(alone, tmp_path, ranks, late):
     before = private()
     folder = prepared(tmp_path / "work")

@@ -23,7 +23,12 @@ def alone(tmp_path_factory):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "ranks, env", [(1, PARTS), (2, PARTS), (2, {"MATEX_MICROBATCH": "auto", "MATEX_MEMORY": "1MiB"})]
+    "ranks, env",
+    [
+        (1, PARTS),
+        pytest.param(2, PARTS, marks=pytest.mark.more),
+        (2, {"MATEX_MICROBATCH": "auto", "MATEX_MEMORY": "1MiB"}),
+    ],
 )
 def test_parts_give_what_all_rows_at_once_give(alone, ranks, env, tmp_path):
     if ranks == 1:

@@ -1,6 +1,6 @@
 """Metrics where a batch has fewer rows than there are ranks, and where a script weighs a loss by its batch's rows.
 
-`python metric_cases.py FOLDER`, alone and under ranks, stores what each case gives, as cases.py does, in float64.
+`python metric_cases.py FOLDER few|all`, alone and under ranks, stores what each case gives, in float64.
 """
 
 import os
@@ -245,19 +245,23 @@ def weighed_classes():
     stored("weighed classes", [*(float(step(x, y)) for x, y in dataset()), float(metric.result())])
 
 
-for chosen in (built_in, made_late):
-    evaluate(chosen)
+every = sys.argv[2] == "all"
+for chosen in (built_in, made_late, meeting):
     fit(chosen)
-fit(built_in, run_eagerly=True)
-fit_even()
-loop(True)
-loop(False)
-for ask in ("shape", "tf.shape", "len"):
-    weigh(ask, True)
-    weigh(ask, False)
+evaluate(made_late)
+weigh("tf.shape", True)
+weigh("len", False)
 weigh_inside()
-evaluate(meeting)
-fit(meeting)
+loop(True)
 weighed_classes()
+if every:
+    evaluate(built_in)
+    evaluate(meeting)
+    fit(built_in, run_eagerly=True)
+    fit_even()
+    loop(False)
+    for ask in ("shape", "tf.shape", "len"):
+        weigh(ask, True)
+        weigh(ask, False)
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)

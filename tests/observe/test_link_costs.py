@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 import launch
 from matex_tf.observe.link_costs import Link
 from matex_tf.ops import compiler
@@ -44,6 +46,7 @@ extern "C" int MPI_Iallreduce(const void* from, void* to, int count, MPI_Datatyp
 """
 
 
+@pytest.mark.more
 def test_a_disturbed_measurement_leaves_the_buckets_as_they_are_and_says_so(tmp_path):
     (tmp_path / "busy.cc").write_text(BUSY)
     cxx = compiler.find_compiler().path

@@ -58,7 +58,8 @@ def differences(one, other, where=""):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks, legacy", [pytest.param(3, "0", marks=pytest.mark.more), (2, "1")])
+@pytest.mark.more
+@pytest.mark.parametrize("ranks, legacy", [(3, "0"), (2, "1")])
 def test_every_rank_sees_and_decides_what_the_script_alone_does(tmp_path, server, ranks, legacy):
     url, requests = server
     alone, together = tmp_path / "alone", tmp_path / "together"
@@ -91,7 +92,7 @@ def losses(result):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("style", ["fit", "loop"])
+@pytest.mark.parametrize("style", ["fit", pytest.param("loop", marks=pytest.mark.more)])
 def test_a_killed_run_goes_on_with_another_number_of_ranks(tmp_path, style):
     want = losses(launch.run_alone(RESTART, tmp_path / "alone", style))
     assert launch.run(3, RESTART, tmp_path, style, 2).returncode != 0

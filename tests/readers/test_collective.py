@@ -142,7 +142,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("ranks", (2, 3))
+@pytest.mark.parametrize("ranks", (2, pytest.param(3, marks=pytest.mark.more)))
 def test_every_rank_takes_part_in_every_transfer(folder, ranks):
     result = launch.run(ranks, SCRIPT, folder, env=launch.ALL_FILES, timeout=120).check()
     assert result.stdout.count("done") == ranks, result.output

@@ -165,7 +165,7 @@ def files(tmp_path_factory):
     return folder / "all.csv", folder / "few.csv"
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.more), 3])
 def said(request, files):
     result = launch.run(request.param, SCRIPT, *files, timeout=280).check()
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]

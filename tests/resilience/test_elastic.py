@@ -26,7 +26,7 @@ def run(ranks, script, argument, state, **env):
         # Within an epoch and a generator's; the last of three is left, which was not the first.
         ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGKILL"),
         # The first of all, in its first step, and then the one after it.
-        ("1", "0:0:0:0:SIGKILL 1:3:1:0:SIGSEGV"),
+        pytest.param("1", "0:0:0:0:SIGKILL 1:3:1:0:SIGSEGV", marks=pytest.mark.more),
     ],
 )
 def test_those_that_are_left_go_on(tmp_path, keras, lose):

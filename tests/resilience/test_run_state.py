@@ -42,7 +42,7 @@ def run(ranks, folder, state, keras, lose):
     [
         pytest.param("0", (2, 3), "1:2:3:1:SIGKILL 2:1:2:0:SIGTERM", marks=pytest.mark.more),
         ("1", (2, 1), "0:1:2:0:SIGKILL 1:2:3:1:SIGUSR1"),
-        ("0", (1, 1), "1:2:3:0:SIGKILL 2:1:2:0:SIGTERM"),
+        pytest.param("0", (1, 1), "1:2:3:0:SIGKILL 2:1:2:0:SIGTERM", marks=pytest.mark.more),
     ],
 )
 def test_nothing_is_lost(tmp_path, keras, ranks, lose):
@@ -69,6 +69,7 @@ def test_nothing_is_lost(tmp_path, keras, ranks, lose):
     assert not state.exists()
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)
 def test_an_epoch_that_comes_again_counts_itself_alone(tmp_path):
     """The state is that of an epoch's begin, and the model and its metrics are made by the step that comes next."""

@@ -32,7 +32,7 @@ print(matex_tf.allreduce(tf.ones([3]), "sum").numpy())
 SETTINGS = {"MATEX_STALL_SECONDS": "2"}
 
 
-@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.more)])
 def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
     is_cold = late == 0
     result = launch.run(3, LATE, 9, late, env=SETTINGS, cold=is_cold).check()
@@ -47,7 +47,7 @@ def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
     assert re.search(rf"{begins}.*line 13, in <module>: dawdle\(\)\n.*line 7, in dawdle", stack), result.stderr
 
 
-@pytest.mark.parametrize("late, stopped", [(1, False), (0, True), (1, True)])
+@pytest.mark.parametrize("late, stopped", [pytest.param(1, False, marks=pytest.mark.more), (0, True), (1, True)])
 def test_the_job_ends(late, stopped):
     words = ["training", *(["stopped"] if stopped else [])]
     result = launch.run(

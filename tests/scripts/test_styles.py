@@ -90,38 +90,57 @@ KERAS_3 = {
 # Run by --all only. No line of the product is run by these alone, and they take longest.
 MORE = {
     "accumulation_and_averages",
+    "actor_critic",
+    "add_loss",
+    "adjoint_method",
     "arrays_validation_split",
     "attention_translation",
+    "autoencoder",
     "balanced_losses",
     "character_rnn",
     "clipping",
+    "constant_labels",
     "convnet_augmented",
+    "csv_and_numpy_iterator",
+    "dictionaries_and_tuples",
     "distillation",
     "epochs_and_executions",
     "every_optimizer",
     "from_generator",
     "from_scratch",
     "gan_train_step",
+    "gan_two_tapes",
     "gradient_penalty",
     "image_data_generator",
+    "in_batch_losses",
     "masked_loss",
     "mixed_precision",
     "next_of_iterator",
     "normalization_adapt",
+    "own_metrics",
     "own_parts",
+    "pandas_table",
     "persistent_tape",
+    "processes_and_seeds",
     "pydataset_with_workers",
     "python_generator",
+    "ragged_sentences",
     "raw_logs",
     "recommender",
     "repeat_and_steps",
     "schedules",
+    "second_order",
     "shuffle_and_parallel_maps",
+    "sparse_gradients",
+    "sums_and_averages",
     "text_vectorization",
+    "tf_keras_import",
     "timeseries_windows",
+    "train_on_batch",
     "transfer_learning",
     "transformer_block",
     "unet",
+    "vae",
     "weights_of_samples_and_classes",
     "wide_and_deep",
 }
@@ -144,9 +163,9 @@ def parts_of(group):
 
 
 def scripts_for(group, part, ranks, every_way):
-    """Of those for Keras each runs under 2 ranks or, one in four, under 3, unless all are asked for; alone: ranks 0."""
+    """Each runs under 2 ranks or, one in four, under 3, unless all are asked for; alone: ranks 0."""
     found = parts_of(group)[part]
-    if every_way or group == "v1":
+    if every_way:
         return found
     found = [path for path in found if Path(path).stem not in MORE]
     return [path for place, path in enumerate(found) if not ranks or (place % 4 == 3) == (ranks == 3)]

@@ -47,7 +47,7 @@ def differing(wanted, got):
     "ranks, package, dtype, few",
     [
         (2, "keras", "float32", ["Lamb", "clipped", "average", "accumulating", "scaling"]),  # Muon knows no other
-        (2, "tf_keras", "float64", ["Nadam", "momentum", "average"]),
+        pytest.param(2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
         *(
             pytest.param(ranks, *case, [], marks=pytest.mark.more)
             for ranks in (2, 3)

@@ -22,15 +22,15 @@ def program(tmp_path_factory):
 @pytest.mark.parametrize(
     "ranks, steps, how",
     [
-        (2, 100, ["mpi"]),
+        pytest.param(2, 100, ["mpi"], marks=pytest.mark.more),
         (2, 100, ["auto"]),
         (5, 50, ["auto"]),
         (9, 20, ["auto"]),
         (3, 100, ["ring", "bf16"]),
         (3, 100, ["two_level", "topk", "hosts", 2]),
-        (16, 10, ["two_level", "bf16", "hosts", 4]),
-        (16, 5, ["auto", "topk", "all", 5]),
-        (32, 3, ["ring"]),
+        pytest.param(16, 10, ["two_level", "bf16", "hosts", 4], marks=pytest.mark.more),
+        pytest.param(16, 5, ["auto", "topk", "all", 5], marks=pytest.mark.more),
+        pytest.param(32, 3, ["ring"], marks=pytest.mark.more),
     ],
     ids=str,
 )
