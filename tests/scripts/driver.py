@@ -89,6 +89,7 @@ def start(path):
     os.environ.update(ENVIRONMENT)
     np.set_printoptions(**PRINTING)
     if "/v1/" in path:
+        tf.compat.v1.disable_v2_behavior()  # as scripts before it have, so that the seed is the default graph's
         tf.compat.v1.reset_default_graph()
     gc.collect()
     keras.backend.clear_session()

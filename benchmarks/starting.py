@@ -1,0 +1,83 @@
+"""From Return to the end of the first step: `python benchmarks/starting.py [--rounds 5] [--ranks 2]`.
+
+A small Keras script alone, by `matex run -n 2`, and by plain mpirun, in alternating rounds: the seconds until the
+script's first line, and what its imports, its model and its first step take, as medians. Of ranks the slowest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = """
+import time
+marks = [time.time()]
+import numpy as np
+import tensorflow as tf
+import keras
+marks.append(time.time())
+model = keras.Sequential([keras.layers.Dense(32, "relu") for _ in range(4)] + [keras.layers.Dense(10)])
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True), metrics=["accuracy"])
+x, y = np.random.rand(256, 20), np.random.randint(0, 10, 256)
+marks.append(time.time())
+
+class First(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        marks.append(time.time())
+        self.model.stop_training = True
+
+model.fit(x, y, batch_size=256, epochs=1, verbose=0, callbacks=[First()])
+print("MARKS", *marks, flush=True)
+"""
+PARTS = ("first line", "imports", "model", "first step", "in all")
+
+
+def time_start(command: list[str]) -> list[float]:
+    """The seconds of each of PARTS; of several ranks those of the last that ends its step."""
+    began = time.time()
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    ranks = [[float(mark) for mark in line.split()[1:]] for line in output.splitlines() if line.startswith("MARKS")]
+    marks = [began, *max(ranks, key=lambda one: one[-1])]
+    return [*(after - before for before, after in zip(marks, marks[1:])), marks[-1] - began]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
+    asked = parser.parse_args()
+    os.environ["MATEX_OUTPUT"] = "all"  # else rank 0 alone prints
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    beside = Path(sys.executable).parent
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(SCRIPT)
+        words = ["-n", str(asked.ranks)]
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        ways = {
+            "alone": [sys.executable, str(script)],
+            f"matex run -n {asked.ranks}": [str(beside / "matex"), "run", *words, str(script)],
+            f"mpirun -n {asked.ranks} python": [
+                str(beside / "mpirun"), *root, "--bind-to", "none", *words,
+                sys.executable, "-m", "matex_tf", str(script),
+            ],
+        }  # fmt: skip
+        found: dict[str, list[list[float]]] = {name: [] for name in ways}
+        for turn in range(asked.rounds + 1):
+            for name, command in ways.items():
+                took = time_start(command)
+                if turn:  # the first compiles and fills caches
+                    found[name].append(took)
+    print(f"{'seconds, medians of ' + str(asked.rounds):28}" + "".join(f"{part:>12}" for part in PARTS))
+    for name, rounds in found.items():
+        print(f"{name:28}" + "".join(f"{statistics.median(column):12.2f}" for column in zip(*rounds)))
+
+
+if __name__ == "__main__":
+    main()
