@@ -1,5 +1,7 @@
 """Settings that are not the same on all ranks, or wrong on one of them: an error that names them, on no rank a hang."""
 
+import pytest
+
 import launch
 
 SCRIPT = """
@@ -11,10 +13,11 @@ print("went on")
 """
 
 
-def test_settings_that_differ_are_both_named():
-    result = launch.run(2, SCRIPT, "ring", env={"MATEX_ALGORITHM": "mpi"}, module=False, cold=True)
+@pytest.mark.parametrize("first", ["mpi", "auto"], ids=["by MPI", "by memory"])
+def test_settings_that_differ_are_both_named(first):
+    result = launch.run(2, SCRIPT, "ring", env={"MATEX_ALGORITHM": first}, module=False)
     assert result.returncode == 1 and "went on" not in result.stdout
-    assert "MATEX_ALGORITHM is 'mpi' on rank 0 (" in result.stderr, result.stderr
+    assert f"MATEX_ALGORITHM is '{first}' on rank 0 (" in result.stderr, result.stderr
     assert "but 'ring' on rank 1 (" in result.stderr and "Export it on every host" in result.stderr
 
 

@@ -72,12 +72,14 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   return Error(Explain(reports));
 }
 
-// Whether ranks are all on one host, and by which way they choose may use its memory. Collective: all come to their first
-// meeting together.
+// Finds where the ranks of one host meet, if all choose a way that may use its memory. Collective: all come to their first
+// meeting together, at which their settings may still differ.
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->prepared) return MPI_SUCCESS;
   sequence->prepared = true;
-  if (world.algorithm != Algorithm::kAuto) return MPI_SUCCESS;
+  int may = world.algorithm == Algorithm::kAuto;
+  const int code = MPI_Allreduce(MPI_IN_PLACE, &may, 1, MPI_INT, MPI_MIN, world.sequence);
+  if (code != MPI_SUCCESS || !may) return code;
   void* memory = nullptr;
   const auto prepare = [&](void* head) { Arrivals::Prepare(head, world.size); };
   const CommonLayout layout = CommonLayout::Of(Arrivals::BytesFor(world.size), 0);
