@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -115,13 +116,13 @@ def chooses_transport(options: Sequence[str], environment: Mapping[str, str], li
 def read_parameter_files(*prefixes: str) -> list[str]:
     """The lines of the files that an Open MPI installed at one of `prefixes` reads parameters from.
 
-    They are the user's file, the installation's, and Debian's of the latter.
+    They are the user's file, the installation's, and Debian's and Fedora's of the latter.
     """
     lines: list[str] = []
     for path in (
         os.path.expanduser("~/.openmpi/mca-params.conf"),
         *(os.path.join(prefix, "etc", "openmpi-mca-params.conf") for prefix in dict.fromkeys(prefixes)),
-        "/etc/openmpi/openmpi-mca-params.conf",
+        *glob.glob("/etc/openmpi*/openmpi-mca-params.conf"),
     ):
         with contextlib.suppress(OSError), open(path, errors="replace") as file:
             lines += file

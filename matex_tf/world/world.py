@@ -186,7 +186,7 @@ def _set_open_mpi_defaults() -> None:
     if here.isascii() and here.isdigit() and int(here) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
-    if prefix and here == everywhere:
+    if prefix and here and here == everywhere:
         lines = mpirun_options.read_parameter_files(prefix)
         if not mpirun_options.chooses_transport([], os.environ, lines):
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")

@@ -20,7 +20,8 @@ struct alignas(128) Arrivals::Line {
 namespace {
 
 constexpr int kLooks = 2'000;  // some ten microseconds, or a hundred where a pause is a long one
-constexpr int kYields = 200;
+constexpr int kYields = 1'000;  // less than a millisecond, if nobody else computes
+constexpr int kUnaided = 16;  // meetings after which MPI goes on, also with a rank that never waits
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
 
@@ -50,30 +51,39 @@ Arrivals::Arrivals(void* memory, MPI_Comm communicator, int processors)
   looks_ = size_ > processors ? 0 : kLooks;
 }
 
-bool Arrivals::Meet(const Words& words) {
+int Arrivals::Meet(const Words& words, bool* same) {
   const int64_t number = ++met_;
   lines_[rank_].words[number % 2] = words;
   lines_[rank_].count.store(number, std::memory_order_release);
+  // What MPI has still to send another rank may be waiting for, the script's own, too.
+  const auto progress = [this] {
+    int any = 0;
+    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
+  };
+  int code = number % kUnaided == 0 ? progress() : MPI_SUCCESS;
+  int looks = 0;
+  Pause pause;
   for (int one = 1; one < size_; ++one) {
     const Line& other = lines_[(rank_ + one) % size_];
-    Pause pause;
-    for (int looks = 0; other.count.load(std::memory_order_acquire) < number; ++looks) {
-      if (looks < looks_) {
+    while (other.count.load(std::memory_order_acquire) < number) {
+      if (code != MPI_SUCCESS) return code;
+      if (++looks <= looks_) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
-      } else if (looks < looks_ + kYields) {
+      } else if (looks <= looks_ + kYields) {
         sched_yield();
       } else {
         pause.Take();
-        // What MPI has still to send, another rank may be waiting for.
-        int any = 0;
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
+        code = progress();
       }
     }
   }
-  return std::all_of(lines_, lines_ + size_,
-                     [&](const Line& line) { return line.words[number % 2] == lines_[0].words[number % 2]; });
+  if (same != nullptr) {
+    *same = std::all_of(lines_, lines_ + size_,
+                        [&](const Line& line) { return line.words[number % 2] == lines_[0].words[number % 2]; });
+  }
+  return MPI_SUCCESS;
 }
 
 }  // namespace matex

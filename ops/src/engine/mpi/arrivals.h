@@ -25,9 +25,10 @@ class Arrivals {
   // `memory` is that of all ranks of `communicator`, who may compute on so many `processors`. It stays the caller's.
   Arrivals(void* memory, MPI_Comm communicator, int processors);
 
-  // Returns when all ranks have come; what they wrote before is there then. Whether all brought the same words, which all
-  // ranks are told alike. One thread at a time calls it.
-  bool Meet(const Words& words = {});
+  // Returns when all ranks have come; what they wrote before is there then. `same`: whether all brought the same words,
+  // which all ranks are told alike. Returns an error code of MPI, which may know of a rank that is lost. One thread at a
+  // time calls it.
+  int Meet(const Words& words = {}, bool* same = nullptr);
 
  private:
   struct Line;

@@ -98,7 +98,11 @@ Error Check(const World& world, const Call& call, Sequence* sequence) {
   }
   if (Error error = MpiError(Prepare(world, sequence), "the first meeting", call.what())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
-  if (sequence->here != nullptr) return sequence->here->Meet(mine) ? Error() : Exchange(world, call, mine.back());
+  if (sequence->here != nullptr) {
+    bool same = false;
+    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the meeting", call.what())) return error;
+    return same ? Error() : Exchange(world, call, mine.back());
+  }
   // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
   constexpr int kWords = mine.size();
   int64_t words[2 * kWords];
@@ -158,6 +162,8 @@ void GoOnAt(int64_t number, const int64_t* counts) {
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   GoOn(Waiter::kSequence);
   sequence.poison = Error();
+  sequence.prepared = false;
+  sequence.here.reset();
   sequence.number = number;
   for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];
 }

@@ -133,9 +133,10 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
     const int64_t taken = std::min(part, count - first);
     char* const at = data + first * size;
     std::memcpy(shared_->Mine(), at, taken * size);
-    shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
+    const int code = shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
       SharedMemory::Write(type, one, other, at + begin * size, length);
     });
+    if (code != MPI_SUCCESS) return code;
   }
   return MPI_SUCCESS;
 }

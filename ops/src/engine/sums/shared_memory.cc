@@ -57,8 +57,8 @@ void SharedMemory::Write(Type type, const char* one, const char* other, char* to
 
 // A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
 // are through with it. So two buffers do. Of two ranks each adds up all, of more each its own share for all others.
-void SharedMemory::Sum(Type type, int64_t count, const Take& take) {
-  arrivals_.Meet();
+int SharedMemory::Sum(Type type, int64_t count, const Take& take) {
+  if (const int code = arrivals_.Meet()) return code;
   if (size_ == 2) {
     take(Of(0), Of(1), 0, count);
   } else {
@@ -69,23 +69,25 @@ void SharedMemory::Sum(Type type, int64_t count, const Take& take) {
     std::vector<const void*> shares;
     for (int one = 0; one < size_; ++one) shares.push_back(Of(one) + begin(rank_) * width);
     AddAll(type, shares, mine, share(rank_));
-    arrivals_.Meet();
+    if (const int code = arrivals_.Meet()) return code;
     for (int rank = 0; rank < size_; ++rank) {
       if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, begin(rank), share(rank));
     }
   }
   ++parts_;
+  return MPI_SUCCESS;
 }
 
 // One meeting does, as for the sum of two ranks: nobody writes what another is to read.
-void SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
-  arrivals_.Meet();
+int SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
+  if (const int code = arrivals_.Meet()) return code;
   for (const Wanted& one : wanted) {
     std::vector<const void*> parts;
     for (int rank = 0; rank < size_; ++rank) parts.push_back(Of(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
     AddAll(type, parts, one.to, one.count);
   }
   ++parts_;
+  return MPI_SUCCESS;
 }
 
 }  // namespace matex

@@ -41,8 +41,8 @@ class SharedMemory {
 
   // Gives the sum over ranks of `count` numbers, at most a part, to `take`: all of them, the same bits on all ranks, added
   // in the order of the ranks.
-  // One thread at a time calls it.
-  void Sum(Type type, int64_t count, const Take& take);
+  // Returns an error code of MPI. One thread at a time calls it.
+  int Sum(Type type, int64_t count, const Take& take);
 
   // The same of a part of which each rank wants some numbers only: [first, first + count), written to `to`.
   struct Wanted {
@@ -50,7 +50,7 @@ class SharedMemory {
     int64_t count;
     char* to;
   };
-  void Sum(Type type, const std::vector<Wanted>& wanted);
+  int Sum(Type type, const std::vector<Wanted>& wanted);
 
  private:
   SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors);

@@ -29,12 +29,15 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
   if (scatter != nullptr && memory != nullptr && !layout.compression()) {
-    for (const Shares& shares : scatter->by_type) RunShares(shares, inputs, outputs, weight, memory);
-    return Finish(call, error);
+    int code = MPI_SUCCESS;
+    for (const Shares& shares : scatter->by_type) {
+      if (code == MPI_SUCCESS) code = RunShares(shares, inputs, outputs, weight, memory);
+    }
+    return Finish(call, MpiError(code, "a sum in shared memory", place()));
   }
   for (const Step& step : layout.steps()) {
     if (memory != nullptr && !step.compressed) {
-      RunStep(step, inputs, outputs, weight, memory);
+      error = MpiError(RunStep(step, inputs, outputs, weight, memory), "a sum in shared memory", place());
     } else if (layout.checked()) {
       error = RunStep(layout, step, inputs, outputs, weight, buffer, [&](const Step&, void* data, float* left) {
         return AddUpFinite(layout, step, world.gradients, update, data, left, add_up);

@@ -98,7 +98,7 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
   return Error();
 }
 
-void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
   const size_t size = SizeOf(step.type);
   const int64_t bytes = step.count * static_cast<int64_t>(size), part = SharedMemory::PartOf(step.type);
   const Span bucket(Activity::kBucket, &step.name, bytes);
@@ -110,7 +110,7 @@ void RunStep(const Step& step, const void* const* inputs, void* const* outputs, 
       const char* const from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
       Scale(step.type, from, At(mine, at - first, size), piece.count, weight);
     });
-    memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
+    const int code = memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
       InPieces(step, first + begin, count, [&](const Piece& piece, int64_t at) {
         const int64_t offset = at - first - begin;
         const char* const more = other == nullptr ? nullptr : At(other, offset, size);
@@ -118,7 +118,9 @@ void RunStep(const Step& step, const void* const* inputs, void* const* outputs, 
         SharedMemory::Write(step.type, At(one, offset, size), more, to, piece.count);
       });
     });
+    if (code != MPI_SUCCESS) return code;
   }
+  return MPI_SUCCESS;
 }
 
 Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
@@ -149,7 +151,7 @@ Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
 }
 
 // Each part has as much of one rank's share as of another's, so that all have as much to add up after each meeting.
-void RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
   const Type type = shares.front().type;
   const size_t size = SizeOf(type);
   int64_t longest = 0, all = 0, filled = 0;
@@ -178,8 +180,9 @@ void RunShares(const Shares& shares, const void* const* inputs, void* const* out
       });
       place += taken;
     }
-    memory->Sum(type, wanted);
+    if (const int code = memory->Sum(type, wanted)) return code;
   }
+  return MPI_SUCCESS;
 }
 
 }  // namespace matex

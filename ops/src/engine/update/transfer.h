@@ -20,8 +20,8 @@ using AddUp = std::function<Error(const Step& step, void* data, float* left)>;
 Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
               std::vector<char>* buffer, const AddUp& add_up);
 
-// The same of a step that is not compressed, through `memory`, without a buffer.
-void RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+// The same of a step that is not compressed, through `memory`, without a buffer. Returns an error code of MPI.
+int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
 
 // Which rank needs which sums: of entry `i` rank r those from cuts[i][r] up to cuts[i][r + 1]. Where cuts[i] is empty all
 // ranks need all.
@@ -36,6 +36,7 @@ struct Scatter {
 };
 
 // The sums of `shares`, through `memory`, for those who need them; elsewhere the outputs are left with anything.
-void RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+// Returns an error code of MPI.
+int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
 
 }  // namespace matex
