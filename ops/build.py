@@ -51,8 +51,8 @@ class Plan:
 def build_ops(verbose: bool = False, engine: Plan | None = None) -> Path:
     """The compiled ops of this TensorFlow and MPI, built now, with the engine, if they are not in the cache.
 
-    `engine` is the build of the engine, if that is known. `verbose` also says so when nothing needs doing, and shows the
-    compiler's command. A build takes some 15 seconds.
+    `engine` is the build of the engine, if that is known. `verbose` also says so when nothing needs doing, and shows
+    the compiler's command. A build takes some 15 seconds.
 
     Raises:
         cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
