@@ -102,9 +102,8 @@ def which(pytestconfig: pytest.Config) -> str:
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, which: str) -> dict:
     """The arrays that CASES of a test's module store without ranks."""
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(
-        request.module.CASES, folder, which, timeout=380
-    ).check()  # less than the limit of any test with it
+    # Less than the limit of any test with it.
+    launch.run_alone(request.module.CASES, folder, which, timeout=380).check()
     return stored(folder)[0]
 
 
