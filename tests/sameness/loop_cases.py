@@ -1,4 +1,4 @@
-"""Loops whose losses, metrics and batches are less plain: `python loop_cases.py FOLDER usual|all`, alone and under ranks.
+"""Loops with less plain losses, metrics and batches: `python loop_cases.py FOLDER usual|all`, alone and under ranks.
 
 Stores what each case gives, as cases.py does, in float64. All of them are to be exact.
 """
