@@ -92,3 +92,9 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith(_PREFIXES) or name.startswith(("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_"))
     }
+
+
+def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
+    mine = remove_task_variables(environment)
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
