@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,12 @@ while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 {after}echo $code > "$run_folder/exit-code"
 exit $code
 """
+
+
+def check_commands() -> None:
+    """Raises JobError where this machine has no Slurm."""
+    if shutil.which("sbatch") is None:
+        raise JobError(f"there is no sbatch on this machine. {GET}")
 
 
 def submit_job(asked: Slurm, target: Sequence[str]) -> Job:

@@ -115,7 +115,8 @@ def test_hosts_that_are_left():
     left = [HOSTS[0], HOSTS[2]]
     words = "--host a:2,b:2,c:4 --mca pml ob1 --hostfile x --tag-output".split()
     assert (
-        host_lists.replace_hosts(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
+        host_lists.replace_hosts(words, left, mpirun_options.OPENMPI)
+        == "--mca pml ob1 --tag-output --host a:2,c:4".split()
     )
     assert host_lists.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
     assert hosts.count_ranks_on(left, HOSTS, 8) == 6 and hosts.count_ranks_on(left, HOSTS, 4) == 3

@@ -12,7 +12,8 @@ import pytest
 
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
-from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, Trial, hold_folder
+from matex_tf.tune.trials.process_trial import ProcessTrial as Trial
+from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, hold_folder
 
 HEAD = """
 import json, os, signal, sys, time
@@ -90,7 +91,7 @@ def test_a_limit_of_time(tmp_path):
 
 
 def test_a_trial_that_does_not_listen_is_killed_with_all_that_it_has_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("matex_tf.tune.trials.trial._GRACE", 0.2)
+    monkeypatch.setattr("matex_tf.tune.trials.process_trial.GRACE", 0.2)
     program = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
@@ -139,7 +140,7 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("matex_tf.tune.trials.trial._GRACE", 0.2)
+    monkeypatch.setattr("matex_tf.tune.trials.trial.GRACE", 0.2)
     trial = start(tmp_path, "time.sleep(100)")
     with pytest.raises(TimeoutError, match="still runs"), hold_folder(tmp_path):
         pass
