@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.deploy.job import JobError
+from matex_tf.deploy.job import JobError, format_count
 from matex_tf.tune import rungs, warm_start
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
@@ -139,7 +139,7 @@ class Searching:
             raise SearchError(str(error)) from None
         self._waiting.insert(0, record)
         self._is_full = True
-        self.starter.say_once("full", f"{error}\nFor now {len(self._under)} trials go on at once")
+        self.starter.say_once("full", f"{error}\nFor now there are {format_count(len(self._under), 'trial')} at once")
 
     def _choose_next(self) -> Record | None:
         """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""
