@@ -139,7 +139,9 @@ class Searching:
             raise SearchError(str(error)) from None
         self._waiting.insert(0, record)
         self._is_full = True
-        self.starter.say_once("full", f"{error}\nFor now there are {format_count(len(self._under), 'trial')} at once")
+        self.starter.say_once(
+            "full", f"{error}\nThe search goes on with {format_count(len(self._under), 'job')} at once"
+        )
 
     def _choose_next(self) -> Record | None:
         """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""

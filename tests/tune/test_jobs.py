@@ -186,7 +186,7 @@ def test_what_slurm_refuses_is_said_in_its_words(cluster, capfd):
     resumed = ["tune", "--resume", "runs/tune-train-1", "--partition", "big", "--trials", "3", "--parallel", "2"]
     assert cli.main(resumed) == 0
     said = capfd.readouterr().err
-    assert said.count("a limit of your account is reached") == 1 and "For now there are 1 trial at once" in said
+    assert said.count("a limit of your account is reached") == 1 and "The search goes on with 1 job at once" in said
     assert cluster.most_at_once == 1 and {len(made(one.number)) for one in records()} <= {1, 3, 9}
     assert "--partition=big\n" in Path("runs/tune-train-1/trial-1/job.sh").read_text()
 
