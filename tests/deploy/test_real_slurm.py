@@ -176,3 +176,25 @@ def test_a_search_by_jobs_of_two_nodes_outlives_kill_and_ctrl_c(cluster):
         epochs = list(map(int, (trial / "place" / "made").read_text().split()))
         assert set(epochs) == set(range(1, max(epochs) + 1)) and len(epochs) <= max(epochs) + 1, "one cut by Ctrl-C"
     assert cluster.queue() == ""
+
+
+PLACED = """
+import os, socket
+print("on", socket.gethostname(), *sorted(os.sched_getaffinity(0)), "loss", 1)
+"""
+
+
+@pytest.mark.more
+def test_trials_in_an_allocation_have_hosts_and_cores_of_their_own(cluster):
+    (cluster.folder / "placed.py").write_text(PLACED)
+    words = ["--search", "space.yaml", "--parallel", "4", "--trials", "4", "--run", NETWORK, "placed.py"]
+    (cluster.folder / "space.yaml").write_text("objective: {regex: 'loss (.*)'}\n" + SPACE)
+    inside = [sys.executable, "-m", "matex_tf.launch.cli", "tune", "--database", "tune.db", *words]
+    found = cluster.slurm.run("salloc", "-N2", "--ntasks-per-node=2", *inside, folder=cluster.folder)
+    assert found.returncode == 0, found.stdout + found.stderr
+    outputs = [(cluster.folder / f"runs/tune-placed-1/trial-{number}/output").read_text() for number in (1, 2, 3, 4)]
+    said = {line.split(" loss")[0] for text in outputs for line in text.splitlines() if line.startswith("on ")}
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    parts = [cores[:half], cores[half:]] if half else [cores, cores]
+    assert said == {" ".join(map(str, ["on", host, *part])) for host in ("h1", "h2") for part in parts}
