@@ -31,15 +31,15 @@ import json, os, sys, time
 x, epochs = float(sys.argv[1].split("=")[1]), int(os.environ.get("EPOCHS", 9))
 state, pause = os.environ["MATEX_STATE"], int(os.environ["MATEX_PAUSE"])
 os.makedirs(state, exist_ok=True)
-kept = os.path.join(state, "epoch")
+kept = os.path.join(state, "state-1")
 for epoch in range(int(open(kept).read()) + 1 if os.path.exists(kept) else 1, epochs + 1):
     time.sleep(float(os.environ.get("SLEEP", 0)))
     value = "nan" if x > 0.9 and epoch == 3 else abs(x - 0.3) + 1 / epoch
     with open(os.environ["MATEX_TRIAL"], "a") as file:
         file.write(json.dumps({"epoch": epoch, "of": epochs, "call": 0, "logs": {"val_loss": float(value)}}) + "\\n")
     open("made", "a").write(f"{epoch} ")
-    open(kept + ".new", "w").write(str(epoch))
-    os.replace(kept + ".new", kept)
+    open(state + "/new", "w").write(str(epoch))
+    os.replace(state + "/new", kept)
     if epoch == pause:
         sys.exit(75)
 os.remove(kept)

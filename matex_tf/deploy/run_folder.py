@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from matex_tf.io import atomic
+
 RUNS = Path("runs")
 NOTE = "job.json"
 
@@ -69,7 +71,8 @@ def remove_folder(folder: Path) -> None:
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
     """Note which job the run is."""
-    (folder / NOTE).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
+    with atomic.write_beside(str(folder / NOTE)) as beside:  # whoever is killed here leaves no half of it
+        Path(beside).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
 
 
 def read_note(folder: Path) -> tuple[str, str]:

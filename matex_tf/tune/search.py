@@ -198,6 +198,8 @@ class Searching:
             self._waiting.append(replace(record, state=RUNNING))
             return
         self.database.end_trial(self.search.id, record)
+        if record.state == PAUSED:  # what it goes on as is another job
+            self.starter.forget_job(record.number)
         self._known[record.number] = record
         self._tell_cost(record)
         self.screen.show_end(record, self.best)

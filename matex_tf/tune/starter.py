@@ -11,7 +11,7 @@ from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
-from matex_tf.tune.trials.job_trial import Jobs
+from matex_tf.tune.trials.job_trial import Jobs, forget_job
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import (
     DONE,
@@ -113,6 +113,10 @@ class Starter:
             what = f"after {trial.pause} epochs there is nothing to judge them by"
             self.say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
         return make_record(under.record, outcome)
+
+    def forget_job(self, number: int) -> None:
+        """The job of a trial has ended, and what it found is written down."""
+        forget_job(get_trial_folder(self.folder, number))
 
 
 def make_record(record: Record, outcome: Outcome) -> Record:

@@ -63,7 +63,7 @@ class JobTrial(Trial):
         self._next_ask = time.monotonic() + following.ASK_EACH
         self._next_cancel = 0.0
         if found:
-            self._before = 0
+            self._before = set()
             if (folder / TOLD).is_file():
                 self._told, self._why = time.monotonic(), (folder / TOLD).read_text()
 
@@ -80,14 +80,18 @@ class JobTrial(Trial):
         """What became of it; None while it waits or runs. One that is over its time is told to end."""
         self.waits = not (self.folder / BEGAN).is_file()
         outcome = self._find_outcome()
-        if outcome is None:
-            if self._told is None and self.seconds > self.limit:
-                self.stop_trial(f"longer than {self.limit:g} s")
-            if self._told is not None and time.monotonic() >= self._next_cancel:
-                self._cancel_job()
-        elif outcome.state == STOPPED:  # it is submitted again, once the search goes on
-            forget_job(self.folder)
-        return outcome
+        if outcome is not None:
+            if outcome.state == STOPPED:  # it is submitted again, once the search goes on
+                forget_job(self.folder)
+            return outcome
+        if self._told is None and self.seconds > self.limit:
+            self.stop_trial(f"longer than {self.limit:g} s")
+        if self._told is not None and time.monotonic() >= self._next_cancel:
+            if not self._why and time.monotonic() - self._told > 3 * GRACE:
+                self._say(self.job.id, f"job {self.job.id} may still run: scancel {self.job.id}")
+                return Outcome(STOPPED, seconds=self.seconds)
+            self._cancel_job()
+        return None
 
     def stop_trial(self, why: str) -> None:
         """Tell it to end: `why` is empty where the search itself is to end. At the next look it is told."""
@@ -98,9 +102,7 @@ class JobTrial(Trial):
     def _find_outcome(self) -> Outcome | None:
         code = read_exit_code(self.folder)
         if code is not None:
-            return self.judge_outcome(
-                code, "exit code 75: its time was over, and it had kept nothing" if code == EXIT_REQUEUE else ""
-            )
+            return self.judge_outcome(code, "time over, nothing kept" if code == EXIT_REQUEUE else "")
         now = self._ask_state()
         if now is None or now.phase not in (ENDED, FORGOTTEN):
             return None
@@ -111,12 +113,11 @@ class JobTrial(Trial):
 
     def _judge_state(self, now: State) -> Outcome:
         """What became of it, of which Slurm alone knows how it ended."""
-        how = f"job {self.job.id} {now.words}"
-        if now.words == "FAILED" and not (self.folder / OUTPUT).is_file():
-            how += f" and printed nothing: does its node see {self.folder}?"
         if now.words in _OUTSIDE:
-            return self.judge_outcome(EXIT_REQUEUE, how)
-        return self.judge_outcome(now.code or 0, "" if now.code == 0 else how)
+            return self.judge_outcome(EXIT_REQUEUE, now.words)
+        if now.words == "FAILED" and not (self.folder / OUTPUT).is_file():
+            return self.judge_outcome(1, f"no output: does the job's node see {self.folder.parent}?")
+        return self.judge_outcome(now.code or 0, "" if now.words in ("COMPLETED", "FAILED") else now.words)
 
     def _ask_state(self) -> State | None:
         if time.monotonic() < self._next_ask:
@@ -125,7 +126,7 @@ class JobTrial(Trial):
         try:
             now = slurm.find_state(self.job)
         except UnreachableError as error:
-            self._say("unreachable", f"{error}; the jobs go on, and it is asked again")
+            self._say("unreachable", f"{error}; it is asked again")
             return None
         self.waits = now.phase != RUNNING
         if now.means:
@@ -175,11 +176,10 @@ class Jobs:
         """The trial whose job a search that was killed has submitted. Raises JobError where nobody knows."""
         if not (folder / slurm.SCRIPT).is_file():
             return None
-        if (folder / run_folder.NOTE).is_file():
-            number = run_folder.read_note(folder)[1]
-        elif (folder / BEGAN).is_file():
+        number = run_folder.read_note(folder)[1] if (folder / run_folder.NOTE).is_file() else ""
+        if not number and (folder / BEGAN).is_file():
             number = (folder / BEGAN).read_text().strip()
-        else:  # killed while it submitted it
+        if not number:  # killed while it submitted it
             number = next(iter(slurm.find_queued(folder / slurm.SCRIPT)), "")
         return self._make_trial(folder, Job(number, str(folder)), objective, limit, pause, True) if number else None
 

@@ -74,7 +74,7 @@ class Trial(ABC):
         self._told: float | None = None  # when it was told to end
         self._why = ""
         self.read_new_lines()
-        self._before = len(self.lines)
+        self._before = self._list_states()
 
     @property
     @abstractmethod
@@ -148,9 +148,13 @@ class Trial(ABC):
         return make_judged(DONE, curve)
 
     def _has_gone_on(self) -> bool:
-        """Whether it has come further since it was started, and has a state from which it can go on."""
-        state = self.folder / STATE
-        return self.pause is not None and len(self.lines) > self._before and state.is_dir() and any(state.iterdir())
+        """Whether it has kept a state since it was started, from which it can go on."""
+        return bool(self._list_states() - self._before)
+
+    def _list_states(self) -> set[tuple[str, int]]:
+        """The states that are kept, with the times of their files."""
+        found = self.folder.glob(f"{STATE}/*") if self.pause is not None else ()
+        return {(one.name, one.stat().st_mtime_ns) for one in found if one.name.startswith(("state-", "end-"))}
 
 
 @contextlib.contextmanager
