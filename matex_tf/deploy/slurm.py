@@ -143,14 +143,14 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     """
     folder = run_folder.make_folder(asked.name)
     try:
-        return queue_script(format_job(asked, target, str(folder)), folder, asked.partition)
+        return submit_script(format_job(asked, target, str(folder)), folder, asked.partition)
     except BaseException:
         if not (folder / SCRIPT).exists():
             run_folder.remove_folder(folder)
         raise
 
 
-def queue_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
+def submit_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
     """Queue `text`, kept and noted in `folder`, as a job. `where` are the folder `cwd` and the environment `env`.
 
     Raises:
@@ -269,7 +269,7 @@ def cancel_job(job: Job) -> None:
     _cancel(job.id)
 
 
-def warn_job(job: Job) -> None:
+def ask_to_end(job: Job) -> None:
     """Have the job, which runs, keep its state and end, as before its time limit. Raises JobError."""
     _cancel("--batch", "--signal=USR1", job.id)
 

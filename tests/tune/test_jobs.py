@@ -138,6 +138,7 @@ def test_a_search_that_is_killed_finds_its_jobs_again(cluster):
     assert [one.number for one in all_of] == list(range(1, 10)) and "done" in {one.state for one in all_of}
     for one in all_of:  # the jobs went on, so that nothing was made twice
         assert made(one.number) == list(range(1, len(one.curve) + 1))
+        assert (one.state == "failed") == (one.why == "val_loss is nan"), one.why
     assert cluster.queue == [] and cluster.most_at_once <= 2
 
 

@@ -102,7 +102,7 @@ class JobTrial(Trial):
     def _find_outcome(self) -> Outcome | None:
         code = read_exit_code(self.folder)
         if code is not None:
-            return self.judge_outcome(code, "time over, nothing kept" if code == EXIT_REQUEUE else "")
+            return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
         now = self._ask_state()
         if now is None or now.phase not in (ENDED, FORGOTTEN):
             return None
@@ -139,7 +139,7 @@ class JobTrial(Trial):
         self._next_cancel = time.monotonic() + GRACE
         self._next_ask = 0.0
         try:
-            slurm.warn_job(self.job) if asks else slurm.cancel_job(self.job)
+            slurm.ask_to_end(self.job) if asks else slurm.cancel_job(self.job)
         except JobError as error:
             self._say("cancel", f"{error}; it is tried again in {GRACE:.0f} s")
 
@@ -192,7 +192,7 @@ class Jobs:
         asked = replace(self.asked, name=f"{self.asked.name}-{folder.name.rpartition('-')[2]}")
         text = format_trial_job(asked, target, folder, variables, pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
-        job = slurm.queue_script(text, folder, asked.partition, cwd=self.source, env=environment)
+        job = slurm.submit_script(text, folder, asked.partition, cwd=self.source, env=environment)
         return self._make_trial(folder, job, objective, limit, pause)
 
     def _make_trial(
