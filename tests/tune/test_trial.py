@@ -189,8 +189,12 @@ def test_hosts_are_dealt(tmp_path, monkeypatch):
 
 
 def test_a_trial_in_an_allocation_has_hosts_of_its_own(tmp_path, monkeypatch):
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_PROCID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_PROCID", "SLURM_STEP_ID"):
         monkeypatch.setenv(name, "1")
+    step = {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
+    job = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "2(x2),4"}
+    for name, value in {**step, **job}.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "place").mkdir()
     program = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     starts = Processes([sys.executable, "-c", program], 2, ["--hostfile", "hosts", "--strategy", "sharded"])
@@ -200,4 +204,5 @@ def test_a_trial_in_an_allocation_has_hosts_of_its_own(tmp_path, monkeypatch):
     assert words == "run -n 2 --strategy sharded --host a:2 train.py --host x".split()
     assert environment["MATEX_PLACEMENT"] == "spread:2/2" and environment["SLURM_OVERLAP"] == "1"
     assert "SLURM_JOB_NODELIST" in environment, "by which mpirun reaches them"
-    assert not {"SLURM_PROCID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"} & environment.keys()
+    assert (environment["SLURM_NNODES"], environment["SLURM_TASKS_PER_NODE"]) == ("3", "2(x2),4"), "not of its step"
+    assert not {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS"} & environment.keys()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from matex_tf.tune.trials.trial import Slot
-from matex_tf.world import placement
+from matex_tf.world import placement, task_environment
 from matex_tf.world.hosts.host_lists import Host, is_here, list_hosts
 
 
@@ -43,7 +43,7 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     Raises:
         HostsError: those of a trial do not take so many.
     """
-    hosts = list_hosts(options, os.environ, folder)
+    hosts = list_hosts(options, task_environment.remove_task_variables(os.environ), folder)
     if parallel > 1 and hosts and not (len(hosts) == 1 and is_here(hosts[0])):
         slots = deal_hosts(hosts, parallel)
         for slot in slots:
