@@ -18,7 +18,7 @@ from fake_trials import PLAYS
 import launch
 import matex_tf
 from matex_tf.deploy import following, slurm
-from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, WAITING, Job, State, UnreachableError
 from matex_tf.launch import cli
 from matex_tf.tune import setup
 from matex_tf.tune.objective import Objective
@@ -127,7 +127,7 @@ def test_a_search_that_is_killed_finds_its_jobs_again(cluster):
     draw, where = random.Random(1), Path("runs/tune-train-1")
     child = start(*WORDS, "--trials", "9", "--parallel", "2", "train.py", SLEEP="0.1")
     wait_for((where / "trial-1" / "job.sh").exists, "the search begins")
-    for _ in range(5):
+    for _ in range(3):
         time.sleep(draw.uniform(0.1, 1.0))
         child.kill()
         child.communicate()
@@ -240,6 +240,20 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
     time.sleep(0.01)
     assert trial.poll().state == STOPPED and said[-1] == "job 7 may still run: scancel 7"
     assert (tmp_path / "job.json").exists(), "a search that goes on finds it again, and ends it"
+
+
+def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "ASK_EACH", 0.0)
+    state = State(WAITING, "PENDING (BeginTime)", starts_again=1, means="Slurm lets some time pass")
+    monkeypatch.setattr(slurm, "find_state", lambda job: state)
+    said = []
+    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Objective(), 9.0, 0, 0.0, lambda *told: said.append(told))
+    (tmp_path / job_trial.BEGAN).write_text("7\n")
+    os.utime(tmp_path / job_trial.BEGAN, (0, 0))
+    trial.waits = False
+    assert trial.seconds > 9 and trial.poll() is None and trial.waits and trial.seconds == 0
+    assert not (tmp_path / job_trial.TOLD).exists(), "its limit counts while it runs"
+    assert said == [("PENDING (BeginTime)", "job 7 PENDING (BeginTime), requeued (1): Slurm lets some time pass")]
 
 
 @pytest.mark.parametrize(

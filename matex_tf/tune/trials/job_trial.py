@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matex_tf.deploy import following, run_folder, slurm
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, Job, JobError, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
@@ -129,6 +129,8 @@ class JobTrial(Trial):
             self._say("unreachable", f"{error}; it is asked again")
             return None
         self.waits = now.phase != RUNNING
+        if now.phase == WAITING:  # also again, after a node was lost
+            (self.folder / BEGAN).unlink(missing_ok=True)
         if now.means:
             self._say(now.words, f"job {self.job.id} {now}")
         return now
