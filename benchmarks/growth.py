@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py [--parameters 25.6e6] [--compute 0.25] [--ranks-per-node 16] [--network infiniband]
 
-It counts messages, bytes and additions (`matex_tf/planner/collectives.py`); `matex plan` does it for a script.
+It counts messages, bytes and additions (`matex_tf/costs/collectives.py`); `matex plan` does it for a script.
 
 What it assumes: every link is idle and as fast as every other; a node's ranks share one adapter of the network, which
 sends and receives at once, but each has 8 GB/s of the memory for itself; ranks are numbered node by node, so that a
@@ -18,7 +18,7 @@ import argparse
 import sys
 from math import ceil
 
-from matex_tf.planner.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, estimate_sum
+from matex_tf.costs.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, estimate_sum
 
 HIDES = 2 / 3
 """The share of a step's computation that is the backward pass."""

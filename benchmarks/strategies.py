@@ -48,7 +48,7 @@ def prepared(strategy: str, width: int) -> tuple[Any, Any, Any]:
 
 def held(optimizer: Any) -> int:
     """The bytes of an optimizer's variables that this rank has, without putting together what the ranks share."""
-    from matex_tf.servers import sharded_slots
+    from matex_tf.servers.pieces import sharded_slots
     from matex_tf.servers.variable_swap import find_handle, find_inner
 
     variables = [find_inner(variable) for variable in optimizer.variables]

@@ -93,8 +93,9 @@ def attach_runtime() -> None:
     _note_trial(me.rank)
     if settings.get_settings().plan is not None:
         from matex_tf.observe import measured_steps
+        from matex_tf.servers.pieces import update_costs
 
-        measured_steps.start_measuring()
+        measured_steps.start_measuring(update_costs.describe_updates)
 
 
 def _say_how_ranks_start() -> None:
@@ -160,9 +161,13 @@ def _say_what_changes_results() -> None:
 
 def _say_who_updates() -> None:
     """An error where there are fewer ranks than are to own a piece of the weights."""
-    from matex_tf.servers import sharded
+    from matex_tf.observe import link_costs
+    from matex_tf.servers.pieces import owners
 
-    sharded.say_owners()
+    owners.say_owners()
+    if owners.are_to_be_counted():
+        link = link_costs.find_link(world.get_world().hosts)
+        owners.note_hosts((link.start_up, link.byte) if link is not None else None)
 
 
 def _refuse_late_import() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded", "async", "servers:S", "async:K", "local:H")
+STRATEGIES = ("allreduce", "sharded", "async", "servers:auto", "servers:S", "async:K", "local:H")
 _MOST = 2**53  # in every language's numbers
 
 
@@ -56,7 +56,7 @@ def parse_strategy(text: str) -> str:
     name, _, number = value.partition(":")
     is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
     least = {"servers": 1, "async": 0, "local": 1}.get(name)
-    if value not in STRATEGIES[:3] and not (is_whole and least is not None and int(number) >= least):
+    if value not in STRATEGIES[:4] and not (is_whole and least is not None and int(number) >= least):
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
 
@@ -67,8 +67,9 @@ def get_strategy_name(strategy: str) -> str:
 
 
 def get_strategy_number(strategy: str, otherwise: int) -> int:
-    """The number in `local:8` or the like, `otherwise` if there is none."""
-    return int(strategy.partition(":")[2] or otherwise)
+    """The number in `local:8` or the like, `otherwise` if there is none, or if it is `auto`."""
+    number = strategy.partition(":")[2]
+    return int(number) if number.isdigit() else otherwise
 
 
 def is_statistical(strategy: str) -> bool:
@@ -234,13 +235,13 @@ TABLE = (
         "allreduce",
         ", ".join(STRATEGIES),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
-        "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be. The "
-        "results are the same. async: on one host, each rank trains whole batches of fit in turn, on weights that all "
-        "share. None begins a batch more than K ahead of the oldest "
-        "under way (4, or 2 for each other rank, unless told). local: in fit, each rank trains H steps by itself on "
-        "its slices of batches; then the weights become the ranks' average. Results of both are statistical. What "
-        "cannot be had is said once, and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets "
-        "it.",
+        "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be; "
+        "with auto as many as the planner's model finds fastest. The results are the same. async: on one host, each "
+        "rank trains whole batches of fit in turn, on weights that all share. None begins a batch more than K ahead "
+        "of the oldest under way (4, or 2 for each other rank, unless told). local: in fit, each rank trains H steps "
+        "by itself on its slices of batches; then the weights become the ranks' average. Results of both are "
+        "statistical. What cannot be had is said once, and runs as allreduce. docs/strategies.md has more. `matex run "
+        "--strategy` sets it.",
     ),
     Setting(
         "eager",

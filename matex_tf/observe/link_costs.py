@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,14 +52,13 @@ def _keep_measurement() -> None:
     if found is None:
         return
     link = Link(dict(Counter(world.get_world().hosts)), *found, time.time())
-    name = hashlib.blake2b(json.dumps(link.hosts).encode(), digest_size=8).hexdigest()
     try:
         with real_files.use_real_files():
             folder = _get_folder()
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
                 json.dump(asdict(link), file)
-            os.replace(file.name, folder / f"{name}.json")
+            os.replace(file.name, folder / _make_file_name(link.hosts))
     except OSError as error:
         notes.print_note(f"what transfers cost here could not be kept for `matex info`: {error}")
 
@@ -67,6 +67,18 @@ def list_links() -> list[Link]:
     """What was kept, the newest first."""
     found = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
     return sorted(found, key=lambda link: -link.when)[:_SHOWN]
+
+
+def find_link(hosts: Sequence[str]) -> Link | None:
+    """What was kept of ranks on these hosts, one for each rank, if it was not disturbed."""
+    path = _get_folder() / _make_file_name(dict(Counter(hosts)))
+    with real_files.use_real_files():
+        link = Link(**json.loads(path.read_text())) if path.exists() else None
+    return link if link is not None and not link.disturbed else None
+
+
+def _make_file_name(hosts: dict[str, int]) -> str:
+    return f"{hashlib.blake2b(json.dumps(hosts).encode(), digest_size=8).hexdigest()}.json"
 
 
 def _get_folder() -> Path:

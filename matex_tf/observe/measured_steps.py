@@ -6,11 +6,14 @@ A step is known by its update, which is the engine's: so any kind of script is m
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +29,17 @@ _EVENTS = 1 << 18
 _GRADIENTS = 1  # see `ops.count`
 
 
-def start_measuring() -> None:
-    """Begin, where `matex plan` started this process (setting `plan`)."""
+def start_measuring(describe_updates: Callable[[], dict[str, Any]]) -> None:
+    """Begin, where `matex plan` started this process (setting `plan`).
+
+    Args:
+        describe_updates: gives what of the optimizers' updates ranks could have in pieces.
+    """
     asked = settings.get_settings().plan
     if asked is None:
         return
     records.set_recording(records.GRADIENTS, _EVENTS)
-    measured = Measured(asked)
+    measured = Measured(asked, describe_updates)
     atexit.register(measured.store_steps)
     threading.Thread(target=measured.watch_updates, name="matex plan", daemon=True).start()
 
@@ -48,8 +55,8 @@ def read_resident_bytes(name: str) -> int:
 class Measured:
     """What this process has done so far."""
 
-    def __init__(self, asked: settings.Phantom):
-        self.asked = asked
+    def __init__(self, asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
+        self.asked, self._describe_updates = asked, describe_updates
         self.base = 0
         self._lock = threading.Lock()
         self._stored = False
@@ -87,6 +94,7 @@ class Measured:
                     dtype=str),
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
+                    update=json.dumps(self._describe_updates()),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from math import ceil, log2
 
-from matex_tf.planner.collectives import MeasuredLink
+from matex_tf.costs.collectives import MeasuredLink
 from matex_tf.planner.papers import ibatch
 
 Plan = tuple[int, ...]

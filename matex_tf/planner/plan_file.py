@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import statistics
+import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ class Size:
     """The most resident memory of one process, over the copies (VmHWM)."""
     busy: float = 0.0
     """The share of this host's cores that other processes took meanwhile."""
+    update: float = 0.0
+    """Seconds of a step in which optimizers update the weights, which are its first; 0 if that was not measured."""
 
     @property
     def typical(self) -> float:
@@ -93,6 +96,21 @@ class LinkMeasurement:
     """Of a sum in the thread of overlapped updates, which sleeps while it waits."""
     cpu_per_byte: float
     """Seconds of a core of one rank for each byte that is summed."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What of the optimizers' updates ranks could have in pieces (`MATEX_STRATEGY=sharded`), bytes on all ranks.
+
+    gradients: those that nothing but the update takes; weights: the updated ones; slots: the optimizers' variables of
+    these; whole: their other variables. `why_not`: why there are no pieces, or not of everything.
+    """
+
+    gradients: int = 0
+    weights: int = 0
+    slots: int = 0
+    whole: int = 0
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,8 @@ class Plan:
     network: str = ""
     """What is assumed between hosts where no link was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
     assumptions: tuple[str, ...] = ()
+    update: Update | None = None
+    """None in the file of an older version, which did not measure it."""
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:
@@ -186,6 +206,10 @@ def read_link(text: str) -> LinkMeasurement:
 
 def _build_value(kind: Any, value: Any) -> Any:
     """`value`, from JSON, as the type `kind`."""
+    if isinstance(kind, types.UnionType):
+        kind, _ = typing.get_args(kind)
+        if value is None:
+            return None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         types_of = typing.get_type_hints(kind)
         unknown = set(value) - set(types_of)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from matex_tf.planner import buckets, collectives
-from matex_tf.planner.collectives import AnyLink, Link, MeasuredLink
+from matex_tf.costs import collectives
+from matex_tf.costs.collectives import AnyLink, Link, MeasuredLink
+from matex_tf.planner import buckets
 from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
-from matex_tf.servers import local_sgd, sharded_slots
+from matex_tf.servers import local_sgd
+from matex_tf.servers.pieces import sharded_slots
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 

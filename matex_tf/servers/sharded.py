@@ -1,6 +1,7 @@
 """`MATEX_STRATEGY=sharded`: each rank updates its piece of the weights, with the slots of that piece only.
 
-With `servers:S`, S of the ranks do, evenly over the hosts; the others have the weights of them.
+With `servers:S`, S of the ranks do, evenly over the hosts; the others have the weights of them. A phantom rank, which
+could not get them, updates all and notes what a rank of several would have in pieces.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from matex_tf.analysis import elementwise
 from matex_tf.gradients import reduction
 from matex_tf.ops import overlap
 from matex_tf.runtime import notes
-from matex_tf.servers import partition, publishing, sharded_slots
-from matex_tf.servers.sharded_slots import Holding, Part
+from matex_tf.servers.pieces import owners, publishing, sharded_slots, update_costs
+from matex_tf.servers.pieces.sharded_slots import Holding, Part
 from matex_tf.servers.variable_swap import find_handle, find_inner, swap_variables
-from matex_tf.world import world
 
 Apply = Callable[[list[Any], list[Any]], Any]
 """The last step of an optimizer: gradients in, variables updated."""
@@ -36,17 +36,20 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
         variables: what they are gradients of.
     """
     gradients, variables = list(gradients), list(variables)
-    if not is_chosen():
+    if not owners.is_chosen() and not update_costs.are_measured():
         return apply(gradients, variables)
     parts: list[Part | None] = []
     why = _find_obstacle()
     if why is None:
         parts, why = _prove_update(optimizer, apply, gradients, variables)
+    if not owners.is_chosen():
+        return update_costs.measure_update(optimizer, apply, gradients, variables, parts, why)
     if why is not None:
         say_not(optimizer, why)
     cut = [part for part in parts if part is not None]
     if not cut:
         return apply(gradients, variables)
+    _begin_holdings(optimizer, cut)
     shares = {one: [part for part in one.parts if part in cut] for one in _list_holdings(cut)}
     places = {one: one.find_places() for one in shares}
     for one, of_one in shares.items():
@@ -63,42 +66,9 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     return result
 
 
-def is_chosen() -> bool:
-    """Whether updates are to be sharded where they can be."""
-    # A phantom, whose other ranks are not there, could not get their pieces.
-    name = settings.get_strategy_name(settings.get_settings().strategy)
-    return name in ("sharded", "servers") and world.is_active() and not world.get_world().is_phantom
-
-
-def list_owners() -> list[int]:
-    """The ranks that own a piece.
-
-    Raises:
-        RankError: there are fewer ranks than owners were asked for.
-    """
-    here, strategy = world.get_world(), settings.get_settings().strategy
-    _, _, told = strategy.partition(":")
-    if told and int(told) > here.size:
-        raise world.RankError(
-            f"MATEX_STRATEGY={strategy} asks for {told} owners of the weights, and there are {here.size} ranks. Each "
-            f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "
-            "each rank is one."
-        )
-    return partition.choose_owners(here.nodes, int(told) if told else here.size)
-
-
-def say_owners() -> None:
-    """Say which ranks own a piece, where not all do."""
-    if is_chosen() and len(list_owners()) < world.get_world().size:
-        which = ", ".join(map(str, list_owners()))
-        notes.print_note(
-            f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank {which}"
-        )
-
-
 def say_not(optimizer: Any, why: str) -> None:
     """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen."""
-    if is_chosen():
+    if owners.is_chosen():
         name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
         strategy = settings.get_settings().strategy
         notes.print_note(f"MATEX_STRATEGY={strategy}: the optimizer '{name}' runs as allreduce: {why}")
@@ -141,10 +111,12 @@ def _prove_update(
     held = sharded_slots.find_parts(optimizer)
     slots = sharded_slots.list_slots(chosen, [outer for outer, _ in whole.captures])
     new = [index for index, variable in enumerate(chosen) if id(find_inner(variable)) not in held]
-    made = []
+    made, owning = [], []
+    if new:
+        owning = owners.list_owners([chosen[i] for i in new], [slot for i in new for slot in slots[i]])
     for dtype in dict.fromkeys(find_inner(chosen[index]).dtype for index in new):
         same = [index for index in new if find_inner(chosen[index]).dtype == dtype]
-        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same], list_owners()))
+        made.append(Holding([chosen[index] for index in same], [slots[index] for index in same], owning))
     found = {**held, **{id(find_inner(part.variable)): part for one in made for part in one.parts}}
     parts = [found[id(find_inner(variable))] for variable in chosen]
     pieces, failed = None, None
@@ -160,10 +132,16 @@ def _prove_update(
     failed = failed or elementwise.find_obstacle(whole, _map_roles(parts, 0), pieces, _map_roles(parts, 1))
     if failed is not None:
         return [], failed
-    for one in made:
-        one.begin_holding()
-    held.update(found)
     return [found[id(find_inner(variable))] if fits else None for variable, fits in zip(variables, can)], why
+
+
+def _begin_holdings(optimizer: Any, parts: Sequence[Part]) -> None:
+    """Hold the slots of these parts in pieces from the next update on, where they are not yet."""
+    held = sharded_slots.find_parts(optimizer)
+    for one in _list_holdings([part for part in parts if id(find_inner(part.variable)) not in held]):
+        owners.keep_count()
+        one.begin_holding()
+        held.update({id(find_inner(part.variable)): part for part in one.parts})
 
 
 def _list_holdings(parts: Sequence[Part]) -> list[Holding]:

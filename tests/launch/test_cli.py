@@ -75,11 +75,11 @@ def test_what_run_was_asked(words, expected):
         ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
         ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
         ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
-        ("--strategy asynch -n 2 train.py", "one of allreduce, sharded, async, servers:S, .*; 'asynch' was given"),
+        ("--strategy asynch -n 2 train.py", "one of allreduce, sharded, async, servers:auto, .*; 'asynch' was given"),
         ("--strategy sharded:2 -n 2 train.py", "one of allreduce, sharded, async.*; 'sharded:2' was given"),
         ("--strategy local -n 2 train.py", "local:H, with whole numbers S and H.*; 'local' was given"),
         ("--strategy local:0 -n 2 train.py", "H from 1, and K from 0; 'local:0' was given"),
-        ("--strategy servers:auto -n 2 train.py", "whole numbers S .*; 'servers:auto' was given"),
+        ("--strategy servers:some -n 2 train.py", "servers:auto, servers:S, .*; 'servers:some' was given"),
         ("--strategy servers:3 -n 2 train.py", "--strategy servers:3 expects 3 ranks or more; -n 2 was given"),
         ("--strategy local:4 --check train.py", "--strategy local and --check do not go together"),
         ("--strategy async --adapt -n 2 train.py", "--strategy async and --adapt do not go together"),
@@ -186,7 +186,7 @@ def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
 
 
 def test_a_strategy_is_a_setting_of_the_ranks(capsys):
-    for strategy in ("sharded", "async:3", "local:4"):
+    for strategy in ("sharded", "servers:auto", "async:3", "local:4"):
         assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", strategy, "x.py"]) == 0
         assert f"MATEX_STRATEGY={strategy}" in capsys.readouterr().out
 

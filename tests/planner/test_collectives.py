@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.planner import collectives
+from matex_tf.costs import collectives
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _spec = importlib.util.spec_from_file_location("growth", ROOT / "benchmarks" / "growth.py")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from planner_plans import a_plan
 
+from matex_tf.costs import collectives
 from matex_tf.launch.planning.run import rescale_batch
-from matex_tf.planner import buckets, collectives, report
+from matex_tf.planner import buckets, report
 from matex_tf.planner.choice import choose_ranks
 from matex_tf.planner.compute import Compute, compute_expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, PlanFileError, read_link

@@ -10,7 +10,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
-from matex_tf.servers import sharded_slots
+from matex_tf.servers.pieces import sharded_slots
 from matex_tf.servers.variable_swap import find_handle, find_inner
 
 x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import settings
-from matex_tf.servers import publishing
+from matex_tf.servers.pieces import publishing
 
 x = tf.constant(np.random.default_rng(0).normal(size=(36, 6)).astype("float32"))
 found = {}

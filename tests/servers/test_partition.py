@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from matex_tf.servers import partition
+from matex_tf.servers.pieces import partition
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,7 +8,8 @@ from comparing import close
 
 import launch
 from matex_tf import settings
-from matex_tf.servers import partition, sharded
+from matex_tf.servers import sharded
+from matex_tf.servers.pieces import partition
 from matex_tf.world import world
 
 HERE = Path(__file__).parent

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from matex_tf.costs import collectives
 from matex_tf.launch.planning import option_types as plan_words
 from matex_tf.launch.planning import ranks
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Count, Run
-from matex_tf.planner import choice, collectives
+from matex_tf.planner import choice
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import PlanFileError
 

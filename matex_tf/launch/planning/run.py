@@ -203,5 +203,5 @@ def _make_plan(
         tuple(script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         found[most].overlaps, batch if asked.scaling == "strong" else batch // most, asked.epoch_steps,
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
-        tuple(assumptions),
+        tuple(assumptions), found[most].update,
     )  # fmt: skip

@@ -21,7 +21,8 @@ from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
 from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.runtime.replace import patch_when_imported, replace_function
-from matex_tf.servers import local_sgd, sharded_slots
+from matex_tf.servers import local_sgd
+from matex_tf.servers.pieces import sharded_slots
 from matex_tf.world import membership, world
 
 _PLACES = (

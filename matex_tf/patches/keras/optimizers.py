@@ -13,7 +13,8 @@ from typing import Any
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import patch_when_imported, replace_function
-from matex_tf.servers import additive, sharded, sharded_slots
+from matex_tf.servers import additive, sharded
+from matex_tf.servers.pieces import sharded_slots
 from matex_tf.sharding import step_weight
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.

@@ -11,7 +11,7 @@ from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
 from matex_tf.runtime.replace import replace_function
-from matex_tf.servers import publishing, sharded_slots
+from matex_tf.servers.pieces import publishing, sharded_slots
 from matex_tf.sharding import sliced_dataset, step_weight
 
 

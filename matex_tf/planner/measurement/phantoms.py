@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from matex_tf.io.mirror import make_mirror_command, mirror_folder
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Size, compute_typical_step
+from matex_tf.planner.plan_file import Size, Update, compute_typical_step
 
 STEPS = 25
 LIMIT = 300
@@ -43,6 +45,7 @@ class Measurement:
     size: Size
     steps: Steps
     overlaps: bool
+    update: Update
 
 
 def measure_copies(
@@ -76,8 +79,9 @@ def measure_copies(
         ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
+        statistics.median(steps.update for steps in alike),
     )  # fmt: skip
-    return Measurement(size, first, found[0][2])
+    return Measurement(size, first, found[0][2], Update(**json.loads(str(found[0][0]["update"]))))
 
 
 def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.costs.pieces import UPDATED
 from matex_tf.ops import records
 from matex_tf.planner.plan_file import Collective, Gradient
 
@@ -28,6 +29,8 @@ class Steps:
     ready: tuple[float, ...]
     collectives: tuple[Collective, ...]
     at: tuple[float, ...]
+    update: float = 0.0
+    """Of a step, the seconds from the sums of gradients to the end of the optimizers' updates; 0: none tells of it."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class _Step:
     ready: list[float]
     collectives: tuple[Collective, ...]
     at: list[float]
+    update: float
 
 
 def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
@@ -57,7 +61,8 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
     for begin, end in zip(borders, borders[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
             inside = (events["start"] >= begin) & (events["start"] < end)
-            found.append(_read_step(events[inside], kinds[inside], labels, int(begin), int(end)))
+            reduced = ends[is_update & (ends >= begin)]
+            found.append(_read_step(events[inside], kinds[inside], labels, int(begin), int(end), reduced))
     alike = _keep_most_common(found, lambda step: step.gradients)
     if not alike:
         return None
@@ -65,13 +70,16 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
     return Steps(
         tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
         _compute_medians([step.ready for step in shown]), shown[0].collectives,
-        _compute_medians([step.at for step in shown]),
+        _compute_medians([step.at for step in shown]), float(np.median([step.update for step in alike])),
     )  # fmt: skip
 
 
-def _read_step(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int) -> _Step:
+def _read_step(
+    events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, reduced: np.ndarray
+) -> _Step:
+    """The step between two times. `reduced`: when gradients were, from its beginning on."""
     handed_over = defaultdict(list)
-    entries, others, rows = [], [], 0
+    entries, others, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
         start, _, size, label = event[:4]
         since = (start - begin) * 1e-9
@@ -79,6 +87,8 @@ def _read_step(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], beg
             entries.append((labels[label], size, since))
         elif kind == "ready":
             handed_over[labels[label]].append(since)
+        elif kind == "collective" and labels[label].endswith(f"'{UPDATED}'"):
+            update += (start - np.max(reduced[reduced <= start])) * 1e-9
         elif kind in _OTHERS:
             others.append((Collective(str(kind), labels[label], size), since))
         elif kind == "rows":
@@ -87,7 +97,7 @@ def _read_step(events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], beg
     ready = [handed_over[name].pop(0) if handed_over[name] else since for name, _, since in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
-        tuple(other for other, _ in others), [since for _, since in others],
+        tuple(other for other, _ in others), [since for _, since in others], update,
     )  # fmt: skip
 
 

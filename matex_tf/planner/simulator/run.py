@@ -6,8 +6,9 @@ import itertools
 from dataclasses import dataclass
 from math import ceil
 
-from matex_tf.planner import buckets, collectives, plan_file, predict
-from matex_tf.planner.collectives import AnyLink
+from matex_tf.costs import collectives
+from matex_tf.costs.collectives import AnyLink
+from matex_tf.planner import buckets, plan_file, predict
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import program as programs
 from matex_tf.planner.simulator import ranks as rank_events

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf.planner import collectives
-from matex_tf.planner.collectives import Link
+from matex_tf.costs import collectives
+from matex_tf.costs.collectives import Link
 from matex_tf.planner.simulator.program import NotAsked
 
 BUCKETS = ("best", "ibatch", "each")

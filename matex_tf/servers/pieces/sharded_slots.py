@@ -20,7 +20,7 @@ from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import reduction, variables
 from matex_tf.ops import overlap
 from matex_tf.runtime import objects
-from matex_tf.servers import partition
+from matex_tf.servers.pieces import partition
 from matex_tf.servers.variable_swap import find_handle, find_inner
 from matex_tf.world import world
 
@@ -59,6 +59,11 @@ def list_slots(variables: Sequence[Any], handles: Sequence[Any]) -> list[list[An
         if id(of) in numbers:
             found[numbers[id(of)]].append(slot)
     return found
+
+
+def list_noted() -> list[Any]:
+    """The slots of all optimizers that there are."""
+    return [slot() for slot, _ in list(_noted.values()) if slot() is not None]
 
 
 def find_parts(optimizer: Any) -> dict[int, Part]:
@@ -170,7 +175,8 @@ class Holding:
     def _bounds(self) -> list[list[tuple[int, int]]]:
         """Of each rank, of each variable, from which entry to which it owns them."""
         cut = dict(zip(self._owners, partition.cut_variables(self._sizes, len(self._owners), self._width)))
-        return [cut.get(rank, [(0, 0)] * len(self._sizes)) for rank in range(world.get_world().size)]
+        nothing = [(0, 0)] * len(self._sizes)
+        return [cut.get(rank, nothing) for rank in range(world.get_world().size)]
 
     def take_apart(self) -> None:
         """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""

@@ -11,8 +11,8 @@ from typing import Any
 from matex_tf import ops, settings, tags
 from matex_tf.gradients import reduction
 from matex_tf.ops import order
-from matex_tf.servers import sharded_slots
-from matex_tf.servers.sharded_slots import Holding, Part, Places
+from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces.sharded_slots import Holding, Part, Places
 from matex_tf.servers.variable_swap import find_handle, find_inner
 from matex_tf.world import world
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from matex_tf.costs.pieces import Hosts
+
 ALIGNED = 64
 """Bytes: a variable is cut at multiples of these. So an entry that a processor computes beside others in a register is
 computed so in a piece, too; its last bit may depend on that (rsqrt, pow)."""
@@ -37,9 +39,20 @@ def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
     Args:
         nodes: of each rank the one on which it is.
     """
+    return sorted(_order_ranks(nodes)[:count])
+
+
+def _order_ranks(nodes: Sequence[int]) -> list[int]:
+    """The first rank of each node, then the second, and so on."""
     before: Counter[int] = Counter()
     places = []
     for rank, node in enumerate(nodes):
         places.append((before[node], rank))
         before[node] += 1
-    return sorted(rank for _, rank in sorted(places)[:count])
+    return [rank for _, rank in sorted(places)]
+
+
+def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
+    """The numbers of owners with which every node's memory holds what its ranks own of `slots` bytes."""
+    order = _order_ranks(hosts.nodes)
+    return [count for count in range(1, len(order) + 1) if hosts.find_overfull(order[:count], slots) is None]

@@ -1,0 +1,106 @@
+"""What an update in pieces costs (`MATEX_STRATEGY=sharded` and `servers:S`), in closed form, as `collectives`.
+
+`owners` of the ranks own a piece of the weights each. The other ranks wait until these have updated them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+
+from matex_tf.costs import collectives
+from matex_tf.costs.collectives import ADDITION, AnyLink, Link
+
+UPDATED = "the end of an optimizer's update"
+"""The name of what ranks that are measured do after an update, which tells when that is over."""
+ASSUMED = "ethernet25"
+"""The network between hosts where none was measured, a name of `collectives.NETWORKS`."""
+LEAST_PART = 64 << 10
+"""Of one rank's numbers in a message of weights, at least (ops/src/engine/store/publish.cc)."""
+
+
+def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
+    """Within a host: each rank writes its gradients into memory that all see, and an owner adds up its piece of all."""
+    if ranks == 1:
+        return 0.0
+    piece = size / owners
+    added = (ranks - 1) * piece * ADDITION
+    return _estimate_meetings(ranks, memory) + memory.estimate_message(size + ranks * piece) + added
+
+
+def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
+    """Within a host: each rank copies the new weights that others own from where they lie."""
+    if ranks == 1:
+        return 0.0
+    others = size - size / owners if owners == ranks else size
+    return _estimate_meetings(ranks, memory) + memory.estimate_message(others)
+
+
+def _estimate_meetings(ranks: int, memory: AnyLink) -> float:
+    return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
+
+
+def estimate_publishing_by_messages(
+    ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink
+) -> float:
+    """Between hosts: rings of all ranks, each of a part of every owner's piece, as MPI gathers what is large."""
+    if ranks == 1:
+        return 0.0
+    piece = size / owners
+    rounds = max(1, ceil(piece / max(collectives.CHUNK / ranks, LEAST_PART)))
+    links = (network, memory) if ranks > per_host else (memory,)
+    return rounds * (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
+
+
+def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
+    """An optimizer's update of a piece where it was not measured: what it moves through memory.
+
+    It reads the gradients, and reads and writes the weights and the optimizer's variables (`slots`).
+    """
+    return memory.estimate_message((3 * weights + 2 * slots) / owners)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What is known of the hosts: of each rank its node, of each node its free bytes, and the links."""
+
+    nodes: Sequence[int]
+    free: dict[int, float]
+    measured: Link | None = None
+    """The link between hosts, where it was measured."""
+    memory: Link = collectives.MEMORY
+
+    @property
+    def network(self) -> Link:
+        return self.measured or collectives.NETWORKS[ASSUMED]
+
+    def describe_assumptions(self) -> str:
+        """What the estimates stand on."""
+        within = f"{1e-9 / self.memory.byte:.3g} GB/s of memory for each rank are assumed"
+        if len(set(self.nodes)) == 1:
+            return within
+        between = f"{1e-9 / self.network.byte:.3g} GB/s between hosts"
+        return f"{within}, and {between}, " + ("as measured by an earlier run" if self.measured else "too")
+
+    @property
+    def per_host(self) -> int:
+        return max(Counter(self.nodes).values())
+
+    def estimate_step(self, owners: int, weights: float, slots: float) -> float:
+        """Seconds of a step that depend on the number of owners: the sums of gradients, the update, the new weights."""
+        ranks = len(self.nodes)
+        update = estimate_update(owners, weights, slots, self.memory)
+        if len(set(self.nodes)) == 1:
+            sums = estimate_gradient_pieces(ranks, owners, weights, self.memory)
+            return sums + update + estimate_publishing_in_memory(ranks, owners, weights, self.memory)
+        # There every rank sums all gradients, whoever owns what.
+        per_host, links = self.per_host, (self.network, self.memory)
+        sums = min(collectives.estimate_sum(name, ranks, per_host, weights, *links) for name in collectives.EXACT)
+        return sums + update + estimate_publishing_by_messages(ranks, per_host, owners, weights, *links)
+
+    def find_overfull(self, chosen: Sequence[int], slots: float) -> int | None:
+        """A node whose memory does not hold what the ranks `chosen` to own a piece have of the slots; None without."""
+        mine = Counter(self.nodes[rank] for rank in chosen)
+        return next((node for node, free in self.free.items() if mine[node] * slots / len(chosen) > free), None)

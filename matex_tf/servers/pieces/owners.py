@@ -1,0 +1,108 @@
+"""Which ranks own a piece of the weights: all of them, S of them, or as many as the model of `costs` finds fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf import memory, settings
+from matex_tf.costs.collectives import Link
+from matex_tf.costs.pieces import Hosts
+from matex_tf.runtime import notes, objects
+from matex_tf.servers.pieces import partition
+from matex_tf.servers.variable_swap import find_inner
+from matex_tf.world import world
+
+_known: list[Hosts] = []
+_proposed: list[tuple[int, str]] = []  # how many, and why
+_chosen: list[int] = []  # how many, once an update was proved to be fit for it
+
+
+def is_chosen() -> bool:
+    """Whether updates are to be sharded where they can be."""
+    # A phantom, whose other ranks are not there, could not get their pieces.
+    name = settings.get_strategy_name(settings.get_settings().strategy)
+    return name in ("sharded", "servers") and world.is_active() and not world.get_world().is_phantom
+
+
+def are_to_be_counted() -> bool:
+    """Whether their number is left to the model."""
+    return settings.get_settings().strategy == "servers:auto" and is_chosen()
+
+
+def note_hosts(link: tuple[float, float] | None) -> None:
+    """Before anything is trained: note what is known of the hosts, the same on all ranks. Collective.
+
+    Args:
+        link: seconds to start a transfer between these hosts, and for each byte, if measured; those of rank 0 count.
+    """
+    nodes = world.get_world().nodes
+    everyone = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
+    free = {node: min(left for (left, _), one in zip(everyone, nodes) if one == node) / memory.MARGIN for node in nodes}
+    network = everyone[0][1]
+    _known[:] = [Hosts(nodes, free, Link(*network) if network else None)]
+
+
+def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> list[int]:
+    """The ranks that own a piece of `variables` and their `slots`.
+
+    Raises:
+        RankError: there are fewer ranks than owners were asked for.
+    """
+    here, strategy = world.get_world(), settings.get_settings().strategy
+    if here.is_phantom:
+        return [0]  # whatever is traced for the pieces is the same for any number of them
+    if are_to_be_counted():
+        if not _chosen:
+            _proposed[:] = [choose_count(_known[0], measure_bytes(variables), measure_bytes(slots))]
+        return partition.choose_owners(here.nodes, _chosen[0] if _chosen else _proposed[0][0])
+    told = settings.get_strategy_number(strategy, here.size)
+    if told > here.size:
+        raise world.RankError(
+            f"MATEX_STRATEGY={strategy} asks for {told} owners of the weights, and there are {here.size} ranks. Each "
+            f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "
+            "each rank is one."
+        )
+    return partition.choose_owners(here.nodes, told)
+
+
+def keep_count() -> None:
+    """An update is made by the owners that were last listed. Of those that the model has chosen, say why."""
+    if are_to_be_counted() and not _chosen:
+        count, why = _proposed[0]
+        _chosen.append(count)
+        notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {why}")
+
+
+def say_owners() -> None:
+    """Say which ranks own a piece, where not all do."""
+    if is_chosen() and not are_to_be_counted() and len(list_owners()) < world.get_world().size:
+        which = ", ".join(map(str, list_owners()))
+        notes.print_note(
+            f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank {which}"
+        )
+
+
+def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
+    """How many owners, of weights and slots of so many bytes, and the reason in a sentence."""
+    ranks = len(hosts.nodes)
+    fits = partition.list_fitting_counts(hosts, slots)
+    best = min(fits or [ranks], key=lambda count: (hosts.estimate_step(count, weights, slots), -count))
+    which = partition.choose_owners(hosts.nodes, best)
+    where = f"all {ranks} ranks" if best == ranks else "rank " + ", ".join(map(str, which))
+    text = f"{best} of {ranks} ranks have the optimizer's {slots / 1e6:.1f} MB in pieces: {where}"
+    others = sorted({1, ranks} - {best})
+    took = {count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in [best, *others]}
+    text += f". To sum, update and publish {weights / 1e6:.1f} MB of weights they take {took[best]}"
+    for count in others:
+        why = "" if count in fits else ", but memory does not hold it"
+        text += f"; {count} would take {took[count]}{why}"
+    if not fits:
+        text += ". Memory holds the pieces with no number of owners, and with so many they are the smallest"
+    return best, f"{text}. Estimated, not measured: {hosts.describe_assumptions()}"
+
+
+def measure_bytes(variables: Sequence[Any]) -> int:
+    """The bytes of variables that are whole."""
+    inner = [find_inner(one) for one in variables]
+    return sum(one.shape.num_elements() * one.dtype.size for one in inner)

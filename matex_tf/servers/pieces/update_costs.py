@@ -1,0 +1,78 @@
+"""In a phantom rank (`matex plan`): how long an optimizer's update takes, and what of it ranks could have in pieces."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.costs.pieces import UPDATED
+from matex_tf.ops.announcing import HAND_OVER
+from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces.owners import measure_bytes
+from matex_tf.servers.pieces.sharded_slots import Part
+from matex_tf.world import world
+
+_SUMS = ("MatexReduceGradients", HAND_OVER)
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots; and why no others."""
+
+    gradients: int
+    weights: int
+    slots: int
+    why_not: str
+
+
+_noted: weakref.WeakKeyDictionary[Any, _Shares] = weakref.WeakKeyDictionary()
+
+
+def are_measured() -> bool:
+    """Whether this rank is one of which `matex plan` measures the steps."""
+    return world.get_world().is_phantom and settings.get_settings().plan is not None
+
+
+def measure_update(
+    optimizer: Any, apply: Callable[[list[Any], list[Any]], Any], gradients: list[Any], variables: list[Any],
+    parts: Sequence[Part | None], why_not: str | None,
+) -> Any:  # fmt: skip
+    """What `apply(gradients, variables)` gives; in a graph the update begins and ends where events tell of it.
+
+    Args:
+        parts: of each variable what a rank would have of it; None, or none at all, where that stays whole.
+    """
+    import tensorflow as tf
+
+    of = [(part, gradient) for part, gradient in zip(parts, gradients) if part is not None]
+    slots = [slot for part, _ in of for slot, _ in part.slots]
+    taken = [part.variable for part, gradient in of if gradient.op.type in _SUMS]
+    weights = [part.variable for part, _ in of]
+    _noted[optimizer] = _Shares(measure_bytes(taken), measure_bytes(weights), measure_bytes(slots), why_not or "")
+    if not of:
+        return apply(gradients, variables)
+    # On one host all gradients are there at once; a phantom has each as soon as it is computed.
+    with tf.control_dependencies(gradients):
+        given = [one if isinstance(one, tf.IndexedSlices) else tf.identity(one) for one in gradients]
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = apply(given, variables)
+    with tf.control_dependencies(graph.get_operations()[before:]):
+        ops.barrier(UPDATED)
+    return result
+
+
+def describe_updates() -> dict[str, Any]:
+    """What was noted of all optimizers, by the fields of `planner.plan_file.Update`."""
+    shares = list(_noted.values())
+    slots = sum(one.slots for one in shares)
+    return {
+        "gradients": sum(one.gradients for one in shares),
+        "weights": sum(one.weights for one in shares),
+        "slots": slots,
+        "whole": measure_bytes(sharded_slots.list_noted()) - slots,
+        "why_not": "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not)),
+    }
