@@ -14,6 +14,7 @@ from matex_tf.loops import explain, traces
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import asynchronous, taken_batches
+from matex_tf.servers.pieces import update_costs
 from matex_tf.sharding import (
     fingerprint,
     iteration,
@@ -189,12 +190,12 @@ class Stage:
         return None
 
     def _is_to_take_turns(self) -> bool:
-        if not self.trains or not asynchronous.is_chosen():
+        if not self.trains:
             return False
         why = async_training.find_call_obstacle(self.is_by_steps, self.keeps_state)
         if why is not None:
             self._say_no_turns(why)
-        return why is None
+        return why is None and asynchronous.is_chosen()
 
     def _say_no_turns(self, why: str) -> None:
         asynchronous.say_not(f"fit on '{self.model.name}'", why)
@@ -213,6 +214,10 @@ class Stage:
             return True
         if self.may_take_turns:
             self._take_turns(function, callbacks)
+        elif self.trains and update_costs.are_measured():
+            why_not = async_training.find_obstacle(self.model, self.steps, callbacks)
+            if why_not is not None:
+                self._say_no_turns(why_not)
         (whole, mine), self.pending = self.pending, None
         if self.turns is not None:
             return True

@@ -23,11 +23,10 @@ def begin_averaging(model: Any, has: Callable[[], Sequence[Any]]) -> local_sgd.A
     Args:
         has: gives the variables of the model and its optimizer.
     """
-    if not local_sgd.is_chosen():
-        return None
     why = _find_obstacle(model)
     if why is not None:
         local_sgd.say_not(f"fit on '{model.name}'", why)
+    if why is not None or not local_sgd.is_chosen():
         return None
     return local_sgd.Averaging(list_trained(model), has)
 

@@ -79,6 +79,14 @@ class Compute:
         """A step of a rank of so many, without sums, typically."""
         return self._interpolate_line(ranks, self._choose_group(ranks).seconds)
 
+    def estimate_whole_batch(self, ranks: int) -> float:
+        """A step of which each of so many ranks on one host trains the whole batch by itself, typically."""
+        return self._interpolate_line(ranks, self._choose_group(ranks).seconds, float(self.plan.rows))
+
+    def estimate_update(self, ranks: int) -> float:
+        """Seconds of a step in which a rank updates all weights; 0 where that was not measured."""
+        return float(np.median([size.update for size in self._choose_group(ranks).sizes]))
+
     def estimate_ready_times(self, ranks: int) -> list[float]:
         """When each gradient is there."""
         end = self.estimate_seconds(ranks)
@@ -92,9 +100,12 @@ class Compute:
         """The share of the cores that other processes took while such ranks were measured."""
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
-    def _interpolate_line(self, ranks: int, line: Line) -> float:
-        """What `line` of these ranks' group says of their rows; a single point goes as ranks that fill a host do."""
-        rows, full = self._find_position(ranks), self._groups[self._full].seconds
+    def _interpolate_line(self, ranks: int, line: Line, rows: float | None = None) -> float:
+        """What `line` of these ranks' group says of their rows, or of `rows`; a single point goes as ranks that fill a
+        host do.
+        """
+        full = self._groups[self._full].seconds
+        rows = self._find_position(ranks) if rows is None else rows
         grows = full(rows) / full(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
         return line(rows) * grows
 
@@ -106,15 +117,13 @@ class Compute:
         none = line(0.0)
         return none, max(line.y[-1] - none, 0.0) / line.x[-1]
 
-    def estimate_memory(self, ranks: int) -> float:
-        """Bytes that a process takes at most."""
-        return self._memory(self._find_position(ranks))
-
     def estimate_memory_of_rows(self, rows: float) -> float:
+        """Bytes that a process takes at most."""
         return self._memory(rows)
 
-    def find_mark(self, ranks: int) -> str:
-        at, group = self._find_position(ranks), self._choose_group(ranks)
+    def find_mark(self, ranks: int, rows: float | None = None) -> str:
+        """What an estimate for so many ranks stands on, of their slices or of so many rows."""
+        at, group = self._find_position(ranks) if rows is None else rows, self._choose_group(ranks)
         is_alike = group.sizes[0].copies == min(ranks, self._full)
         is_near = min(group.x) / FAR <= at <= max(group.x) * FAR
         return MEASURED if is_alike and is_near else EXTRAPOLATED

@@ -103,7 +103,8 @@ class Update:
     """What of the optimizers' updates ranks could have in pieces (`MATEX_STRATEGY=sharded`), bytes on all ranks.
 
     gradients: those that nothing but the update takes; weights: the updated ones; slots: the optimizers' variables of
-    these; whole: their other variables. `why_not`: why there are no pieces, or not of everything.
+    these; whole: their other variables. `why_not`: why there are no pieces, or not of everything; `not_async`,
+    `not_local`: why ranks cannot train so, as far as that shows before they do.
     """
 
     gradients: int = 0
@@ -111,6 +112,8 @@ class Update:
     slots: int = 0
     whole: int = 0
     why_not: str = ""
+    not_async: str = ""
+    not_local: str = ""
 
 
 @dataclass(frozen=True)

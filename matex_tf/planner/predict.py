@@ -82,11 +82,17 @@ class Links:
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """By the measured sums, scaled by what more ranks move."""
+        return self.scale_measured(size, functools.partial(collectives.estimate_shared_memory, ranks, size))
+
+    def scale_measured(self, size: float, estimate: Callable[[AnyLink], float]) -> float:
+        """What takes `estimate(memory)` within a host: by the measured sums of `size` bytes, where there are any, and
+        by how much more or less than these it moves.
+        """
         if self._within is None:
-            return collectives.estimate_shared_memory(ranks, size, self.memory)
+            return estimate(self.memory)
         measured = MeasuredLink(self._within.bytes, self._within.seconds).estimate_message(size)
-        grows = [collectives.estimate_shared_memory(n, size, collectives.MEMORY) for n in (ranks, self._within.ranks)]
-        return measured * grows[0] / grows[1]
+        sums = collectives.estimate_shared_memory(self._within.ranks, size, collectives.MEMORY)
+        return measured * estimate(collectives.MEMORY) / sums
 
     def estimate_small(self, ranks: int, size: float) -> float:
         """A collective of few bytes, with the meeting before it."""
@@ -135,7 +141,7 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
     )
 
 
-def _estimate_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
+def estimate_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
     """Seconds of a sum in pieces of `chunk` bytes at most, `told` before."""
     pieces = max(1, ceil(size / chunk))
     return told + pieces * sum_of(size / pieces)
@@ -153,25 +159,38 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        plan, compute = self.plan, self.compute.estimate_seconds(ranks)
-        small = self._estimate_small(ranks)
+        compute = self.compute.estimate_seconds(ranks)
         end, algorithm, overlapped = self._predict_sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
-        exposed = max(end - compute, 0.0)
-        usual, rare = self.compute.estimate_slowest(ranks)
+        return self.compose_step(ranks, compute, max(end - compute, 0.0), algorithm, overlapped)
+
+    def compose_step(
+        self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
+        rows: int | None = None, small: float | None = None, waits: bool = True,
+    ) -> Prediction:  # fmt: skip
+        """The step of so many ranks that consists of these seconds, and, if it `waits`, of waiting for the slowest.
+
+        Args:
+            marks: what the computation and the links stand on, if not on what those of `ranks` do.
+            rows: those that a rank computes, if not its slice.
+            small: the other collectives, if not those that were measured.
+        """
+        plan = self.plan
+        rows = count_slice_rows(plan, ranks) if rows is None else rows
+        small = self._estimate_small(ranks) if small is None else small
+        usual, rare = self.compute.estimate_slowest(ranks) if waits else (1.0, 1.0)
         waiting = compute * (usual - 1)
         step = compute + exposed + small + waiting
-        marks = self.compute.find_mark(ranks), self.links.find_mark(ranks)
+        marks = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
         doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
         busy = self.compute.find_busy_share(ranks)  # other work may be more or less another time
         low = compute * (1 - busy) + (exposed + small) / doubt
         high = compute * rare * (1 + busy) + (exposed + small) * doubt
-        rows = plan.rows * (ranks if plan.scaling == "weak" else 1)
+        batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
         alone = self.compute.estimate_seconds(1)
         times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
         return Prediction(
-            ranks, ceil(ranks / plan.ranks_per_host), count_slice_rows(plan, ranks), compute, exposed, small, waiting,
-            step,
-            min(low, step), max(high, step), rows / step, times, self.compute.estimate_memory(ranks), algorithm,
+            ranks, ceil(ranks / plan.ranks_per_host), rows, compute, exposed, small, waiting, step,
+            min(low, step), max(high, step), batch / step, times, self.compute.estimate_memory_of_rows(rows), algorithm,
             overlapped,
             *marks,
         )  # fmt: skip
@@ -190,11 +209,11 @@ class Predictor:
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
         for name, sum_of in self.links.list_algorithms(ranks).items():
-            found.append((computed + meeting + _estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
+            found.append((computed + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
             if plan.overlaps and ranks > self.links.per_host:
                 told = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
-                price = buckets.sample_price(functools.partial(_estimate_chunks, sum_of, chunk, told), sum(sizes))
+                price = buckets.sample_price(functools.partial(estimate_chunks, sum_of, chunk, told), sum(sizes))
                 few = buckets.join_neighbours([longer * at for at in ready], sizes)
                 found.append(
                     (

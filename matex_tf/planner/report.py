@@ -13,6 +13,7 @@ from rich.table import Table
 from matex_tf.planner.choice import Choice, find_most_rows
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
 from matex_tf.planner.predict import Prediction, Predictor
+from matex_tf.planner.strategies import Price, Refusal, recommend_strategy
 
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 
@@ -71,6 +72,43 @@ def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str
     lines.append("~ extrapolated: beyond twice what was measured.  ? assumed.  Nothing: measured, or between measured.")
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)
+
+
+def format_strategies(prices: Sequence[Price]) -> Table:
+    """A row for each strategy that can be had on the same ranks; milliseconds, megabytes, MiB."""
+    made = Table(box=None, pad_edge=False)
+    made.add_column("strategy")
+    for name in ("step ms", "range", "of allreduce", "optimizer MB/rank", "MiB/rank"):
+        made.add_column(name, justify="right")
+    made.add_column("result")
+    for one in prices:
+        step = one.step
+        made.add_row(
+            one.strategy, f"{SIGNS[step.mark]}{step.step * 1e3:.1f}", f"{step.low * 1e3:.1f} - {step.high * 1e3:.1f}",
+            f"{step.step / prices[0].step.step:.2f}", f"{one.slots / 1e6:.1f}",
+            f"{SIGNS[one.memory_mark]}{one.memory / 2**20:.0f}",
+            "statistical" if one.is_statistical else "that of the script alone",
+        )  # fmt: skip
+    return made
+
+
+def make_strategies_json(prices: Sequence[Price], refused: Sequence[Refusal], memory: float = 0.0) -> dict[str, Any]:
+    """The same of one number of ranks, as numbers: seconds, bytes."""
+    best, reason = recommend_strategy(prices, memory)
+    return {
+        "ranks": prices[0].step.ranks,
+        "prices": [
+            {
+                "strategy": one.strategy, "statistical": one.is_statistical, "optimizer_bytes": one.slots,
+                "memory": one.memory, "memory_mark": one.memory_mark, "mark": one.step.mark,
+                **{name: getattr(one.step, name) for name in ("step", "low", "high", "compute", "exposed")},
+            }
+            for one in prices
+        ],
+        "cannot": {one.strategy: one.why for one in refused},
+        "best": best,
+        "reason": reason,
+    }  # fmt: skip
 
 
 def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import store
+from matex_tf.servers.pieces import update_costs
 from matex_tf.servers.variable_swap import find_inner
 from matex_tf.world import world
 
@@ -46,7 +47,8 @@ def is_under_way() -> bool:
 
 
 def say_not(what: str, why: str) -> None:
-    """Say once that `what` is no asynchronous training though that is chosen."""
+    """Say once that `what` is no asynchronous training though that is chosen; note it for a plan."""
+    update_costs.note_obstacle("async", why)
     if is_chosen():
         notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
 

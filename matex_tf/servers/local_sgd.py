@@ -15,6 +15,7 @@ from matex_tf import ops, settings
 from matex_tf.gradients import local_gradients, reduction, variables
 from matex_tf.runtime import notes
 from matex_tf.servers import asynchronous
+from matex_tf.servers.pieces import update_costs
 from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
@@ -33,7 +34,8 @@ def read_period() -> int:
 
 
 def say_not(what: str, why: str) -> None:
-    """Say once that ranks do not train `what` by themselves though that is chosen."""
+    """Say once that ranks do not train `what` by themselves though that is chosen; note it for a plan."""
+    update_costs.note_obstacle("local", why)
     if is_chosen():
         notes.print_note(f"MATEX_STRATEGY=local: {what} runs as allreduce: {why}")
 

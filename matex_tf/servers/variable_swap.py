@@ -25,6 +25,13 @@ def find_handle(variable: Any) -> Any:
     return vars(variable)["_handle"]
 
 
+def put_value(variable: Any, value: Any) -> None:
+    """Assign to a variable whatever its shape is now."""
+    import tensorflow as tf
+
+    tf.raw_ops.AssignVariableOp(resource=find_handle(variable), value=value, validate_shape=False)
+
+
 @contextlib.contextmanager
 def swap_variables(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """Within it each variable, of Keras or TensorFlow, has what the piece beside it had, and the other way round."""

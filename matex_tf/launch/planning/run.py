@@ -18,7 +18,7 @@ from rich.console import Console
 from matex_tf import memory, settings
 from matex_tf.launch.planning.option_types import HERE
 from matex_tf.launch.planning.ranks import Launch, measure_links
-from matex_tf.planner import plan_file, report
+from matex_tf.planner import plan_file, report, strategies
 from matex_tf.planner.choice import Choice, choose_ranks
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
@@ -80,6 +80,7 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     print(report.format_heading(made, Predictor(made)))
     predictions, choice = _show_predictions(asked, made)
     answers = report.make_json(made, predictions, choice)
+    answers["strategies"] = _show_strategies(asked, made, choice)
     for rows in asked.batches:
         other = rescale_batch(made, rows)
         print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
@@ -105,6 +106,22 @@ def _show_predictions(asked: Asked, made: Plan) -> tuple[list[Prediction], Choic
     Console(width=None if sys.stdout.isatty() else 160).print(report.format_table(made, predictions))
     print(choice.reason)
     return predictions, choice
+
+
+def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str, Any]]:
+    """Print what strategies make of a step on the chosen ranks, or on the fewest; those on any as numbers."""
+    several = [ranks for ranks in asked.ranks if ranks > 1]
+    predictor = Predictor(made)
+    priced = {ranks: strategies.price_strategies(predictor, ranks) for ranks in several}
+    if several:
+        shown = choice.best.ranks if choice.best and choice.best.ranks > 1 else several[0]
+        prices, refused = priced[shown]
+        print(f"\nstrategies on {shown} ranks (docs/strategies.md):")
+        Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
+        for one in refused:
+            print(f"not {one.strategy}: {one.why}")
+        print(f"recommended: {strategies.recommend_strategy(prices, asked.memory)[1]}\n")
+    return [report.make_strategies_json(*one, asked.memory) for one in priced.values()]
 
 
 def rescale_batch(made: Plan, rows: int) -> Plan:

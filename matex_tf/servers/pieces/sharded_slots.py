@@ -21,7 +21,7 @@ from matex_tf.gradients import reduction, variables
 from matex_tf.ops import overlap
 from matex_tf.runtime import objects
 from matex_tf.servers.pieces import partition
-from matex_tf.servers.variable_swap import find_handle, find_inner
+from matex_tf.servers.variable_swap import find_handle, find_inner, put_value
 from matex_tf.world import world
 
 _HOLDING = "holding"
@@ -191,7 +191,7 @@ class Holding:
                 value = tf.raw_ops.ReadVariableOp(resource=find_handle(whole), dtype=whole.dtype)
                 piece.assign(part.cut_own(tf.ensure_shape(value, whole.shape), places))
                 if whole.shape.rank:
-                    _put_value(whole, nothing[whole.shape.rank])
+                    put_value(whole, nothing[whole.shape.rank])
             self._is_whole.assign(False)
 
         graph_ops.keep_alive(self)
@@ -250,7 +250,7 @@ class Holding:
             for part in self.parts:
                 for slot, piece in part.slots:
                     value = gather_pieces(piece.read_value(), reduction.find_name(slot))
-                    _put_value(find_inner(slot), tf.reshape(value, find_inner(slot).shape))
+                    put_value(find_inner(slot), tf.reshape(value, find_inner(slot).shape))
             self._is_whole.assign(True)
 
 
@@ -262,13 +262,6 @@ def gather_pieces(piece: Any, name: str) -> Any:
     if not tf.executing_eagerly():
         declarations.declare_placement(whole, SAME)
     return whole
-
-
-def _put_value(variable: Any, value: Any) -> None:
-    """Assign to a variable whatever its shape is now."""
-    import tensorflow as tf
-
-    tf.raw_ops.AssignVariableOp(resource=find_handle(variable), value=value, validate_shape=False)
 
 
 def _make_variable(value: Any, **more: Any) -> Any:

@@ -29,11 +29,18 @@ class _Shares:
 
 
 _noted: weakref.WeakKeyDictionary[Any, _Shares] = weakref.WeakKeyDictionary()
+_obstacles: dict[str, str] = {}
 
 
 def are_measured() -> bool:
     """Whether this rank is one of which `matex plan` measures the steps."""
     return world.get_world().is_phantom and settings.get_settings().plan is not None
+
+
+def note_obstacle(strategy: str, why: str) -> None:
+    """Note why ranks could not train by this strategy, async or local; the first reason counts."""
+    if are_measured():
+        _obstacles.setdefault(strategy, why)
 
 
 def measure_update(
@@ -75,4 +82,6 @@ def describe_updates() -> dict[str, Any]:
         "slots": slots,
         "whole": measure_bytes(sharded_slots.list_noted()) - slots,
         "why_not": "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not)),
+        "not_async": _obstacles.get("async", ""),
+        "not_local": _obstacles.get("local", ""),
     }

@@ -1,0 +1,197 @@
+"""What strategies (docs/strategies.md) make of a step on some ranks, and of their memory; and which is recommended."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matex_tf import settings
+from matex_tf.costs import collectives, pieces
+from matex_tf.memory import MARGIN
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Update
+from matex_tf.planner.predict import Prediction, Predictor, estimate_chunks
+
+PERIOD = 8
+"""The steps of `local` by which that is shown."""
+WORTH = 0.95
+"""Another strategy than allreduce is recommended for a step of at most so much of its, or for memory."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """A strategy's step, the bytes of the optimizers' variables on the rank that has most, and all of its memory."""
+
+    strategy: str
+    step: Prediction
+    slots: float
+    memory: float
+
+    @property
+    def is_statistical(self) -> bool:
+        return settings.is_statistical(self.strategy)
+
+    @property
+    def memory_mark(self) -> str:
+        """The peak with another strategy is that of the phantom but for the optimizers' variables."""
+        return _find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A strategy that the script cannot have, and why."""
+
+    strategy: str
+    why: str
+
+
+def price_strategies(predictor: Predictor, ranks: int) -> tuple[list[Price], list[Refusal]]:
+    """Those that a script can have on so many ranks, allreduce first, and those that it cannot have."""
+    update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
+    usual = predictor.predict_step(ranks)
+    all_slots = float(update.whole + update.slots)
+    made, refused = [Price("allreduce", usual, all_slots, usual.memory)], []
+    if ranks == 1:
+        return made, refused
+    if update.weights:
+        for owners in list_numbers_of_owners(ranks, usual.hosts):
+            name = "sharded" if owners == ranks else f"servers:{owners}"
+            slots = update.whole + update.slots / owners
+            step = predict_pieces(predictor, usual, update, owners)
+            made.append(Price(name, step, slots, usual.memory - all_slots + slots))
+    else:
+        refused.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
+    if why := update.not_async or _find_async_obstacle(predictor, usual):
+        refused.append(Refusal("async", why))
+    else:
+        step = predict_async(predictor, ranks)
+        made.append(Price("async", step, all_slots, step.memory))
+    if update.not_local:
+        refused.append(Refusal("local:H", update.not_local))
+    else:
+        step = predict_local(predictor, usual, PERIOD)
+        made.append(Price(f"local:{PERIOD}", step, all_slots, step.memory))
+    return made, refused
+
+
+def list_numbers_of_owners(ranks: int, hosts: int) -> list[int]:
+    """All ranks, one on each host, and one."""
+    return sorted({ranks, hosts, 1}, reverse=True)
+
+
+def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owners: int) -> Prediction:
+    """The step in which `owners` of the ranks update a piece of the weights each. `usual`: that of allreduce."""
+    links, ranks = predictor.links, usual.ranks
+    took, mark = predictor.compute.estimate_update(ranks), usual.compute_mark
+    if not took:
+        mark = ASSUMED
+        took = min(pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY), usual.compute)
+    exposed = usual.exposed
+    if ranks <= links.per_host:
+        whole = max(predictor.plan.gradient_bytes - update.gradients, 0)
+        exposed = links.estimate_small(ranks, 0)
+        for size, estimate in (
+            (whole, functools.partial(collectives.estimate_shared_memory, ranks)),
+            (update.gradients, functools.partial(pieces.estimate_gradient_pieces, ranks, owners)),
+        ):
+            if size:
+                exposed += estimate_chunks(
+                    lambda part, of=estimate: links.scale_measured(part, functools.partial(of, part)),
+                    collectives.CHUNK_WITHIN_HOST, 0.0, size,
+                )  # fmt: skip
+        published = links.scale_measured(
+            update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
+        )
+    else:
+        published = pieces.estimate_publishing_by_messages(
+            ranks, links.per_host, owners, update.weights, links.network, links.memory
+        )
+    exposed += links.estimate_small(ranks, 0) + published
+    marks = mark, _find_weakest(usual.link_mark, EXTRAPOLATED)
+    return predictor.compose_step(
+        ranks, usual.compute - took * (1 - 1 / owners), exposed, usual.algorithm, usual.overlapped, marks
+    )
+
+
+def _find_async_obstacle(predictor: Predictor, usual: Prediction) -> str:
+    if usual.hosts > 1:
+        return "the ranks are on several hosts, which have no memory in common"
+    if predictor.plan.scaling == "weak":
+        return "with weak scaling a batch is each rank's own already"
+    return ""
+
+
+def predict_async(predictor: Predictor, ranks: int) -> Prediction:
+    """Of ranks that train whole batches in turn: the time from batch to batch, in which none waits for another."""
+    rows, compute = predictor.plan.rows, predictor.compute
+    marks = compute.find_mark(ranks, float(rows)), MEASURED  # nothing is sent
+    return predictor.compose_step(
+        ranks, compute.estimate_whole_batch(ranks) / ranks, 0.0, "none", False, marks, rows, 0.0
+    )
+
+
+def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Prediction:
+    """Of ranks that average their weights once in `period` steps, in place of gradients in each."""
+    links, ranks, size = predictor.links, usual.ranks, float(predictor.plan.gradient_bytes)
+    chunk = collectives.CHUNK if ranks > links.per_host else collectives.CHUNK_WITHIN_HOST
+    meeting = links.estimate_small(ranks, 0)
+    took = {
+        name: meeting + estimate_chunks(sum_of, chunk, 0.0, size)
+        for name, sum_of in links.list_algorithms(ranks).items()
+    }
+    best = min(took, key=lambda name: took[name])
+    return predictor.compose_step(ranks, usual.compute, took[best] / period, best, False)
+
+
+def _find_weakest(*marks: str) -> str:
+    return max(marks, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
+
+
+def recommend_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
+    """The best of those with the result of the script alone, and the reason in a sentence; "" where memory holds none.
+
+    Args:
+        prices: allreduce first.
+        memory: what a rank may take; 0: whatever it does.
+    """
+    usual, *_ = prices
+    fit = [one for one in prices if not memory or one.memory * MARGIN <= memory]
+    exact = [one for one in fit if not one.is_statistical]
+    if not exact:
+        least = min((one for one in prices if not one.is_statistical), key=lambda one: one.memory)
+        return "", (
+            f"no strategy fits {memory / 2**30:.2f} GiB: with {least.strategy} a rank takes "
+            f"{least.memory / 2**30:.2f} GiB, and {MARGIN - 1:.0%} are kept free"
+        )
+    best = min(exact, key=lambda one: one.step.step)
+    if usual in exact and best.step.step > WORTH * usual.step.step:
+        best = usual
+    text = f"{best.strategy}: {_describe_reason(usual, best, exact, memory)}"
+    faster = [one for one in fit if one.is_statistical and one.step.step <= WORTH * best.step.step]
+    for one in sorted(faster, key=lambda one: one.step.step):
+        text += (
+            f". {one.strategy} would take {one.step.step / best.step.step:.2f} of that step, but its results are "
+            "statistical, not those of the script alone: compare accuracy at equal epochs first"
+        )
+    return best.strategy, text
+
+
+def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: float) -> str:
+    if best is not usual:
+        text = f"the result of allreduce in {best.step.step / usual.step.step:.2f} of its step"
+        text += f", {_describe_slots(best, usual)}"
+        if usual not in exact:
+            text += f"; a rank takes {best.memory / 2**30:.2f} GiB, and with allreduce {usual.memory / 2**30:.2f} GiB, "
+            text += f"which does not fit {memory / 2**30:.2f} GiB"
+        return text
+    if len(exact) == 1:
+        return "no other strategy with the result of the script alone can be had"
+    other = min((one for one in exact if one is not usual), key=lambda one: one.step.step)
+    text = f"the best other with the same result, {other.strategy}, takes {other.step.step / usual.step.step:.2f} of "
+    return f"{text}its step. That is for memory: {_describe_slots(other, usual)}"
+
+
+def _describe_slots(one: Price, usual: Price) -> str:
+    return (
+        f"with {one.slots / 1e6:.1f} MB of the optimizer's variables on a rank in place of {usual.slots / 1e6:.1f} MB"
+    )
