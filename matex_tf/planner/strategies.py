@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from matex_tf import settings
 from matex_tf.costs import collectives, pieces
 from matex_tf.memory import MARGIN
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Update
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Update
 from matex_tf.planner.predict import Prediction, Predictor, estimate_chunks
 
 PERIOD = 8
@@ -45,8 +45,12 @@ class Refusal:
     why: str
 
 
-def price_strategies(predictor: Predictor, ranks: int) -> tuple[list[Price], list[Refusal]]:
-    """Those that a script can have on so many ranks, allreduce first, and those that it cannot have."""
+def price_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tuple[list[Price], list[Refusal]]:
+    """Those that a script can have on so many ranks, allreduce first, and those that it cannot have.
+
+    Args:
+        asked: a strategy whose number of owners or steps is to be among them.
+    """
     update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
     usual = predictor.predict_step(ranks)
     all_slots = float(update.whole + update.slots)
@@ -54,11 +58,10 @@ def price_strategies(predictor: Predictor, ranks: int) -> tuple[list[Price], lis
     if ranks == 1:
         return made, refused
     if update.weights:
-        for owners in list_numbers_of_owners(ranks, usual.hosts):
-            name = "sharded" if owners == ranks else f"servers:{owners}"
+        for owners in list_numbers_of_owners(ranks, usual.hosts, _read_number(asked, "servers", ranks)):
             slots = update.whole + update.slots / owners
             step = predict_pieces(predictor, usual, update, owners)
-            made.append(Price(name, step, slots, usual.memory - all_slots + slots))
+            made.append(Price(_name_pieces(owners, ranks), step, slots, usual.memory - all_slots + slots))
     else:
         refused.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
     if why := update.not_async or _find_async_obstacle(predictor, usual):
@@ -69,14 +72,42 @@ def price_strategies(predictor: Predictor, ranks: int) -> tuple[list[Price], lis
     if update.not_local:
         refused.append(Refusal("local:H", update.not_local))
     else:
-        step = predict_local(predictor, usual, PERIOD)
-        made.append(Price(f"local:{PERIOD}", step, all_slots, step.memory))
+        period = _read_number(asked, "local", PERIOD)
+        step = predict_local(predictor, usual, period)
+        made.append(Price(f"local:{period}", step, all_slots, step.memory))
     return made, refused
 
 
-def list_numbers_of_owners(ranks: int, hosts: int) -> list[int]:
-    """All ranks, one on each host, and one."""
-    return sorted({ranks, hosts, 1}, reverse=True)
+def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
+    """What a strategy, as the setting has it, costs on so many ranks.
+
+    Raises:
+        PlanFileError: the script cannot have it, or nothing is known of that.
+    """
+    made, refused = price_strategies(predictor, ranks, strategy)
+    name = settings.get_strategy_name(strategy)
+    pieces_of = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
+    wanted = {"servers": pieces_of, "async": "async"}.get(name, strategy)
+    found = next((one for one in made if one.strategy == wanted), None)
+    if found is None:
+        why = [one.why for one in refused if name in one.strategy] or [f"there are {ranks} ranks"]
+        raise PlanFileError(f"{strategy}: {why[0]}")
+    return found
+
+
+def _name_pieces(owners: int, ranks: int) -> str:
+    return "sharded" if owners == ranks else f"servers:{owners}"
+
+
+def _read_number(strategy: str, name: str, otherwise: int) -> int:
+    """The number of `strategy`, if that is the one of this name."""
+    found = settings.get_strategy_number(strategy, otherwise)
+    return found if settings.get_strategy_name(strategy) == name else otherwise
+
+
+def list_numbers_of_owners(ranks: int, hosts: int, asked: int) -> list[int]:
+    """All ranks, one on each host, one, and as many as are asked for, of those that there are."""
+    return sorted({ranks, hosts, 1, min(asked, ranks)}, reverse=True)
 
 
 def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owners: int) -> Prediction:

@@ -67,7 +67,8 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
 
 
 def say_not(optimizer: Any, why: str) -> None:
-    """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen."""
+    """Say once that an optimizer, or a part of what it updates, is not sharded though that is chosen; or note it."""
+    update_costs.note_obstacle("sharded", why)
     if owners.is_chosen():
         name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
         strategy = settings.get_settings().strategy

@@ -12,7 +12,7 @@ y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)) + 1
 
 def model():
     made = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
-    made.compile(optimizer=tf.keras.optimizers.SGD(0.01), loss="mse")
+    made.compile(optimizer=tf.keras.optimizers.SGD(0.01, 0.5), loss="mse")
     return made
 
 
@@ -35,7 +35,7 @@ def reader():
 def loop(wrap):
     kernel, bias = tf.Variable(tf.zeros((4, 1))), tf.Variable(tf.zeros((1,)))
     layer = model()
-    optimizer = tf.keras.optimizers.SGD(0.01)
+    optimizer = tf.keras.optimizers.SGD(0.01, 0.5)
 
     @wrap
     def step(rows, labels):

@@ -1,5 +1,6 @@
 """Phantom ranks: a script of each kind works as rank 0 of 16 that are not there, and is stopped after its steps."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 import launch
 from matex_tf.planner.measurement import phantoms
 
+MOMENTA_AND_PIECES = {"fit": (20, 20), "reader": (20, 20), "function": (20, 20), "eager": (20, 0), "session": (0, 0)}
+"""Bytes of the optimizer's variables, and of the weights that ranks could update in pieces: a kernel and a bias."""
 CASE = Path(__file__).with_name("phantom_case.py")
 
 
@@ -21,6 +24,14 @@ def test_a_script_of_each_kind_is_measured(kind, tmp_path):
     assert steps.rows == 32 and len(steps.seconds) >= 8
     assert all(0 < ready <= 1.5 * max(steps.seconds) for ready in steps.ready)
     assert notes["peak"] >= notes["base"] > 100 << 20
+    update = json.loads(str(notes["update"]))
+    assert (update["slots"] + update["whole"], update["weights"]) == MOMENTA_AND_PIECES[kind]
+    assert update["gradients"] == update["weights"] and (steps.update > 0) == (update["weights"] > 0)
+    is_fit = kind in ("fit", "reader")
+    assert (
+        ("only fit trains so" in update["not_async"]) == ("only fit trains so" in update["not_local"]) == (not is_fit)
+    )
+    assert {"eager": "outside of a tf.function", "session": "tf.compat.v1"}.get(kind, "") in update["why_not"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
-from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces import owners, sharded_slots
 from matex_tf.servers.variable_swap import find_handle, find_inner
 
 x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")
@@ -24,8 +24,9 @@ def held(optimizer):
 
 
 found = {}
-for strategy in ("allreduce", "servers:2"):
+for strategy in ("allreduce", "servers:2", "servers:auto"):
     settings.get_settings().strategy = strategy  # as if the environment said so
+    owners.say_owners()
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.05), "mse")

@@ -1,5 +1,6 @@
 """`MATEX_STRATEGY=sharded` gives what `allreduce` gives; where it cannot, it says so and is `allreduce`."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,7 @@ from comparing import close
 
 import launch
 from matex_tf import settings
-from matex_tf.servers import sharded
-from matex_tf.servers.pieces import partition
+from matex_tf.servers.pieces import owners, partition
 from matex_tf.world import world
 
 HERE = Path(__file__).parent
@@ -86,11 +86,16 @@ def test_readers_find_whole_variables(tmp_path):
 
 @pytest.mark.timeout(400)
 def test_some_ranks_own_the_pieces(tmp_path):
-    env = {"MATEX_STRATEGY": "servers:2", "MATEX_RANKS_PER_NODE": "2"}
+    env = {"MATEX_STRATEGY": "servers:auto", "MATEX_RANKS_PER_NODE": "2"}
     said = launch.run(3, HERE / "owners_case.py", tmp_path, env=env, timeout=300).check().stderr
     assert "MATEX_STRATEGY=servers:2: the optimizer's variables are on rank 0, 2" in said
+    assert re.search("MATEX_STRATEGY=servers:auto: 3 of 3 ranks have .*; 1 would take .* assumed", said)
     found = dict(np.load(tmp_path / "found.npz"))
     assert found["servers:2|values"].tobytes() == found["allreduce|values"].tobytes()
+    assert found["servers:auto|values"].tobytes() == found["allreduce|values"].tobytes()
+    # Equal nodes: each rank owns a piece.
+    assert all(one > 0 for one in found["servers:auto|held"])
+    assert sum(found["servers:auto|held"]) == sum(found["servers:2|held"])
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
     assert abs(first - last) * 4 < 2 * 2 * partition.ALIGNED
@@ -110,4 +115,4 @@ def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_p
 def test_more_owners_than_ranks_are_refused(monkeypatch):
     monkeypatch.setattr(settings.get_settings(), "strategy", "servers:2")
     with pytest.raises(world.RankError, match="asks for 2 owners of the weights, and there are 1 ranks.*servers:1"):
-        sharded.list_owners()
+        owners.list_owners()

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
+from matex_tf import settings
 from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
+from matex_tf.planner.strategies import find_price
 from matex_tf.world import placement
 
 CHECKED_STEPS = 25
@@ -54,12 +56,21 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
 
 
 def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = ()) -> int:
-    """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails."""
+    """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails.
+
+    Raises:
+        PlanFileError: the file is no plan, or MATEX_STRATEGY one that the script cannot have or that has no updates.
+    """
     made = plan_file.load_plan(path)
-    predictor = Predictor(made)
+    predictor, strategy = Predictor(made), settings.get_settings().strategy
+    if settings.is_statistical(strategy):
+        raise plan_file.PlanFileError(
+            f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
+        )
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
     wrong = 0
-    for one in [predictor.predict_step(count) for count in ranks]:
+    for count in ranks:
+        one = find_price(predictor, count, strategy if count > 1 else "allreduce").step
         needed = ceil(one.ranks / made.ranks_per_host)
         options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
         try:

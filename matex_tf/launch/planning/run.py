@@ -50,6 +50,8 @@ class Asked:
     chart: str
     hosts: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
+    strategy: str = ""
+    """MATEX_STRATEGY, whose number is priced beside others."""
 
 
 def read_options(given: dict[str, Any]) -> Asked:
@@ -66,7 +68,7 @@ def read_options(given: dict[str, Any]) -> Asked:
         given["ranks"], per_host, given["network"],
         given["scaling"] or settings.get_settings().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
         given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
-        split_hosts(given["hosts"]), tuple(given["batch"] or ()),
+        split_hosts(given["hosts"]), tuple(given["batch"] or ()), settings.get_settings().strategy,
     )  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
     """Print what strategies make of a step on the chosen ranks, or on the fewest; those on any as numbers."""
     several = [ranks for ranks in asked.ranks if ranks > 1]
     predictor = Predictor(made)
-    priced = {ranks: strategies.price_strategies(predictor, ranks) for ranks in several}
+    priced = {ranks: strategies.price_strategies(predictor, ranks, asked.strategy) for ranks in several}
     if several:
         shown = choice.best.ranks if choice.best and choice.best.ranks > 1 else several[0]
         prices, refused = priced[shown]
@@ -220,5 +222,5 @@ def _make_plan(
         tuple(script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         found[most].overlaps, batch if asked.scaling == "strong" else batch // most, asked.epoch_steps,
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
-        tuple(assumptions), found[most].update,
+        tuple(assumptions), found[sorted(found)[min(1, len(found) - 1)]].update,
     )  # fmt: skip

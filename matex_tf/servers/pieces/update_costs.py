@@ -38,7 +38,7 @@ def are_measured() -> bool:
 
 
 def note_obstacle(strategy: str, why: str) -> None:
-    """Note why ranks could not train by this strategy, async or local; the first reason counts."""
+    """Note why ranks could not train by this strategy, without its number; the first reason counts."""
     if are_measured():
         _obstacles.setdefault(strategy, why)
 
@@ -75,13 +75,14 @@ def measure_update(
 def describe_updates() -> dict[str, Any]:
     """What was noted of all optimizers, by the fields of `planner.plan_file.Update`."""
     shares = list(_noted.values())
+    why_not = "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not))
     slots = sum(one.slots for one in shares)
     return {
         "gradients": sum(one.gradients for one in shares),
         "weights": sum(one.weights for one in shares),
         "slots": slots,
         "whole": measure_bytes(sharded_slots.list_noted()) - slots,
-        "why_not": "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not)),
+        "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),
     }

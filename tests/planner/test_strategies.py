@@ -1,0 +1,187 @@
+"""Prices of strategies follow from what is measured and counted; the number of owners from the model and memory."""
+
+from dataclasses import replace
+
+import pytest
+from planner_plans import a_plan
+
+from matex_tf.costs import collectives, pieces
+from matex_tf.costs.collectives import Link
+from matex_tf.costs.pieces import Hosts
+from matex_tf.planner import report
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Size, Update
+from matex_tf.planner.predict import Predictor
+from matex_tf.planner.strategies import find_price, price_strategies, recommend_strategy
+from matex_tf.servers.pieces import owners
+
+WEIGHTS, UPDATE = 4_040_000, 2e-3
+
+
+def a_plan_with_an_update(update_seconds=UPDATE, **changed):
+    """Adam's two slots for each weight, and 8 bytes of others; a rank updates all for 2 ms; no other collective."""
+    steps = {size.ranks: (5e-3 + 6.4e-3 / size.ranks,) * 5 for size in a_plan().sizes}
+    sizes = tuple(replace(one, update=update_seconds, steps=steps[one.ranks], at=()) for one in a_plan().sizes)
+    update = Update(WEIGHTS, WEIGHTS, 2 * WEIGHTS, 8)
+    return a_plan(**{"sizes": sizes, "update": update, "collectives": (), **changed})
+
+
+def price(plan, ranks):
+    """By name, what each strategy costs; and what cannot be had."""
+    made, refused = price_strategies(Predictor(plan), ranks)
+    return {one.strategy: one for one in made}, {one.strategy: one.why for one in refused}
+
+
+def test_bytes_and_messages_of_pieces():
+    byte, message = Link(0.0, 1.0), Link(1.0, 0.0)
+    for ranks in (2, 3, 4, 16):
+        added = collectives.ADDITION * (ranks - 1)
+        assert pieces.estimate_gradient_pieces(ranks, ranks, 1.0, byte) == pytest.approx(2 + added / ranks)
+        assert pieces.estimate_gradient_pieces(ranks, 1, 1.0, byte) == pytest.approx(1 + ranks + added)
+        assert pieces.estimate_publishing_in_memory(ranks, ranks, 1.0, byte) == pytest.approx(1 - 1 / ranks)
+        assert pieces.estimate_publishing_in_memory(ranks, 1, 1.0, byte) == 1
+        large = 1 << 30
+        for count, most in ((ranks, (ranks - 1) / ranks), (1, ranks - 1)):
+            by_messages = pieces.estimate_publishing_by_messages(ranks, 1, count, large, byte, byte)
+            assert by_messages == pytest.approx(most * large)
+        assert pieces.estimate_publishing_by_messages(ranks, 1, ranks, 1e3, message, message) == ranks - 1
+    # Two ranks of which one owns all: it adds up all of both, as each of two does in a sum.
+    alike = [of(2, *one, 1e6, collectives.MEMORY) for of, one in (
+        (pieces.estimate_gradient_pieces, (1,)), (collectives.estimate_shared_memory, ()))]  # fmt: skip
+    assert alike[0] == alike[1]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 5])
+@pytest.mark.parametrize("per_host", [1, 2, 4, 16])
+def test_on_equal_hosts_every_rank_owns_a_piece(hosts, per_host):
+    nodes = [rank // per_host * per_host for rank in range(hosts * per_host)]
+    for weights in (1e3, 1e6, 1e9):
+        for slots in (0.0, weights, 2 * weights):
+            for network in collectives.NETWORKS.values():
+                known = Hosts(nodes, dict.fromkeys(nodes, 1000000000000.0), network)
+                assert owners.choose_count(known, weights, slots)[0] == len(nodes)
+
+
+def test_where_memory_is_short_others_own_the_pieces():
+    nodes = [0, 0, 2, 2]
+    known = Hosts(nodes, {0: 1e9, 2: 1e6})
+    count, why = owners.choose_count(known, 1e8, 2e8)
+    assert count == 1 and "1 of 4 ranks have the optimizer's 200.0 MB in pieces: rank 0. " in why
+    assert "4 would take" in why and "but memory does not hold it" in why and "3.13 GB/s between hosts, too" in why
+    # What fits is taken, as many as can be: three pieces of 67 MB, one of them where there are 70.
+    known = replace(known, free={0: 1e9, 2: 7e7}, measured=Link(1e-5, 1e-9))
+    count, why = owners.choose_count(known, 1e8, 2e8)
+    assert count == 3 and "1 GB/s between hosts, as measured" in why
+    count, why = owners.choose_count(replace(known, free={0: 1e6, 2: 1e6}), 1e8, 2e8)
+    assert count == 4 and "holds the pieces with no number of owners" in why
+
+
+def test_a_step_in_pieces_lacks_the_others_parts_of_the_update():
+    for ranks in (2, 4):
+        free = a_plan_with_an_update(ranks_per_host=4, links=())
+        found, refused = price(free, ranks)
+        usual, sharded, one = (found[name].step for name in ("allreduce", "sharded", "servers:1"))
+        assert refused == {}
+        assert usual.compute - sharded.compute == pytest.approx(UPDATE * (1 - 1 / ranks))
+        assert one.compute == usual.compute and one.exposed > sharded.exposed
+        # Each moves two sets of gradients and what others own of one; of allreduce each moves three and more.
+        memory = collectives.MEMORY
+        wanted = pieces.estimate_gradient_pieces(ranks, ranks, WEIGHTS, memory)
+        wanted += pieces.estimate_publishing_in_memory(ranks, ranks, WEIGHTS, memory)
+        assert sharded.exposed == pytest.approx(wanted, rel=0.02) and sharded.exposed < usual.exposed
+        held = {name: found[name].slots for name in ("allreduce", "sharded", "servers:1")}
+        assert held == {"allreduce": 8 + 2 * WEIGHTS, "sharded": 8 + 2 * WEIGHTS / ranks, "servers:1": 8 + 2 * WEIGHTS}
+        assert found["allreduce"].memory - found["sharded"].memory == 2 * WEIGHTS * (1 - 1 / ranks)
+
+
+def test_clipped_gradients_are_summed_whole():
+    clipped = a_plan_with_an_update(update=Update(0, WEIGHTS, 2 * WEIGHTS))
+    usual = price(clipped, 2)[0]["allreduce"].step
+    assert price(clipped, 2)[0]["sharded"].step.exposed > usual.exposed
+    assert price(a_plan_with_an_update(), 2)[0]["sharded"].step.exposed < usual.exposed
+
+
+def test_between_hosts_weights_are_gathered_beside_the_sums():
+    found, refused = price(a_plan_with_an_update(network="0:1e9"), 16)
+    usual, sharded = found["allreduce"].step, found["sharded"].step
+    assert sharded.exposed - usual.exposed == pytest.approx(15 / 16 * WEIGHTS / 1e9, rel=0.05)
+    assert "several hosts" in refused["async"] and "servers:8" in found and found["servers:8"].slots == 8 + WEIGHTS / 4
+    assert found["local:8"].step.exposed < usual.exposed
+
+
+def test_ranks_that_train_whole_batches_take_turns_at_them():
+    found, _ = price(a_plan_with_an_update(), 2)
+    assert found["async"].step.step == pytest.approx((5e-3 + 6.4e-3) / 2)
+    assert (found["async"].step.rows, found["async"].slots) == (64, 8 + 2 * WEIGHTS)
+    assert {name for name, one in found.items() if one.is_statistical} == {"async", "local:8"}
+
+
+def test_figures_are_marked():
+    found, _ = price(a_plan_with_an_update(), 2)
+    marks = {name: (one.step.mark, one.memory_mark) for name, one in found.items()}
+    assert marks["allreduce"] == (MEASURED, MEASURED) and marks["sharded"] == (EXTRAPOLATED, EXTRAPOLATED)
+    assert price(a_plan_with_an_update(0.0), 2)[0]["sharded"].step.mark == ASSUMED
+
+
+def test_the_strategy_that_is_set_is_priced_too():
+    made = Predictor(a_plan_with_an_update(ranks_per_host=8))
+    names = [{one.strategy for one in price_strategies(made, 8, asked)[0]} for asked in ("", "servers:3", "local:50")]
+    assert names[1] - names[0] == {"servers:3"} and names[2] - names[0] == {"local:50"}
+    assert find_price(made, 8, "servers:auto").strategy == find_price(made, 8, "sharded").strategy == "sharded"
+    assert find_price(made, 8, "servers:3").slots == 8 + 2 * WEIGHTS / 3
+    with pytest.raises(PlanFileError, match="an older version"):
+        find_price(Predictor(a_plan()), 2, "sharded")
+    with pytest.raises(PlanFileError, match="servers:9: there are 8 ranks"):
+        find_price(made, 8, "servers:9")
+
+
+def test_what_cannot_be_had_is_said():
+    older = price(a_plan(), 2)
+    assert "older version" in older[1]["sharded, servers:S"] and "sharded" not in older[0]
+    nothing = Update(why_not="its update has a norm", not_async="only fit", not_local="only fit")
+    found, refused = price(a_plan(update=nothing), 2)
+    assert list(found) == ["allreduce"]
+    assert refused == {"sharded, servers:S": "its update has a norm", "async": "only fit", "local:H": "only fit"}
+    assert recommend_strategy(list(found.values())) == (
+        "allreduce", "allreduce: no other strategy with the result of the script alone can be had"
+    )  # fmt: skip
+
+
+def test_the_recommendation_has_the_result_of_the_script_alone():
+    prices, _ = price_strategies(Predictor(a_plan_with_an_update()), 2)
+    best, why = recommend_strategy(prices)
+    assert best == "sharded" and min(prices, key=lambda one: one.step.step).strategy == "async"
+    assert "in place of 8.1" in why and "async would take" in why and "statistical" in why
+    # An update that takes no time is not worth pieces, but for memory.
+    plan = a_plan_with_an_update(1e-9, update=Update(0, WEIGHTS, 10**8))
+    prices, _ = price_strategies(Predictor(plan), 2)
+    best, why = recommend_strategy(prices)
+    assert best == "allreduce" and "sharded" in why and "50.0 MB" in why
+    best, why = recommend_strategy(prices, memory=1.2 * 1.5e8)
+    assert best == "sharded" and "does not fit 0.17 GiB" in why
+    best, why = recommend_strategy(prices, memory=1e6)
+    assert best == "" and "no strategy fits" in why
+
+
+def test_the_model_beside_what_was_measured():
+    """benchmarks/strategies.py on idle cores: 84.7 ms with allreduce, 65.0 ms (0.77) with sharded; assumed here."""
+    size = Size(2, 2, 32, (1.0,), (1.0,), (), 0, 0)
+    weights = 39_890_280
+    plan = a_plan_with_an_update(
+        sizes=(size,), links=(), gradients=(replace(a_plan().gradients[0], bytes=weights),),
+        update=Update(weights, weights, 2 * weights),
+    )  # fmt: skip
+    sums = price(plan, 2)[0]["allreduce"].step.exposed
+    update = pieces.estimate_update(1, weights, 2 * weights, collectives.MEMORY)
+    measured = replace(size, steps=(84.7e-3 - sums,), ready=(84.7e-3 - sums,), update=update)
+    found, _ = price(replace(plan, sizes=(measured,)), 2)
+    assert found["allreduce"].step.step == pytest.approx(84.7e-3)
+    assert found["sharded"].step.step / 84.7e-3 == pytest.approx(0.77, abs=0.06)
+
+
+def test_what_is_printed_and_written():
+    prices, refused = price_strategies(Predictor(a_plan_with_an_update()), 4)
+    assert report.format_strategies(prices).row_count == len(prices) > 3
+    found = report.make_strategies_json(prices, refused)
+    assert [one["strategy"] for one in found["prices"]] == [one.strategy for one in prices]
+    assert found["ranks"] == 4 and found["best"] in found["reason"] and set(found["cannot"]) == {"async"}
+    assert {one["strategy"]: one["statistical"] for one in found["prices"]}["local:8"]
