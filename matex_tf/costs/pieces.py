@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Hosts:
         between = f"{1e-9 / self.network.byte:.3g} GB/s between hosts"
         return f"{within}, and {between}, " + ("as measured by an earlier run" if self.measured else "too")
 
-    @property
+    @functools.cached_property
     def per_host(self) -> int:
         return max(Counter(self.nodes).values())
 

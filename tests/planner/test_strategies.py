@@ -65,14 +65,16 @@ def test_where_memory_is_short_others_own_the_pieces():
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
     count, why = owners.choose_count(known, 1e8, 2e8)
-    assert count == 1 and "1 of 4 ranks have the optimizer's 200.0 MB in pieces: rank 0. " in why
-    assert "4 would take" in why and "but memory does not hold it" in why and "3.13 GB/s between hosts, too" in why
+    assert count == 1 and "S = 1: of 4 ranks 1 have, rank 0, a piece of the optimizer's 200.0 MB. " in why
+    assert (
+        "with S = 4 it takes" in why and "but memory does not hold it" in why and "3.13 GB/s between hosts, too" in why
+    )
     # What fits is taken, as many as can be: three pieces of 67 MB, one of them where there are 70.
     known = replace(known, free={0: 1e9, 2: 7e7}, measured=Link(1e-5, 1e-9))
     count, why = owners.choose_count(known, 1e8, 2e8)
     assert count == 3 and "1 GB/s between hosts, as measured" in why
     count, why = owners.choose_count(replace(known, free={0: 1e6, 2: 1e6}), 1e8, 2e8)
-    assert count == 4 and "holds the pieces with no number of owners" in why
+    assert count == 4 and "Memory holds the pieces with no S" in why
 
 
 def test_a_step_in_pieces_lacks_the_others_parts_of_the_update():

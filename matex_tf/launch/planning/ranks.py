@@ -67,10 +67,10 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
+    predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in ranks]
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
     wrong = 0
-    for count in ranks:
-        one = find_price(predictor, count, strategy if count > 1 else "allreduce").step
+    for one in predictions:
         needed = ceil(one.ranks / made.ranks_per_host)
         options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
         try:

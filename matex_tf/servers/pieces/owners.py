@@ -84,22 +84,24 @@ def say_owners() -> None:
 
 
 def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
-    """How many owners, of weights and slots of so many bytes, and the reason in a sentence."""
+    """How many owners, of weights and slots of so many bytes, and the reason in a sentence.
+
+    Of those numbers with which memory holds the slots, the one with the shortest step; of several, the largest.
+    """
     ranks = len(hosts.nodes)
     fits = partition.list_fitting_counts(hosts, slots)
     best = min(fits or [ranks], key=lambda count: (hosts.estimate_step(count, weights, slots), -count))
-    which = partition.choose_owners(hosts.nodes, best)
-    where = f"all {ranks} ranks" if best == ranks else "rank " + ", ".join(map(str, which))
-    text = f"{best} of {ranks} ranks have the optimizer's {slots / 1e6:.1f} MB in pieces: {where}"
-    others = sorted({1, ranks} - {best})
-    took = {count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in [best, *others]}
-    text += f". To sum, update and publish {weights / 1e6:.1f} MB of weights they take {took[best]}"
-    for count in others:
+    which = ", ".join(map(str, partition.choose_owners(hosts.nodes, best)))
+    has = f"each of the {ranks} ranks has" if best == ranks else f"of {ranks} ranks {best} have, rank {which},"
+    took = {count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in (best, 1, ranks)}
+    text = f"S = {best}: {has} a piece of the optimizer's {slots / 1e6:.1f} MB. To sum, update and publish "
+    text += f"{weights / 1e6:.1f} MB of weights takes {took.pop(best)}"
+    for count, seconds in took.items():
         why = "" if count in fits else ", but memory does not hold it"
-        text += f"; {count} would take {took[count]}{why}"
+        text += f"; with S = {count} it takes {seconds}{why}"
     if not fits:
-        text += ". Memory holds the pieces with no number of owners, and with so many they are the smallest"
-    return best, f"{text}. Estimated, not measured: {hosts.describe_assumptions()}"
+        text += ". Memory holds the pieces with no S, and with this one they are smallest"
+    return best, f"{text}. This is estimated: {hosts.describe_assumptions()}"
 
 
 def measure_bytes(variables: Sequence[Any]) -> int:
