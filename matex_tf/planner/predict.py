@@ -161,9 +161,9 @@ class Predictor:
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
         compute = self.compute.estimate_seconds(ranks)
         end, algorithm, overlapped = self._predict_sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
-        return self.compose_step(ranks, compute, max(end - compute, 0.0), algorithm, overlapped)
+        return self.make_prediction(ranks, compute, max(end - compute, 0.0), algorithm, overlapped)
 
-    def compose_step(
+    def make_prediction(
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
         rows: int | None = None, small: float | None = None, waits: bool = True,
     ) -> Prediction:  # fmt: skip

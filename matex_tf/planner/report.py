@@ -13,7 +13,7 @@ from rich.table import Table
 from matex_tf.planner.choice import Choice, find_most_rows
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
 from matex_tf.planner.predict import Prediction, Predictor
-from matex_tf.planner.strategies import Price, Refusal, recommend_strategy
+from matex_tf.planner.strategies import Price, Refusal, choose_strategy
 
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 
@@ -94,7 +94,7 @@ def format_strategies(prices: Sequence[Price]) -> Table:
 
 def make_strategies_json(prices: Sequence[Price], refused: Sequence[Refusal], memory: float = 0.0) -> dict[str, Any]:
     """The same of one number of ranks, as numbers: seconds, bytes."""
-    best, reason = recommend_strategy(prices, memory)
+    best, reason = choose_strategy(prices, memory)
     return {
         "ranks": prices[0].step.ranks,
         "prices": [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matex_tf import settings
 from matex_tf.costs import collectives, pieces
+from matex_tf.costs.collectives import AnyLink
 from matex_tf.memory import MARGIN
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Update
-from matex_tf.planner.predict import Prediction, Predictor, estimate_chunks
+from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks
 
 PERIOD = 8
 """The steps of `local` by which that is shown."""
@@ -45,7 +46,7 @@ class Refusal:
     why: str
 
 
-def price_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tuple[list[Price], list[Refusal]]:
+def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tuple[list[Price], list[Refusal]]:
     """Those that a script can have on so many ranks, allreduce first, and those that it cannot have.
 
     Args:
@@ -54,7 +55,8 @@ def price_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tuple
     update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
     usual = predictor.predict_step(ranks)
     all_slots = float(update.whole + update.slots)
-    made, refused = [Price("allreduce", usual, all_slots, usual.memory)], []
+    made = [Price("allreduce", usual, all_slots, usual.memory)]
+    refused: list[Refusal] = []
     if ranks == 1:
         return made, refused
     if update.weights:
@@ -84,7 +86,7 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
     Raises:
         PlanFileError: the script cannot have it, or nothing is known of that.
     """
-    made, refused = price_strategies(predictor, ranks, strategy)
+    made, refused = estimate_strategies(predictor, ranks, strategy)
     name = settings.get_strategy_name(strategy)
     pieces_of = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
     wanted = {"servers": pieces_of, "async": "async"}.get(name, strategy)
@@ -119,17 +121,16 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
         took = min(pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY), usual.compute)
     exposed = usual.exposed
     if ranks <= links.per_host:
+        # What else than the update takes is summed whole.
         whole = max(predictor.plan.gradient_bytes - update.gradients, 0)
-        exposed = links.estimate_small(ranks, 0)
-        for size, estimate in (
-            (whole, functools.partial(collectives.estimate_shared_memory, ranks)),
-            (update.gradients, functools.partial(pieces.estimate_gradient_pieces, ranks, owners)),
-        ):
-            if size:
-                exposed += estimate_chunks(
-                    lambda part, of=estimate: links.scale_measured(part, functools.partial(of, part)),
-                    collectives.CHUNK_WITHIN_HOST, 0.0, size,
-                )  # fmt: skip
+        exposed = links.estimate_small(ranks, 0) + sum(
+            _estimate_within_host(links, size, functools.partial(of, *how))
+            for size, of, how in (
+                (whole, collectives.estimate_shared_memory, (ranks,)),
+                (update.gradients, pieces.estimate_gradient_pieces, (ranks, owners)),
+            )
+            if size
+        )
         published = links.scale_measured(
             update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
         )
@@ -139,9 +140,17 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
         )
     exposed += links.estimate_small(ranks, 0) + published
     marks = mark, _find_weakest(usual.link_mark, EXTRAPOLATED)
-    return predictor.compose_step(
+    return predictor.make_prediction(
         ranks, usual.compute - took * (1 - 1 / owners), exposed, usual.algorithm, usual.overlapped, marks
     )
+
+
+def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, AnyLink], float]) -> float:
+    """What takes `estimate(bytes, memory)` within a host, a piece of `size` bytes at a time."""
+    return estimate_chunks(
+        lambda part: links.scale_measured(part, functools.partial(estimate, part)),
+        collectives.CHUNK_WITHIN_HOST, 0.0, size,
+    )  # fmt: skip
 
 
 def _find_async_obstacle(predictor: Predictor, usual: Prediction) -> str:
@@ -156,7 +165,7 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     """Of ranks that train whole batches in turn: the time from batch to batch, in which none waits for another."""
     rows, compute = predictor.plan.rows, predictor.compute
     marks = compute.find_mark(ranks, float(rows)), MEASURED  # nothing is sent
-    return predictor.compose_step(
+    return predictor.make_prediction(
         ranks, compute.estimate_whole_batch(ranks) / ranks, 0.0, "none", False, marks, rows, 0.0
     )
 
@@ -171,14 +180,14 @@ def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Predi
         for name, sum_of in links.list_algorithms(ranks).items()
     }
     best = min(took, key=lambda name: took[name])
-    return predictor.compose_step(ranks, usual.compute, took[best] / period, best, False)
+    return predictor.make_prediction(ranks, usual.compute, took[best] / period, best, False)
 
 
 def _find_weakest(*marks: str) -> str:
     return max(marks, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
 
 
-def recommend_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
+def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
     """The best of those with the result of the script alone, and the reason in a sentence; "" where memory holds none.
 
     Args:

@@ -11,7 +11,7 @@ from matex_tf.costs.pieces import Hosts
 from matex_tf.planner import report
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Size, Update
 from matex_tf.planner.predict import Predictor
-from matex_tf.planner.strategies import find_price, price_strategies, recommend_strategy
+from matex_tf.planner.strategies import choose_strategy, estimate_strategies, find_price
 from matex_tf.servers.pieces import owners
 
 WEIGHTS, UPDATE = 4_040_000, 2e-3
@@ -27,7 +27,7 @@ def a_plan_with_an_update(update_seconds=UPDATE, **changed):
 
 def price(plan, ranks):
     """By name, what each strategy costs; and what cannot be had."""
-    made, refused = price_strategies(Predictor(plan), ranks)
+    made, refused = estimate_strategies(Predictor(plan), ranks)
     return {one.strategy: one for one in made}, {one.strategy: one.why for one in refused}
 
 
@@ -65,10 +65,9 @@ def test_where_memory_is_short_others_own_the_pieces():
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
     count, why = owners.choose_count(known, 1e8, 2e8)
-    assert count == 1 and "S = 1: of 4 ranks 1 have, rank 0, a piece of the optimizer's 200.0 MB. " in why
-    assert (
-        "with S = 4 it takes" in why and "but memory does not hold it" in why and "3.13 GB/s between hosts, too" in why
-    )
+    assert count == 1 and "S = 1: the optimizer's 200.0 MB are in pieces on rank 0 of 4. " in why
+    assert "with S = 4 it takes" in why and "but memory does not hold it" in why
+    assert "3.13 GB/s between hosts, too" in why
     # What fits is taken, as many as can be: three pieces of 67 MB, one of them where there are 70.
     known = replace(known, free={0: 1e9, 2: 7e7}, measured=Link(1e-5, 1e-9))
     count, why = owners.choose_count(known, 1e8, 2e8)
@@ -126,7 +125,9 @@ def test_figures_are_marked():
 
 def test_the_strategy_that_is_set_is_priced_too():
     made = Predictor(a_plan_with_an_update(ranks_per_host=8))
-    names = [{one.strategy for one in price_strategies(made, 8, asked)[0]} for asked in ("", "servers:3", "local:50")]
+    names = [
+        {one.strategy for one in estimate_strategies(made, 8, asked)[0]} for asked in ("", "servers:3", "local:50")
+    ]
     assert names[1] - names[0] == {"servers:3"} and names[2] - names[0] == {"local:50"}
     assert find_price(made, 8, "servers:auto").strategy == find_price(made, 8, "sharded").strategy == "sharded"
     assert find_price(made, 8, "servers:3").slots == 8 + 2 * WEIGHTS / 3
@@ -143,24 +144,24 @@ def test_what_cannot_be_had_is_said():
     found, refused = price(a_plan(update=nothing), 2)
     assert list(found) == ["allreduce"]
     assert refused == {"sharded, servers:S": "its update has a norm", "async": "only fit", "local:H": "only fit"}
-    assert recommend_strategy(list(found.values())) == (
+    assert choose_strategy(list(found.values())) == (
         "allreduce", "allreduce: no other strategy with the result of the script alone can be had"
     )  # fmt: skip
 
 
 def test_the_recommendation_has_the_result_of_the_script_alone():
-    prices, _ = price_strategies(Predictor(a_plan_with_an_update()), 2)
-    best, why = recommend_strategy(prices)
+    prices, _ = estimate_strategies(Predictor(a_plan_with_an_update()), 2)
+    best, why = choose_strategy(prices)
     assert best == "sharded" and min(prices, key=lambda one: one.step.step).strategy == "async"
     assert "in place of 8.1" in why and "async would take" in why and "statistical" in why
     # An update that takes no time is not worth pieces, but for memory.
     plan = a_plan_with_an_update(1e-9, update=Update(0, WEIGHTS, 10**8))
-    prices, _ = price_strategies(Predictor(plan), 2)
-    best, why = recommend_strategy(prices)
+    prices, _ = estimate_strategies(Predictor(plan), 2)
+    best, why = choose_strategy(prices)
     assert best == "allreduce" and "sharded" in why and "50.0 MB" in why
-    best, why = recommend_strategy(prices, memory=1.2 * 1.5e8)
+    best, why = choose_strategy(prices, memory=1.2 * 1.5e8)
     assert best == "sharded" and "does not fit 0.17 GiB" in why
-    best, why = recommend_strategy(prices, memory=1e6)
+    best, why = choose_strategy(prices, memory=1e6)
     assert best == "" and "no strategy fits" in why
 
 
@@ -181,7 +182,7 @@ def test_the_model_beside_what_was_measured():
 
 
 def test_what_is_printed_and_written():
-    prices, refused = price_strategies(Predictor(a_plan_with_an_update()), 4)
+    prices, refused = estimate_strategies(Predictor(a_plan_with_an_update()), 4)
     assert report.format_strategies(prices).row_count == len(prices) > 3
     found = report.make_strategies_json(prices, refused)
     assert [one["strategy"] for one in found["prices"]] == [one.strategy for one in prices]

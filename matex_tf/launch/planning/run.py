@@ -114,7 +114,7 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
     """Print what strategies make of a step on the chosen ranks, or on the fewest; those on any as numbers."""
     several = [ranks for ranks in asked.ranks if ranks > 1]
     predictor = Predictor(made)
-    priced = {ranks: strategies.price_strategies(predictor, ranks, asked.strategy) for ranks in several}
+    priced = {ranks: strategies.estimate_strategies(predictor, ranks, asked.strategy) for ranks in several}
     if several:
         shown = choice.best.ranks if choice.best and choice.best.ranks > 1 else several[0]
         prices, refused = priced[shown]
@@ -122,7 +122,7 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
         Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
         for one in refused:
             print(f"not {one.strategy}: {one.why}")
-        print(f"recommended: {strategies.recommend_strategy(prices, asked.memory)[1]}\n")
+        print(f"recommended: {strategies.choose_strategy(prices, asked.memory)[1]}\n")
     return [report.make_strategies_json(*one, asked.memory) for one in priced.values()]
 
 

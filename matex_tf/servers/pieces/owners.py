@@ -92,9 +92,9 @@ def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
     fits = partition.list_fitting_counts(hosts, slots)
     best = min(fits or [ranks], key=lambda count: (hosts.estimate_step(count, weights, slots), -count))
     which = ", ".join(map(str, partition.choose_owners(hosts.nodes, best)))
-    has = f"each of the {ranks} ranks has" if best == ranks else f"of {ranks} ranks {best} have, rank {which},"
+    where = f"each of the {ranks} ranks" if best == ranks else f"rank {which} of {ranks}"
     took = {count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in (best, 1, ranks)}
-    text = f"S = {best}: {has} a piece of the optimizer's {slots / 1e6:.1f} MB. To sum, update and publish "
+    text = f"S = {best}: the optimizer's {slots / 1e6:.1f} MB are in pieces on {where}. To sum, update and publish "
     text += f"{weights / 1e6:.1f} MB of weights takes {took.pop(best)}"
     for count, seconds in took.items():
         why = "" if count in fits else ", but memory does not hold it"
