@@ -165,9 +165,8 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     """Of ranks that train whole batches in turn: the time from batch to batch, in which none waits for another."""
     rows, compute = predictor.plan.rows, predictor.compute
     marks = compute.find_mark(ranks, float(rows)), MEASURED  # nothing is sent
-    return predictor.make_prediction(
-        ranks, compute.estimate_whole_batch(ranks) / ranks, 0.0, "none", False, marks, rows, 0.0
-    )
+    took = compute.estimate_whole_batch(ranks) / ranks
+    return predictor.make_prediction(ranks, took, 0.0, "none", False, marks, rows, small=0.0, waits=False)
 
 
 def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Prediction:

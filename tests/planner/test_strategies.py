@@ -110,8 +110,13 @@ def test_between_hosts_weights_are_gathered_beside_the_sums():
 
 
 def test_ranks_that_train_whole_batches_take_turns_at_them():
-    found, _ = price(a_plan_with_an_update(), 2)
+    plan = a_plan_with_an_update()
+    found, _ = price(plan, 2)
     assert found["async"].step.step == pytest.approx((5e-3 + 6.4e-3) / 2)
+    # Some steps are longer: who computes slices waits for the slowest rank.
+    uneven = tuple(replace(size, steps=(*size.steps, 2 * size.steps[0])) for size in plan.sizes)
+    late, _ = price(replace(plan, sizes=uneven), 2)
+    assert late["async"].step.waiting == 0 < late["sharded"].step.waiting
     assert (found["async"].step.rows, found["async"].slots) == (64, 8 + 2 * WEIGHTS)
     assert {name for name, one in found.items() if one.is_statistical} == {"async", "local:8"}
 
