@@ -74,7 +74,7 @@ def find_link(hosts: Sequence[str]) -> Link | None:
     path = _get_folder() / _make_file_name(dict(Counter(hosts)))
     with real_files.use_real_files():
         link = Link(**json.loads(path.read_text())) if path.exists() else None
-    return link if link is not None and not link.disturbed else None
+    return link if link is not None and not link.disturbed and link.byte > 0 else None
 
 
 def _make_file_name(hosts: dict[str, int]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from collections import Counter
 
 import pytest
 
 import launch
+from matex_tf.observe import link_costs
 from matex_tf.observe.link_costs import Link
 from matex_tf.ops import compiler
 
@@ -25,6 +28,21 @@ def test_a_link_in_words():
     told = str(Link(dict.fromkeys("abcde", 1), 6e-6, 0.0, True, 1e9))
     assert told.startswith("1 rank on a, 1 rank on b, 1 rank on c and 2 more hosts: the measurement of 2001-09-")
     assert "disturbed by other work" in told and "GB/s" not in told
+
+
+def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
+    monkeypatch.setattr(link_costs.cache, "find_cache_folder", lambda: tmp_path)
+    assert link_costs.find_link(["a", "b"]) is None
+    (tmp_path / "links").mkdir()
+    for hosts, byte, disturbed in (
+        (("a", "a", "b"), 2e-10, False),
+        (("a", "b"), 2e-10, True),
+        (("c", "d"), 0.0, False),
+    ):
+        link = Link(dict(Counter(hosts)), 6e-6, byte, disturbed, 1e9)
+        (tmp_path / "links" / link_costs._make_file_name(link.hosts)).write_text(json.dumps(vars(link)))
+    assert link_costs.find_link(["a", "a", "b"]).byte == 2e-10
+    assert link_costs.find_link(["a", "b"]) is link_costs.find_link(["c", "d"]) is link_costs.find_link(["e"]) is None
 
 
 def test_overlapped_updates_measure_their_link(tmp_path):
