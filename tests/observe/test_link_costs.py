@@ -32,7 +32,7 @@ def test_a_link_in_words():
 
 def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
     monkeypatch.setattr(link_costs.cache, "find_cache_folder", lambda: tmp_path)
-    assert link_costs.find_link(["a", "b"]) is None
+    assert link_costs.find_link("ab") is None
     (tmp_path / "links").mkdir()
     for hosts, byte, disturbed in (
         (("a", "a", "b"), 2e-10, False),
@@ -41,8 +41,8 @@ def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
     ):
         link = Link(dict(Counter(hosts)), 6e-6, byte, disturbed, 1e9)
         (tmp_path / "links" / link_costs._make_file_name(link.hosts)).write_text(json.dumps(vars(link)))
-    assert link_costs.find_link(["a", "a", "b"]).byte == 2e-10
-    assert link_costs.find_link(["a", "b"]) is link_costs.find_link(["c", "d"]) is link_costs.find_link(["e"]) is None
+    assert link_costs.find_link("aab").byte == 2e-10
+    assert link_costs.find_link("ab") is link_costs.find_link("cd") is link_costs.find_link("e") is None
 
 
 def test_overlapped_updates_measure_their_link(tmp_path):
