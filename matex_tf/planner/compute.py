@@ -72,8 +72,12 @@ class Compute:
 
     def _choose_group(self, ranks: int) -> _Group:
         """Fewer ranks than fill a host have more cores each."""
-        copies = min(ranks, self._full)
+        copies = self.count_copies(ranks)
         return self._groups[min(one for one in self._groups if one >= copies)]
+
+    def count_copies(self, ranks: int) -> int:
+        """How many of so many ranks share this host's cores."""
+        return min(ranks, self._full)
 
     def estimate_seconds(self, ranks: int) -> float:
         """A step of a rank of so many, without sums, typically."""
@@ -121,10 +125,9 @@ class Compute:
         """Bytes that a process takes at most."""
         return self._memory(rows)
 
-    def find_mark(self, ranks: int, rows: float | None = None) -> str:
-        """What an estimate for so many ranks stands on, of their slices or of so many rows."""
-        at, group = self._find_position(ranks) if rows is None else rows, self._choose_group(ranks)
-        is_alike = group.sizes[0].copies == min(ranks, self._full)
+    def find_mark(self, ranks: int) -> str:
+        at, group = self._find_position(ranks), self._choose_group(ranks)
+        is_alike = group.sizes[0].copies == self.count_copies(ranks)
         is_near = min(group.x) / FAR <= at <= max(group.x) * FAR
         return MEASURED if is_alike and is_near else EXTRAPOLATED
 

@@ -144,6 +144,8 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     update: Update | None = None
     """None in the file of an older version, which did not measure it."""
+    whole: Size | None = None
+    """Whole batches, as many copies at once as a host has ranks; None where ranks cannot train so."""
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:

@@ -70,7 +70,8 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
         refused.append(Refusal("async", why))
     else:
         step = predict_async(predictor, ranks)
-        made.append(Price("async", step, all_slots, step.memory))
+        whole = predictor.plan.whole
+        made.append(Price("async", step, all_slots, whole.peak_bytes if whole else step.memory))
     if update.not_local:
         refused.append(Refusal("local:H", update.not_local))
     else:
@@ -163,10 +164,13 @@ def _find_async_obstacle(predictor: Predictor, usual: Prediction) -> str:
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     """Of ranks that train whole batches in turn: the time from batch to batch, in which none waits for another."""
-    rows, compute = predictor.plan.rows, predictor.compute
-    marks = compute.find_mark(ranks, float(rows)), MEASURED  # nothing is sent
-    took = compute.estimate_whole_batch(ranks) / ranks
-    return predictor.make_prediction(ranks, took, 0.0, "none", False, marks, rows, small=0.0, waits=False)
+    rows, whole, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
+    took, mark = compute.estimate_whole_batch(ranks), EXTRAPOLATED
+    if whole is not None:
+        took = whole.typical
+        mark = MEASURED if whole.copies == compute.count_copies(ranks) else EXTRAPOLATED
+    marks = mark, MEASURED  # nothing is sent
+    return predictor.make_prediction(ranks, took / ranks, 0.0, "none", False, marks, rows, small=0.0, waits=False)
 
 
 def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Prediction:
@@ -226,8 +230,12 @@ def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: 
     if len(exact) == 1:
         return "no other strategy with the result of the script alone can be had"
     other = min((one for one in exact if one is not usual), key=lambda one: one.step.step)
-    text = f"the best other with the same result, {other.strategy}, takes {other.step.step / usual.step.step:.2f} of "
-    return f"{text}its step. That is for memory: {_describe_slots(other, usual)}"
+    text = (
+        f"the best other with the same result, {other.strategy}, takes {other.step.step / usual.step.step:.2f} of its "
+    )
+    if other.slots < usual.slots:
+        return f"{text}step. That is for memory: {_describe_slots(other, usual)}"
+    return f"{text}step, and the optimizer has no variables to share out"
 
 
 def _describe_slots(one: Price, usual: Price) -> str:

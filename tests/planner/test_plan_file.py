@@ -11,8 +11,10 @@ from matex_tf.planner.plan_file import PlanFileError
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
-    assert plan_file.load_plan(tmp_path / "plan.json") == a_plan()
+    measured = a_plan(update=plan_file.Update(1, 2, 3, 4, "why", "not"), whole=a_plan().sizes[0])
+    for plan in (a_plan(), measured):
+        plan_file.save_plan(plan, tmp_path / "plan.json")
+        assert plan_file.load_plan(tmp_path / "plan.json") == plan
 
 
 @pytest.mark.parametrize(

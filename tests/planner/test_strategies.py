@@ -113,6 +113,11 @@ def test_ranks_that_train_whole_batches_take_turns_at_them():
     plan = a_plan_with_an_update()
     found, _ = price(plan, 2)
     assert found["async"].step.step == pytest.approx((5e-3 + 6.4e-3) / 2)
+    assert found["async"].step.mark == EXTRAPOLATED
+    whole = Size(1, 2, 64, (0.02,), (0.02,), (), 0, 10**9)
+    beside, alone = (price(replace(plan, whole=replace(whole, copies=count)), 2)[0]["async"] for count in (2, 1))
+    assert (beside.step.step, beside.memory, beside.step.mark) == (0.01, 10**9, MEASURED)
+    assert alone.step.mark == EXTRAPOLATED
     # Some steps are longer: who computes slices waits for the slowest rank.
     uneven = tuple(replace(size, steps=(*size.steps, 2 * size.steps[0])) for size in plan.sizes)
     late, _ = price(replace(plan, sizes=uneven), 2)
@@ -164,6 +169,9 @@ def test_the_recommendation_has_the_result_of_the_script_alone():
     prices, _ = estimate_strategies(Predictor(plan), 2)
     best, why = choose_strategy(prices)
     assert best == "allreduce" and "sharded" in why and "50.0 MB" in why
+    bare = replace(plan, update=Update(0, WEIGHTS))
+    assert choose_strategy(estimate_strategies(Predictor(bare), 2)[0])[1].startswith("allreduce: ")
+    assert "no variables to share out" in choose_strategy(estimate_strategies(Predictor(bare), 2)[0])[1]
     best, why = choose_strategy(prices, memory=1.2 * 1.5e8)
     assert best == "sharded" and "does not fit 0.17 GiB" in why
     best, why = choose_strategy(prices, memory=1e6)

@@ -130,7 +130,7 @@ def rescale_batch(made: Plan, rows: int) -> Plan:
     """The plan of the same script with batches of `rows`: by the same measured sizes of slices."""
     if not made.rows:
         raise click.UsageError("--batch: no step is sharded, so that nothing is known of other batches")
-    return replace(made, rows=rows, epoch_steps=ceil(made.epoch_steps * made.rows / rows))
+    return replace(made, rows=rows, epoch_steps=ceil(made.epoch_steps * made.rows / rows), whole=None)
 
 
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
@@ -156,18 +156,23 @@ def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     if between := _find_extra_size(made):
         _measure_size(found, script, between, copies, asked)
         made = _make_plan(asked, script, found, launch, made.links)
+    is_turned = made.update is not None and not made.update.not_async and made.scaling == "strong"
+    if is_turned and copies > 1 and any(1 < ranks <= asked.ranks_per_host for ranks in asked.ranks):
+        # By MATEX_STRATEGY=async each rank trains whole batches beside the others.
+        made = replace(made, whole=_measure_copies(script, 1, copies, asked).size)
     return made
 
 
 def _measure_size(
     found: dict[int, phantoms.Measurement], script: Sequence[str], ranks: int, copies: int, asked: Asked
 ) -> None:
-    of = min(copies, ranks)
-    print(f"matex: measuring rank 0 of {ranks}, {of} at once ...", file=sys.stderr, flush=True)
+    found[ranks] = _measure_copies(script, ranks, min(copies, ranks), asked)
+
+
+def _measure_copies(script: Sequence[str], ranks: int, copies: int, asked: Asked) -> phantoms.Measurement:
+    print(f"matex: measuring rank 0 of {ranks}, {copies} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        found[ranks] = phantoms.measure_copies(
-            script, ranks, of, Path(folder), asked.steps, asked.scaling, asked.memory
-        )
+        return phantoms.measure_copies(script, ranks, copies, Path(folder), asked.steps, asked.scaling, asked.memory)
 
 
 def _find_extra_size(made: Plan) -> int:
