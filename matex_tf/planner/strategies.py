@@ -211,18 +211,18 @@ def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, 
         best = usual
     text = f"{best.strategy}: {_describe_reason(usual, best, exact, memory)}"
     faster = [one for one in fit if one.is_statistical and one.step.step <= WORTH * best.step.step]
-    for one in sorted(faster, key=lambda one: one.step.step):
-        text += (
-            f". {one.strategy} would take {one.step.step / best.step.step:.2f} of that step, but its results are "
-            "statistical, not those of the script alone: compare accuracy at equal epochs first"
-        )
+    if faster:
+        faster.sort(key=lambda one: one.step.step)
+        shares = ", ".join(f"{one.strategy} takes {one.step.step / best.step.step:.2f} of that step" for one in faster)
+        text += f". Without the result of the script alone {shares}: those are statistical; compare accuracy at equal "
+        text += "epochs first"
     return best.strategy, text
 
 
 def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: float) -> str:
     if best is not usual:
         text = f"the result of allreduce in {best.step.step / usual.step.step:.2f} of its step"
-        text += f", {_describe_slots(best, usual)}"
+        text += f", {_describe_slots(best, usual)}" if best.slots < usual.slots else ""
         if usual not in exact:
             text += f"; a rank takes {best.memory / 2**30:.2f} GiB, and with allreduce {usual.memory / 2**30:.2f} GiB, "
             text += f"which does not fit {memory / 2**30:.2f} GiB"
@@ -230,12 +230,11 @@ def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: 
     if len(exact) == 1:
         return "no other strategy with the result of the script alone can be had"
     other = min((one for one in exact if one is not usual), key=lambda one: one.step.step)
-    text = (
-        f"the best other with the same result, {other.strategy}, takes {other.step.step / usual.step.step:.2f} of its "
-    )
+    share = other.step.step / usual.step.step
+    text = f"the best other with the same result, {other.strategy}, takes {share:.2f} of its step"
     if other.slots < usual.slots:
-        return f"{text}step. That is for memory: {_describe_slots(other, usual)}"
-    return f"{text}step, and the optimizer has no variables to share out"
+        return f"{text}. That is for memory: {_describe_slots(other, usual)}"
+    return f"{text}, and the optimizer has no variables to share out"
 
 
 def _describe_slots(one: Price, usual: Price) -> str:

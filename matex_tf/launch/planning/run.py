@@ -116,7 +116,10 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
     predictor = Predictor(made)
     priced = {ranks: strategies.estimate_strategies(predictor, ranks, asked.strategy) for ranks in several}
     if several:
-        shown = choice.best.ranks if choice.best and choice.best.ranks > 1 else several[0]
+        shown = choice.best.ranks if choice.best else 1
+        if shown == 1:
+            held = (one for one in several if strategies.choose_strategy(priced[one][0], asked.memory)[0])
+            shown = next(held, several[0])
         prices, refused = priced[shown]
         print(f"\nstrategies on {shown} ranks (docs/strategies.md):")
         Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
