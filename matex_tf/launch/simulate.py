@@ -74,6 +74,7 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
     slow=3:1.2                        rank 3 computes 20% longer
     noise=0.03                        deviation of each rank's computation
     ranks-per-host=8
+    strategy=sharded|servers:S|local:H  who updates the weights
     servers=5,async|sync              parameter servers in place of sums
     pull=default|layerwise|ibatch     of servers: how parameters come
     """

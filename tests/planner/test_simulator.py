@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
 import numpy as np
 import pytest
 
-from matex_tf.planner import buckets, plan_file, predict
+from matex_tf.planner import buckets, plan_file, predict, strategies
 from matex_tf.planner.simulator import program, ranks, replay, run, trace, what_if
 
 GRADIENTS = 60
@@ -135,6 +136,20 @@ def test_what_ifs_change_what_they_name():
     assert simulated(count=1).exposed == pytest.approx(0), "alone nothing is summed"
 
 
+@pytest.mark.parametrize("count, strategy", [(16, "sharded"), (16, "servers:4"), (64, "sharded"), (64, "local:8")])
+def test_a_strategy_is_priced_as_the_planner_does(count, strategy):
+    plan = a_plan()
+    size = plan.gradient_bytes
+    sizes = tuple(dataclasses.replace(one, update=1e-3) for one in plan.sizes)
+    plan = dataclasses.replace(plan, sizes=sizes, update=plan_file.Update(size, size, 2 * size))
+    found = simulated(f"strategy={strategy}", count=count, plan=plan)
+    priced = strategies.find_price(predict.Predictor(plan), count, strategy).step
+    assert found.step == pytest.approx(priced.compute + priced.exposed + priced.small)
+    assert found.assumptions[-1].startswith(f"what {strategy} exchanges")
+    with pytest.raises(plan_file.PlanFileError, match="older version"):
+        simulated("strategy=sharded", count=count)
+
+
 def test_servers_and_pulls():
     few, many = (simulated(f"servers={number},async", "ranks-per-host=1") for number in (1, 64))
     assert few.step > many.step > simulated("ranks-per-host=1").compute
@@ -157,10 +172,13 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("pull=ibatch", "servers=NUMBER"),
         ("ranks-per-host=0", "NUMBER"),
         ("compression=topk:2", "topk:0.01"),
+        ("strategy=async", "strategy=sharded|servers:S|local:H"),
     ):
         with pytest.raises(program.NotAsked) as error:
             what_if.read_changes([word])
         assert answer in str(error.value), error.value
+    with pytest.raises(program.NotAsked, match="goes without overlap=off"):
+        what_if.read_changes(["strategy=sharded", "overlap=off"])
     with pytest.raises(program.NotAsked, match="ranks 0 to 63"):
         simulated("slow=64:2")
     with pytest.raises(program.NotAsked, match="all ready at once"):

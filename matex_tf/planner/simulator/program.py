@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -46,4 +47,14 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
         tuple(gradient.bytes for gradient in plan.gradients),
         tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
         tuple((start, one.name, one.bytes) for start, one in zip(at, plan.collectives)),
+    )
+
+
+def shorten_program(program: Program, compute: float) -> Program:
+    """The same step with so many seconds of computation, in which nothing is later than its end."""
+    return dataclasses.replace(
+        program,
+        compute=compute,
+        ready=tuple(min(at, compute) for at in program.ready),
+        meetings=tuple((min(at, compute), *rest) for at, *rest in program.meetings),
     )

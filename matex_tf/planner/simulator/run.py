@@ -15,6 +15,7 @@ from matex_tf.planner.simulator import ranks as rank_events
 from matex_tf.planner.simulator import servers
 from matex_tf.planner.simulator.program import NotAsked, Program
 from matex_tf.planner.simulator.what_if import WhatIf
+from matex_tf.planner.strategies import find_price
 
 FORWARD = 1 / 3
 """The part of a step's computation that is the forward pass, where servers need it: assumed."""
@@ -100,9 +101,16 @@ def simulate_plan(
     if what.overlap and not plan.overlaps:
         raise NotAsked("overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped")
     planned = predictor.predict_step(ranks)
+    if what.strategy and ranks > 1:
+        planned = find_price(predictor, ranks, what.strategy).step
+        program = programs.shorten_program(program, planned.compute)
+        assumptions.append(f"what {what.strategy} exchanges, which follows from sums (docs/planner.md)")
     boundaries: buckets.Plan | None = None
-    if ranks == 1:  # alone there is nothing to sum
-        prices = rank_events.Prices((), 0.0, [0.0] * len(program.meetings))
+    meetings = [links.estimate_small(ranks, size) for _, _, size in program.meetings]
+    if what.strategy and ranks > 1:
+        prices = rank_events.Prices((), planned.exposed, meetings)
+    elif ranks == 1:  # alone there is nothing to sum
+        prices = rank_events.Prices((), 0.0, [0.0] * len(meetings))
     else:
         sums = _Sums(ranks, links, what.algorithm or planned.algorithm, what.compression)
         overlaps = planned.overlapped if what.overlap is None else what.overlap
@@ -114,7 +122,7 @@ def simulate_plan(
                 for first, past in itertools.pairwise(boundaries or ())
             ],
             sums.estimate_at_once(program.bytes),
-            [links.estimate_small(ranks, size) for _, _, size in program.meetings],
+            meetings,
         )
     factors = predictor.compute.compute_spread(ranks) if what.noise is None else ()
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)

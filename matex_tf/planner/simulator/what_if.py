@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import Link
 from matex_tf.planner.simulator.program import NotAsked
@@ -16,6 +17,7 @@ from matex_tf.planner.simulator.program import NotAsked
 BUCKETS = ("best", "ibatch", "each")
 PULLS = ("default", "layerwise", "ibatch")
 ALGORITHMS = collectives.EXACT
+_OF_SUMS = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 
 Changed = dict[str, Any]
 """Fields of `WhatIf` by name."""
@@ -39,6 +41,7 @@ class WhatIf:
     noise: float | None = None
     """None: the steps that were measured are drawn from."""
     ranks_per_host: int | None = None
+    strategy: str = ""
     servers: int | None = None
     synchronous: bool = False
     pull: str | None = None
@@ -67,6 +70,10 @@ def read_changes(words: Sequence[str]) -> WhatIf:
             raise NotAsked(f"expected {name}={form}; given {word!r}{hint}") from None
     if "pull" in {word.partition("=")[0] for word in words} and found.servers is None:
         raise NotAsked("pull= is of parameter servers: say servers=NUMBER, too")
+    if found.strategy:
+        others = [word for word in words if word.partition("=")[0] in _OF_SUMS]
+        if others:
+            raise NotAsked(f"strategy= goes without {others[0]}, which is of the sums of allreduce or of XAI's servers")
     return found
 
 
@@ -154,6 +161,12 @@ def _parse_servers(value: str) -> Changed:
     return {**_make_whole_parser("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[way]}
 
 
+def _parse_strategy(value: str) -> Changed:
+    if settings.is_asynchronous(value):
+        raise ValueError(value)
+    return {"strategy": settings.parse_strategy(value)}
+
+
 READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
     "overlap": ("on|off", lambda value: {"overlap": {"on": True, "off": False}[value]}),
     "buckets": ("best|ibatch|each|25MiB", _parse_buckets),
@@ -162,6 +175,7 @@ READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
     "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _parse_link),
     "slow": ("RANK:FACTOR,... as 3:1.2", _parse_slow),
     "noise": ("0.03, a part of a step's computation", _parse_noise),
+    "strategy": ("sharded|servers:S|local:H", _parse_strategy),
     "ranks-per-host": ("NUMBER", _make_whole_parser("ranks_per_host")),
     "servers": ("NUMBER,async|sync", _parse_servers),
     "pull": ("|".join(PULLS), _make_choice_parser("pull", PULLS)),
