@@ -56,5 +56,5 @@ def shorten_program(program: Program, compute: float) -> Program:
         program,
         compute=compute,
         ready=tuple(min(at, compute) for at in program.ready),
-        meetings=tuple((min(at, compute), *rest) for at, *rest in program.meetings),
+        meetings=tuple((min(at, compute), name, size) for at, name, size in program.meetings),
     )
