@@ -190,7 +190,7 @@ class Stage:
         return None
 
     def _is_to_take_turns(self) -> bool:
-        if not self.trains:
+        if not self.trains or not (asynchronous.is_chosen() or update_costs.are_measured()):
             return False
         why = async_training.find_call_obstacle(self.is_by_steps, self.keeps_state)
         if why is not None:

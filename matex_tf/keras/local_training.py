@@ -8,6 +8,7 @@ from typing import Any
 
 from matex_tf.resilience import elastic
 from matex_tf.servers import local_sgd
+from matex_tf.servers.pieces import update_costs
 
 _trained: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -23,6 +24,8 @@ def begin_averaging(model: Any, has: Callable[[], Sequence[Any]]) -> local_sgd.A
     Args:
         has: gives the variables of the model and its optimizer.
     """
+    if not local_sgd.is_chosen() and not update_costs.are_measured():
+        return None
     why = _find_obstacle(model)
     if why is not None:
         local_sgd.say_not(f"fit on '{model.name}'", why)
