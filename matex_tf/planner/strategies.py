@@ -213,9 +213,8 @@ def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, 
     faster = [one for one in fit if one.is_statistical and one.step.step <= WORTH * best.step.step]
     if faster:
         faster.sort(key=lambda one: one.step.step)
-        shares = ", ".join(f"{one.strategy} takes {one.step.step / best.step.step:.2f} of that step" for one in faster)
-        text += f". Without the result of the script alone {shares}: those are statistical; compare accuracy at equal "
-        text += "epochs first"
+        shares = ", ".join(f"{one.strategy} ({one.step.step / best.step.step:.2f} of that step)" for one in faster)
+        text += f". Faster, but statistical: {shares}. Compare accuracy at equal epochs first"
     return best.strategy, text
 
 
