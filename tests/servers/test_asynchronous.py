@@ -1,5 +1,6 @@
 """`MATEX_STRATEGY=async`: each batch is trained once, by one rank; what a script sees between epochs is whole."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -57,3 +58,32 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
     assert said.count("remembers/last' anew in each batch") == 1, said
     assert "fit on 'probe' runs as allreduce: it is called within another" in said
     assert "train_on_batch runs as allreduce" in said and "see different rows" not in said
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    "losses",
+    [
+        ("1:1:1:seen", "0:1:0:update"),
+        pytest.param(("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
+        pytest.param(("2:0:0:update", "1:1:6:epoch"), marks=pytest.mark.more),
+        pytest.param(("0:2:4:epoch", "1:0:1:seen"), marks=pytest.mark.more),
+    ],
+)
+def test_what_a_lost_rank_had_begun_is_trained_once_by_another(losses, tmp_path):
+    env = {**launch.ALL_FILES, "MATEX_STATE": str(tmp_path / "state"), "MATEX_STRATEGY": "async"}
+    result = launch.matex_run(3, "--elastic", HERE / "turns_lost_case.py", tmp_path, *losses, env=env).check()
+    (left,) = {"0", "1", "2"} - {loss[0] for loss in losses}
+    found = dict(np.load(tmp_path / f"rank-{left}.npz"))
+    wanted = {name.partition("|")[2]: value for name, value in found.items() if name.startswith("allreduce|")}
+    for loss in losses:
+        name = loss.replace(":", "-")
+        assert (tmp_path / name).exists(), result.output
+        got = {key: found[f"{name}|{key}"] for key in wanted}
+        counted = [key for key in wanted if wanted[key].dtype == "int64" or key.endswith("rows")]
+        assert len(counted) == 4 and all(np.array_equal(got[key], wanted[key]) for key in counted), result.output
+        if not name.endswith("update"):
+            assert [key for key in wanted if not close(got[key], wanted[key])] == [], result.output
+    assert result.stderr.count("is lost; ") == 2 and "restart" not in result.stderr, result.output
+    if "seen" in losses[0]:
+        assert re.search(r"batch \d+ of the epoch, which it had, goes to another", result.stderr), result.output

@@ -87,7 +87,7 @@ def _wrap_enumerate(original: Any) -> Any:
         stage.first = None
         left = [self.steps_per_epoch, self._num_batches and self._num_batches - self._steps_seen + 1]
         yield from stage.turns.iterate_epoch(
-            steps, min(filter(None, left)), self._steps_seen - 1, _Pipeline(self, stage)
+            steps, min(filter(None, left)) - first[0][0], self._steps_seen - 1, _Pipeline(self, stage)
         )
 
     return _enumerate_iterator
