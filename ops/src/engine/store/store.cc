@@ -229,16 +229,11 @@ bool SharedStore::IsOver() {
 SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
   constexpr int kSpins = 100, kGivesWay = 200;
   const double until = SecondsNow() + seconds;
+  const int64_t dealt = LineOf(rank_).ticket;  // its first
+  if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
   // Of those that live the rank that has the oldest never waits, so somebody always goes on.
   for (int looks = 0; !TakeOver(bound); ++looks) {
-    if (reserved_ < 0) {
-      const int64_t dealt = LineOf(rank_).ticket;  // the first, or none
-      if (dealt != Line::kNone) {
-        reserved_ = dealt;
-      } else if (!Take() && IsOver()) {
-        return kEnd;
-      }
-    }
+    if (reserved_ < 0 && !Take() && IsOver()) return kEnd;
     if (reserved_ >= 0 && reserved_ - Oldest(behind) <= bound) {
       SetProgress(reserved_, -1);
       ticket_ = std::exchange(reserved_, -1);
