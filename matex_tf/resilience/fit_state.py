@@ -107,6 +107,11 @@ class Fit:
 
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""
+        self._put_back_variables(make)
+        if not self.calls_python:
+            self.put_back_random()  # variables that were made have drawn their first values
+
+    def _put_back_variables(self, make: Callable[[], Any]) -> None:
         self.state.find_variables()
         self.state.save()
         make()
@@ -116,8 +121,6 @@ class Fit:
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
-        if not self.calls_python:
-            self.put_back_random()  # variables that were made have drawn their first values
 
     def needs_data(self) -> bool:
         """Whether training is about to begin with data that are to be brought to where they were."""
@@ -127,7 +130,7 @@ class Fit:
         """All variables are there, once a step was traced whose ranks take turns: put back what is missing."""
         self.takes_turns = True
         if self.needs_step():
-            self.put_back_rest(lambda: None)
+            self._put_back_variables(lambda: None)
 
     def say_rows(self) -> None:
         """The data are dealt for as many ranks as there are: say so where that number was another."""

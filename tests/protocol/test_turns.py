@@ -3,7 +3,7 @@ none is begun too far ahead of the oldest, and where an epoch ends all ranks tak
 also where ranks are killed.
 
 Each transition is one access to the memory that ranks share, or one number that a rank tells the others. The weights
-are a table: how often each of the two additions of each batch was made. With them goes what a script adds between epochs.
+are a table: how often each of the two additions of each batch was made; with it go those of the epochs before.
 """
 
 from __future__ import annotations

@@ -62,19 +62,24 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
 
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
-    "losses",
+    "ranks, how, losses",
     [
-        ("1:1:1:seen", "0:1:0:update"),
-        pytest.param(("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
-        pytest.param(("2:0:0:update", "1:1:6:epoch"), marks=pytest.mark.more),
-        pytest.param(("0:2:4:epoch", "1:0:1:seen"), marks=pytest.mark.more),
+        (3, "--elastic", ("1:1:1:seen", "0:1:0:update")),
+        (2, "--restarts=2", ("1:1:3:seen", "0:1:1:update")),
+        pytest.param(3, "--elastic", ("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("2:0:0:update", "1:1:2:epoch"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("0:2:2:epoch", "1:0:1:seen"), marks=pytest.mark.more),
+        pytest.param(3, "--restarts=2", ("2:2:0:end", "1:0:0:update"), marks=pytest.mark.more),
     ],
 )
-def test_what_a_lost_rank_had_begun_is_trained_once_by_another(losses, tmp_path):
+def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tmp_path):
+    """Those that are left go on, or all begin again from what is kept, within an epoch."""
+    again = how != "--elastic"
     env = {**launch.ALL_FILES, "MATEX_STATE": str(tmp_path / "state"), "MATEX_STRATEGY": "async"}
-    result = launch.matex_run(3, "--elastic", HERE / "turns_lost_case.py", tmp_path, *losses, env=env).check()
-    (left,) = {"0", "1", "2"} - {loss[0] for loss in losses}
-    found = dict(np.load(tmp_path / f"rank-{left}.npz"))
+    env["MATEX_SAVE_SECONDS"] = "0.01" if again else "0"
+    result = launch.matex_run(ranks, how, HERE / "turns_lost_case.py", tmp_path, *losses, env=env).check()
+    left = {str(rank) for rank in range(ranks)} - ({loss[0] for loss in losses} if not again else set())
+    found = dict(np.load(tmp_path / f"rank-{left.pop()}.npz"))
     wanted = {name.partition("|")[2]: value for name, value in found.items() if name.startswith("allreduce|")}
     for loss in losses:
         name = loss.replace(":", "-")
@@ -84,6 +89,10 @@ def test_what_a_lost_rank_had_begun_is_trained_once_by_another(losses, tmp_path)
         assert len(counted) == 4 and all(np.array_equal(got[key], wanted[key]) for key in counted), result.output
         if not name.endswith("update"):
             assert [key for key in wanted if not close(got[key], wanted[key])] == [], result.output
-    assert result.stderr.count("is lost; ") == 2 and "restart" not in result.stderr, result.output
-    if "seen" in losses[0]:
-        assert re.search(r"batch \d+ of the epoch, which it had, goes to another", result.stderr), result.output
+    said = result.stderr
+    if again:
+        assert said.count("; restart ") == 2 and re.search(r"kept at epoch \d, step [1-9]", said), result.output
+    else:
+        assert said.count("is lost; ") == 2 and "restart" not in said, result.output
+    if "seen" in losses[0] and not again:
+        assert re.search(r"batch \d+ of the epoch, which it had, goes to another", said), result.output

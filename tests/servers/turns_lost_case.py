@@ -27,8 +27,9 @@ keras.config.set_floatx("float64")
 
 
 def lose(moment):
-    if at["lost"] == [me, str(at["epoch"]), str(at["batch"]), moment]:
-        posix.close(posix.open(f"{folder}/{'-'.join(at['lost'])}", os.O_CREAT | os.O_WRONLY))
+    place = f"{folder}/{'-'.join(at['lost'] or [])}"
+    if at["lost"] == [me, str(at["epoch"]), str(at["batch"]), moment] and not os.path.exists(place):
+        posix.close(posix.open(place, os.O_CREAT | os.O_WRONLY))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
