@@ -70,14 +70,14 @@ class Rescue:
         self._turns: asynchronous.Turns | None = None
         self._place = 0
         self._version = 1
-        self._ranks = list(range(world.get_world().size))  # those that are left, by their numbers in the store
+        self._ranks: list[int] = []  # those that are left, by the numbers that they have in the store
         self._lost: set[int] = set()
         self._added: set[int] = set()  # lost ranks whose counts this rank has
         self._counted: list[np.ndarray] | None = None  # where this epoch's counts still are in the metrics
 
     def watch_losses(self, turns: asynchronous.Turns) -> None:
         """Have `turns` go on when a rank is lost."""
-        self._turns = turns
+        self._turns, self._ranks = turns, list(range(world.get_world().size))
         elastic.after_loss.append(self._handle_loss)
 
     def close_turns(self) -> None:
@@ -109,7 +109,7 @@ class Rescue:
         me = world.get_world()
         for rank in world.list_lost():
             if not store.is_lost(rank):
-                is_first, batch = store.lose_rank(rank)
+                is_first, batch = store.note_loss(rank)
                 if is_first:
                     left = me.size - sum(map(store.is_lost, range(me.size)))
                     had = (

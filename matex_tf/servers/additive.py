@@ -63,7 +63,7 @@ class Additions:
             object.__setattr__(variable, "__class__", _kinds[kind])
             self.variables.append(one)
 
-    def number_part(self, variable: Any) -> int:
+    def count_part(self, variable: Any) -> int:
         """The number of an addition to `variable` that is about to be made: they are counted in `parts`."""
         places = {id(find_inner(one)): place for place, one in enumerate(self.variables)}
         self.parts.append(places[id(variable)])
@@ -199,12 +199,12 @@ class _Added:
         with tf.control_dependencies(variable_uses.list_users(handle)):
             if is_added:
                 ops.get_library().ops.matex_add(
-                    variable=self.handle, values=more, sign=sign, part=current.number_part(self)
+                    variable=self.handle, values=more, sign=sign, part=current.count_part(self)
                 )
             else:
                 keep = tf.cast(new.keep, self.dtype)
                 ops.get_library().ops.matex_move(
-                    variable=self.handle, keep=keep, more=more, part=current.number_part(self)
+                    variable=self.handle, keep=keep, more=more, part=current.count_part(self)
                 )
 
     def _add_rows(self, rows: Any, sign: int) -> Any:
@@ -217,7 +217,7 @@ class _Added:
                 indices=rows.indices,
                 values=values,
                 sign=sign,
-                part=_under_way[-1].number_part(self),
+                part=_under_way[-1].count_part(self),
             )
         return self
 

@@ -96,7 +96,7 @@ class Turns:
 
     def open_turns(self) -> bool:
         """Before the first epoch: whether ranks have memory in common. Collective."""
-        if self._make_store():
+        if membership.attempt_collectives("making the memory in which ranks train", self._make_store):
             _under_way.append(self)
         return not self.is_outdated
 

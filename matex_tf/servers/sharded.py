@@ -38,7 +38,7 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     gradients, variables = list(gradients), list(variables)
     if not is_chosen():
         return apply(gradients, variables)
-    gradients = list(map(_complete_shape, gradients, variables))
+    gradients = list(map(_ensure_shape, gradients, variables))
     parts: list[Part | None] = []
     why = _find_obstacle()
     if why is None:
@@ -171,7 +171,7 @@ def _list_holdings(parts: Sequence[Part]) -> list[Holding]:
     return list(dict.fromkeys(part.holding for part in parts))
 
 
-def _complete_shape(gradient: Any, variable: Any) -> Any:
+def _ensure_shape(gradient: Any, variable: Any) -> Any:
     """A dense gradient with the shape of its variable: of data of any shape TensorFlow may not know it."""
     import tensorflow as tf
 

@@ -93,7 +93,7 @@ def stop_batches() -> None:
     ops.get_library().c.matex_store_stop()
 
 
-def lose_rank(rank: int) -> tuple[bool, int | None]:
+def note_loss(rank: int) -> tuple[bool, int | None]:
     """That rank is lost: others train what it had begun. Whether nobody has said so before, and that batch."""
     ticket, c = ctypes.c_int64(-1), ops.get_library().c
     is_news = bool(c.matex_store_lose(rank, ctypes.byref(ticket)))

@@ -32,7 +32,8 @@ def differences(want, found, where=""):
 
 def run(ranks, folder, state, keras, lose, strategy="allreduce"):
     folder.mkdir(exist_ok=True)
-    env = {"MATEX_STRATEGY": strategy, "TF_USE_LEGACY_KERAS": keras, "MATEX_SAVE_SECONDS": "0.01", "MATEX_STATE": str(state), "LOSE": lose}
+    env = {"MATEX_STRATEGY": strategy, "TF_USE_LEGACY_KERAS": keras, "LOSE": lose}
+    env.update(MATEX_SAVE_SECONDS="0.01", MATEX_STATE=str(state))
     return launch.matex_run(ranks, "--restarts", 2, CASE, folder, env=env)
 
 

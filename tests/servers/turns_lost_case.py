@@ -106,7 +106,26 @@ def train(strategy, loss):
     found.update({f"{name}|{key}": value for key, value in {**values, **history.history}.items()})
 
 
+class Stopping(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch >= 3
+
+
+def end_early():
+    """Data of one batch, data that end within an epoch, and a callback that stops; nobody is lost."""
+    settings.get_settings().strategy = "async"
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)], name="small")
+    model.compile("sgd", "mse")
+    model.fit(x[:BATCH], y[:BATCH], BATCH, verbose=0)
+    batches = ((x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))
+    model.fit(batches, epochs=2, steps_per_epoch=9, verbose=0)
+    found["ended"] = np.asarray(model.optimizer.iterations)
+    model.fit(x, y, BATCH, epochs=2, verbose=0, callbacks=[Stopping()])
+    found["stopped"] = np.asarray(model.optimizer.iterations)
+
+
 found = {}
+end_early()
 train("allreduce", None)
 for loss in losses:
     train("async" if loss[3] == "update" else "async:0", loss)

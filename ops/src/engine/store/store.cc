@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -48,16 +47,6 @@ double SecondsNow() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-std::shared_ptr<SharedStore>& KeptStore() {
-  static auto* const store = new std::shared_ptr<SharedStore>;
-  return *store;
-}
-
-std::mutex& StoreMutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
 }
 
 }  // namespace
@@ -293,21 +282,6 @@ int64_t SharedStore::CountTrained() const {
   int64_t trained = 0;
   for (int64_t batch = 0; batch < control().count; ++batch) trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
   return trained;
-}
-
-std::shared_ptr<SharedStore> TheStore() {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  return KeptStore();
-}
-
-void SetTheStore(std::shared_ptr<SharedStore> store) {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  KeptStore().swap(store);
-}
-
-std::atomic<int64_t>& WantedPlace() {
-  static std::atomic<int64_t> place{-1};
-  return place;
 }
 
 }  // namespace matex
