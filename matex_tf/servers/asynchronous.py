@@ -188,7 +188,8 @@ class Turns:
             last = min(without, key=lambda end: end.taken)
             self._data.note_end(self._first + last.taken)
         else:
-            self._catch_up(max(end.taken for end in everyone))
+            # That of the last batch may be a rank that is lost.
+            self._catch_up(max(self._done - 1, *(end.taken for end in everyone)))
         for one, value in zip(self._told, last.told):
             one.assign(value)
         self._iterator = None
@@ -286,7 +287,7 @@ class Turns:
         if turn.begun == store.Begun.NOT_YET:
             start = time.perf_counter()
             whom = f"rank {turn.behind}" if turn.behind >= 0 else "another rank"
-            with ops.announce_exchange(f"a batch, or the epoch's end, once {whom} has trained an older one"):
+            with ops.announce_exchange(f"a batch, or the end of an epoch, that comes once {whom} has trained an older batch"):
                 while turn.begun == store.Begun.NOT_YET:
                     if self._rescue is not None:
                         self._rescue.find_losses()
