@@ -39,6 +39,17 @@ def _make_choice_parser(*names: str) -> Callable[[str], str]:
     return parse_choice
 
 
+def parse_placement(text: str) -> str:
+    """`auto`, `off`, `spread`, or `spread:I/N`. Raises ValueError."""
+    name, colon, part = text.strip().lower().partition(":")
+    if colon and name == "spread":
+        place, slash, parts = part.partition("/")
+        if slash and place.isdigit() and parts.isdigit() and 1 <= int(place) <= int(parts):
+            return f"spread:{int(place)}/{int(parts)}"
+        raise ValueError("spread:I/N with I from 1 to N")
+    return _make_choice_parser("auto", "spread", "off")(text)
+
+
 def parse_strategy(text: str) -> str:
     """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
@@ -428,12 +439,13 @@ TABLE = (
     ),
     Setting(
         "placement",
-        _make_choice_parser("auto", "spread", "off"),
+        parse_placement,
         "auto",
-        "auto, spread, off",
+        "auto, spread, spread:I/N, off",
         "auto: the cores and GPUs of a host are spread over its ranks before TensorFlow starts its threads, unless "
         "the user set threads or binding. spread: the same, also where the launcher was told how to bind (`matex "
-        "run` sets it). off: left as the launcher set them.",
+        "run` sets it). spread:I/N: the same over part I of N of each host, as `matex tune` deals it out. off: left as "
+        "the launcher set them.",
     ),
     Setting(
         "xla",

@@ -48,16 +48,18 @@ class Plan:
         return self.folder / f"{self.key}.json"
 
 
-def build_ops(verbose: bool = False) -> Path:
+def build_ops(verbose: bool = False, engine: Plan | None = None) -> Path:
     """The compiled ops of this TensorFlow and MPI, built now, with the engine, if they are not in the cache.
 
-    `verbose` also says so when nothing needs doing, and shows the compiler's command. A build takes some 15 seconds.
+    `engine` is the build of the engine, if that is known. `verbose` also says so when nothing needs doing, and shows
+    the compiler's command. A build takes some 15 seconds.
 
     Raises:
         cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
-    build_engine(verbose)
-    return _ensure_library(make_plan(), verbose)
+    engine = engine or make_engine_plan()
+    ensure_library(engine, verbose)
+    return ensure_library(make_plan(engine), verbose)
 
 
 def build_engine(verbose: bool = False) -> Path:
@@ -66,7 +68,7 @@ def build_engine(verbose: bool = False) -> Path:
     Raises:
         cache.BuildError: as `build_ops`.
     """
-    return _ensure_library(make_engine_plan(), verbose)
+    return ensure_library(make_engine_plan(), verbose)
 
 
 def build_xla(verbose: bool = False) -> Path:
@@ -76,10 +78,11 @@ def build_xla(verbose: bool = False) -> Path:
         cache.BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
     """
     build_ops(verbose)
-    return _ensure_library(make_xla_plan(), verbose)
+    return ensure_library(make_xla_plan(), verbose)
 
 
-def _ensure_library(plan: Plan, verbose: bool) -> Path:
+def ensure_library(plan: Plan, verbose: bool = False) -> Path:
+    """The library of `plan`, built now if it is not in the cache; errors as of `build_ops`."""
     if not is_whole(plan):
         with cache.hold_lock(plan.folder, plan.key, plan.what):
             if not is_whole(plan):
@@ -96,8 +99,9 @@ def describe_build() -> dict[str, Any]:
     Raises:
         cache.BuildError: as `build_ops` does, short of compiling.
     """
-    plan = make_plan()
-    is_built = is_whole(make_engine_plan()) and is_whole(plan)
+    engine = make_engine_plan()
+    plan = make_plan(engine)
+    is_built = is_whole(engine) and is_whole(plan)
     return {
         "compiler": plan.compiler.path,
         "MPI": compilers.shorten_version(plan.compiler.mpi),
@@ -130,15 +134,15 @@ def make_engine_plan() -> Plan:
     return Plan("the engine", 10, ("engine",), compiler, "", command, cache.find_cache_folder(), key)
 
 
-def make_plan() -> Plan:
-    """The build of the ops. They use the library of the engine, which lies beside theirs.
+def make_plan(engine: Plan | None = None) -> Plan:
+    """The build of the ops. They use the library of the engine, which lies beside theirs; None: of `make_engine_plan`.
 
     Raises:
         cache.BuildError: as `make_engine_plan`.
     """
     import tensorflow as tf
 
-    engine = make_engine_plan()
+    engine = engine or make_engine_plan()
     flags = tf.sysconfig.get_compile_flags()
     command = (*engine.command, *flags, *tf.sysconfig.get_link_flags(), *_list_link_options(engine))
     own_flags = (flag for flag in flags if not flag.startswith("-I"))

@@ -60,6 +60,8 @@ on_load: list[Callable[[], None]] = []
 """Called once TensorFlow has loaded the ops."""
 
 _library: Library | None = None
+_plan: build.Plan | None = None
+"""The build of the engine: to find it asks compilers, which takes a start some time."""
 _engine: ctypes.CDLL | None = None
 _ops: Ops | None = None
 _lock = threading.Lock()
@@ -72,12 +74,13 @@ def get_library() -> Library:
         BuildError: there is no compiler or no MPI to build with, or the build failed.
         world.RankError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
-    global _library, _engine
+    global _library, _plan, _engine
     if _library is not None:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _engine = _engine or _load_file(build.build_engine(), interface.load_library, OSError)
+            _plan = _plan or build.make_engine_plan()
+            _engine = _engine or _load_file(build.ensure_library(_plan), interface.load_library, OSError)
             _start_engine(_engine)
             _library = Library(_engine)
         return _library
@@ -96,7 +99,7 @@ def load_tensorflow_ops() -> Ops:
 
     with _lock:
         if _ops is None:
-            path = build.build_ops()
+            path = build.build_ops(engine=_plan)
             module = _load_file(path, tf.load_op_library, tf.errors.OpError)
             for register in on_load:
                 register()

@@ -92,11 +92,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line(f"{seconds:8.1f}  {name}")
 
 
+@pytest.fixture(scope="session")
+def which(pytestconfig: pytest.Config) -> str:
+    """Which cases of a file are run, as it is told after its folder. Of the usual ones each runs lines of its own."""
+    return "all" if pytestconfig.getoption("--all") else "usual"
+
+
 @pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, which: str) -> dict:
     """The arrays that CASES of a test's module store without ranks."""
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(request.module.CASES, folder, timeout=380).check()  # less than the limit of any test with it
+    # Less than the limit of any test with it.
+    launch.run_alone(request.module.CASES, folder, which, timeout=380).check()
     return stored(folder)[0]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from matex_tf.launch import mpirun_command as launcher
 from matex_tf.launch import probe
-from matex_tf.world import placement
+from matex_tf.world import placement, task_environment
 
 HERE = Path(__file__).resolve().parent
 """The folder of the tests, for scripts that import what lies there."""
@@ -68,7 +68,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     """This process's environment for a child, without MATEX_* and launcher variables; None in `extra` removes."""
     mine = {
         name: value
-        for name, value in probe.remove_launcher_variables(os.environ).items()
+        for name, value in task_environment.remove_job_variables(os.environ).items()
         if not name.startswith("MATEX_")
     }
     if "MATEX_CACHE_DIR" in os.environ:

@@ -100,7 +100,7 @@ terminal.write_text(f"rank {matex_tf.rank()}: {new} of {would}, {len(left) > 1} 
 
 
 def test_nothing_listens_and_what_is_written_is_the_users_alone(tmp_path):
-    result = launch.run(2, SCRIPT, module=False, env={"MATEX_OVERLAP": "on"}, cwd=tmp_path, cold=True).check()
+    result = launch.run(2, SCRIPT, module=False, env={"MATEX_OVERLAP": "on"}, cwd=tmp_path).check()
     for rank in range(2):
         assert f"rank {rank}: 0 of 1, True []" in result.output, result.output
 

@@ -44,6 +44,28 @@ def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
+_OF_SLURM = (
+    click.option("--nodes", type=int, metavar="NODES", help="How many nodes; 1 unless told."),
+    click.option("--ranks-per-node", type=int, metavar="RANKS", help="How many ranks on each; 1 unless told."),
+    click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours)."),
+    click.option("--name", metavar="NAME", help="Of the job; that of the script unless told."),
+    click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told."),
+    click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node."),
+    click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'."),
+    click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
+    click.option("--account", metavar="ACCOUNT", help="Of Slurm."),
+    click.option("--partition", metavar="PARTITION", help="Of Slurm."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive."),
+)
+
+
+def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a job of Slurm, for a command that has `--run` already."""
+    for option in reversed(_OF_SLURM):
+        command = option(command)
+    return command
+
+
 @click.command(
     "submit",
     context_settings={**_HELP, "allow_interspersed_args": False},
@@ -51,18 +73,8 @@ def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="As a job of Slurm.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="As an MPIJob of Kubernetes.")
-@click.option("--nodes", type=int, metavar="NODES", help="How many nodes; 1 unless told.")
-@click.option("--ranks-per-node", type=int, metavar="RANKS", help="How many ranks on each; 1 unless told.")
-@click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours).")
-@click.option("--name", metavar="NAME", help="Of the job; that of the script unless told.")
-@click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told.")
-@click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node.")
-@click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
-@click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs.")
-@click.option("--account", metavar="ACCOUNT", help="Of Slurm.")
-@click.option("--partition", metavar="PARTITION", help="Of Slurm.")
-@click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive.")
+@add_slurm_options
 @click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
 @click.option("--cpus", metavar="CPUS", help="Of Kubernetes: of each worker.")
 @click.option("--memory", metavar="BYTES", help="Of Kubernetes: of each worker, as 32Gi.")

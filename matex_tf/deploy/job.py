@@ -65,8 +65,10 @@ def cancel_job(does: Any, job: Job) -> None:
     does.cancel_job(job)
 
 
-def run_scheduler(words: Sequence[str], get: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The answer of a scheduler's command. `get` says where one has it from.
+def run_scheduler(
+    words: Sequence[str], get: str, given: str | None = None, **where: Any
+) -> subprocess.CompletedProcess[str]:
+    """The answer of a scheduler's command. `get` says where one has it from, `where` how it is started.
 
     Raises:
         JobError: there is no such command.
@@ -81,6 +83,7 @@ def run_scheduler(words: Sequence[str], get: str, given: str | None = None) -> s
             encoding="utf-8",
             errors="surrogateescape",
             timeout=PATIENCE,
+            **where,
         )
     except FileNotFoundError:
         raise JobError(f"there is no {words[0]} on this machine. {get}") from None

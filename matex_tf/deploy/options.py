@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,6 +138,30 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
             add_options(_read_table(path, asked.get_kind()), f"{path}: ")
     add_options(given, "")
     return asked(**settled)
+
+
+def format_options(asked: Options) -> list[str]:
+    """The words of the command line that ask for `asked`, beside the defaults of the user's files here."""
+    words = []
+    base = merge_options(type(asked), {})
+    for one in fields(asked):
+        value, known = getattr(asked, one.name), getattr(base, one.name)
+        option = f"--{one.name.replace('_', '-')}"
+        if not isinstance(value, tuple):
+            words += [f"{option}={value}"] if value != known else []
+        elif value[: len(known)] == known:
+            words += [f"{option}={text}" for text in value[len(known) :]]
+        else:
+            words += [f"{option}={text}" for text in value]
+    return words
+
+
+def deal_ranks(asked: Asked, ranks: int) -> Asked:
+    """`asked` with so many ranks in all, as many on each node. Raises ValueError."""
+    each, rest = divmod(ranks, asked.nodes)
+    if rest or asked.ranks_per_node not in (1, each):
+        raise ValueError(f"{ranks} ranks do not go with {asked.nodes} nodes of {asked.ranks_per_node} ranks each")
+    return replace(asked, ranks_per_node=each)
 
 
 def _read_table(path: Path, kind: str) -> dict[str, Any]:

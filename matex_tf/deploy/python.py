@@ -8,14 +8,13 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.options import Options, merge_options
+from matex_tf.deploy.options import Options, deal_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
 
@@ -153,11 +152,6 @@ def launch(
     if not isinstance(cluster, Options):
         raise TypeError(f"launch: expected cluster to be matex_tf.Slurm(...) or Kubernetes(...); given {cluster!r}")
     if ranks is not None:
-        each, rest = divmod(ranks, cluster.nodes)
-        if rest or cluster.ranks_per_node not in (1, each):
-            raise ValueError(
-                f"launch: {ranks} ranks do not go with {cluster.nodes} nodes of {cluster.ranks_per_node} ranks each"
-            )
-        cluster = replace(cluster, ranks_per_node=each)
+        cluster = deal_ranks(cluster, ranks)
     does = command.CLUSTERS[cluster.get_kind()][1]
     return LaunchedRun(does, does.submit_job(command.fill_name_and_command(cluster, target), target))

@@ -10,8 +10,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from matex_tf.io import atomic
+
 RUNS = Path("runs")
-_NOTE = "job.json"
+NOTE = "job.json"
 
 
 def propose_folder(name: str) -> Path:
@@ -69,18 +71,19 @@ def remove_folder(folder: Path) -> None:
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
     """Note which job the run is."""
-    (folder / _NOTE).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
+    with atomic.write_beside(str(folder / NOTE)) as beside:  # whoever is killed here leaves no half of it
+        Path(beside).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
 
 
 def read_note(folder: Path) -> tuple[str, str]:
     """Which cluster and job a run is. Raises OSError, or ValueError where the note is not one."""
-    noted = json.loads((folder / _NOTE).read_text())
+    noted = json.loads((folder / NOTE).read_text())
     return noted["cluster"], noted["job"]
 
 
 def find_folder(cluster: str, job: str) -> str:
     """The folder here of a job's run; "" if there is none."""
-    for path in RUNS.glob(f"*/{_NOTE}"):
+    for path in RUNS.glob(f"*/{NOTE}"):
         if read_note(path.parent) == (cluster, job):
             return str(path.parent)
     return ""

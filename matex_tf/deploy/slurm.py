@@ -6,9 +6,12 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 from matex_tf.deploy import following, run_folder, slurm_messages
 from matex_tf.deploy.job import (
@@ -26,6 +29,7 @@ from matex_tf.deploy.job import (
 from matex_tf.deploy.options import Options, parse_time
 
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
+SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
 _ENDS = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
@@ -50,7 +54,16 @@ class Slurm(Options):
 
 
 def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
-    """The job's script. `folder` is that of the run, seen from where the job is submitted."""
+    """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
+    again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder))
+    return format_script(asked, asked.make_command(target), folder, _KEPT, again)
+
+
+def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
+    """The script of a job that runs `command`, with lines `before` it, and `after` it, where $code is its exit code.
+
+    A `folder` that is not absolute is seen from where the job is submitted.
+    """
     warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
     options = {
         "--job-name": asked.name,
@@ -60,7 +73,7 @@ def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
         "--time": asked.time,
         "--account": asked.account,
         "--partition": asked.partition,
-        "--output": f"{folder}/output",
+        "--output": f"{folder}/output".replace("%", "%%"),
         "--open-mode": "append",
         "--signal": f"B:USR1@{warning}",
     }
@@ -72,11 +85,12 @@ def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     )
     return _SCRIPT.format(
         heads=heads,
-        folder=shlex.quote(folder),
+        folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
         setup="".join(f"{line}\n" for line in asked.setup),
         look=look if asked.nodes > 1 else "",
-        command=shlex.join(asked.make_command(target)),
-        again=os.EX_TEMPFAIL,
+        before=before,
+        command=shlex.join(command),
+        after=after,
     )
 
 
@@ -89,25 +103,36 @@ _LOOK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-# The shell waits in the background, so that it hears the warning; only one that asks again is put back.
-_SCRIPT = """\
-#!/bin/bash
-{heads}run_folder="$PWD"/{folder} child=
-trap 'kill -USR1 $child' USR1
-{setup}{look}export MATEX_STATE="$run_folder/state"
+_KEPT = """\
+export MATEX_STATE="$run_folder/state"
 export MATEX_RECORD="$run_folder"
-rm -f "$run_folder/exit-code"
-{command} & child=$!
-wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+"""
+# Only a run that asks again is put back.
+_AGAIN = """\
 if [ $code -eq {again} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
-echo $code > "$run_folder/exit-code"
+"""
+# The shell waits in the background, so that it hears the warning.
+_SCRIPT = """\
+#!/bin/bash
+{heads}run_folder={folder} child=
+trap 'kill -USR1 $child' USR1
+{setup}{look}{before}rm -f "$run_folder/exit-code"
+{command} & child=$!
+wait $child; code=$?
+while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+{after}echo $code > "$run_folder/exit-code"
 exit $code
 """
+
+
+def check_commands() -> None:
+    """Raises JobError where this machine has no Slurm."""
+    if shutil.which("sbatch") is None:
+        raise JobError(f"there is no sbatch on this machine. {GET}")
 
 
 def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
@@ -117,19 +142,33 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
         JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
     """
     folder = run_folder.make_folder(asked.name)
-    script = folder / "job.sh"
     try:
-        script.write_text(format_job(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
-        answer = run_scheduler(["sbatch", "--parsable", str(script)], GET)
+        return submit_script(format_job(asked, target, str(folder)), folder, asked.partition)
+    except BaseException:
+        if not (folder / SCRIPT).exists():
+            run_folder.remove_folder(folder)
+        raise
+
+
+def submit_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
+    """Queue `text`, kept and noted in `folder`, as a job. `where` are the folder `cwd` and the environment `env`.
+
+    Raises:
+        JobError: Slurm refused it. Nothing of it is queued and its script is removed; where nobody knows, it stays.
+    """
+    script = folder / SCRIPT
+    try:
+        script.write_text(text, encoding="utf-8", errors="surrogateescape")
+        answer = _ask("sbatch", "--parsable", str(script), **where)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout, asked.partition))
+            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout, partition))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
         left = _withdraw_script(script)
         if not left:
-            run_folder.remove_folder(folder)
+            script.unlink(missing_ok=True)
         elif isinstance(error, JobError):
             raise JobError(f"{error}\n{left}") from None
         raise
@@ -139,18 +178,27 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
 def _withdraw_script(script: Path) -> str:
     """Cancel whatever of this user's is queued to run `script`; what is to be said if nobody knows."""
     try:
-        queued = run_scheduler(["squeue", "--me", "--noheader", "--format=%i %o"], GET)
-    except UnreachableError:
-        return f"Nobody answers whether {script} was queued: look with `squeue --me`"
+        for number in find_queued(script):
+            _ask("scancel", number)
+    except UnreachableError as error:
+        return f"{error}: look with `squeue --me` whether {script} was queued"
     except JobError:
-        return ""  # without squeue there is no sbatch either
-    if queued.returncode:
-        return f"{slurm_messages.strip_prefixes(queued.stderr)}: look with `squeue --me` whether {script} was queued"
-    for line in queued.stdout.splitlines():
-        number, _, command = line.partition(" ")
-        if command == os.path.abspath(script):
-            run_scheduler(["scancel", number], GET)
+        pass  # without squeue there is no sbatch either
     return ""
+
+
+def find_queued(script: Path) -> list[str]:
+    """The numbers of this user's jobs, which wait or run, of `script`. Raises JobError, UnreachableError."""
+    queued = _ask("squeue", "--me", "--noheader", "--format=%i %o")
+    if queued.returncode:
+        raise UnreachableError(slurm_messages.strip_prefixes(queued.stderr))
+    jobs = (line.partition(" ") for line in queued.stdout.splitlines())
+    return [number for number, _, command in jobs if command == os.path.abspath(script)]
+
+
+def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
+    """The answer of a command of Slurm's. Ctrl-C at the terminal is for us: sbatch that it ends may have queued."""
+    return run_scheduler(words, GET, start_new_session=True, **where)
 
 
 def find_state(job: Job) -> State:
@@ -159,7 +207,7 @@ def find_state(job: Job) -> State:
     Raises:
         UnreachableError: Slurm does not answer now.
     """
-    answer = run_scheduler(["scontrol", "show", "job", job.id], GET)
+    answer = _ask("scontrol", "show", "job", job.id)
     if answer.returncode == 0 and (found := _parse_field(answer.stdout, "JobState")):
         reason, nodes = _parse_field(answer.stdout, "Reason"), _parse_field(answer.stdout, "NodeList")
         again = int(_parse_field(answer.stdout, "Restarts") or 0)
@@ -182,8 +230,8 @@ def _parse_field(text: str, name: str) -> str:
 def _find_ended_state(job: Job) -> State:
     """The end of a job that Slurm has let go of: what its accounting or the run's folder knows."""
     with contextlib.suppress(JobError):
-        words = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
-        answer = run_scheduler(words, GET)
+        words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
+        answer = _ask("sacct", *words)
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
         if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
@@ -218,7 +266,16 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
 def cancel_job(job: Job) -> None:
     """End the job, which has not ended, or take it out of the queue. Raises JobError."""
-    answer = run_scheduler(["scancel", job.id], GET)
+    _cancel(job.id)
+
+
+def ask_to_end(job: Job) -> None:
+    """Have the job, which runs, keep its state and end, as before its time limit. Raises JobError."""
+    _cancel("--batch", "--signal=USR1", job.id)
+
+
+def _cancel(*words: str) -> None:
+    answer = _ask("scancel", *words)
     if answer.returncode or answer.stderr.strip():
         raise JobError(f"scancel: {slurm_messages.strip_prefixes(answer.stderr)}")
 
@@ -228,7 +285,7 @@ def find_job(number: str) -> Job:
     if folder := run_folder.find_folder("slurm", number):
         return Job(number, folder)
     with contextlib.suppress(UnreachableError):
-        answer = run_scheduler(["scontrol", "show", "job", number], GET)
+        answer = _ask("scontrol", "show", "job", number)
         output = re.search(r"^ +StdOut=(.*)/output$", answer.stdout, re.MULTILINE)
         return Job(number, output.group(1) if output else "")
     return Job(number)

@@ -1,103 +1,19 @@
-"""The hosts that mpirun is told to use, those of them that answer, and what to tell it after one is lost."""
+"""Which hosts answer, and how many ranks go on with those that are left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from matex_tf.world import mpirun_options
+from matex_tf.world.hosts.host_lists import Host, group_options, is_here
 
-_HOST_OPTIONS = ("host", "H", "hosts")
-_FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
 _SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
 _LAST_SECONDS = 5.0  # for what asks to end when it is told to
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host and how many ranks it takes."""
-
-    name: str
-    slots: int
-
-
-def group_options(options: Sequence[str]) -> list[list[str]]:
-    """mpirun's options, each with its words."""
-    found: list[list[str]] = []
-    at = 0
-    while at < len(options):
-        word = options[at]
-        count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.parse_option_name(word))
-        if count is None:
-            count = 0
-            while at + count + 1 < len(options) and not options[at + count + 1].startswith("-"):
-                count += 1
-        found.append(list(options[at : at + count + 1]))
-        at += count + 1
-    return found
-
-
-def _read_value(group: Sequence[str]) -> str:
-    return group[0].partition("=")[2] if "=" in group[0] else (group[1] if len(group) > 1 else "")
-
-
-def list_hosts(options: Sequence[str], environment: Mapping[str, str]) -> list[Host]:
-    """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them."""
-    found: dict[str, int] = {}
-    for group in group_options(options):
-        name = mpirun_options.parse_option_name(group[0])
-        if name in _HOST_OPTIONS:
-            for part in _read_value(group).split(","):
-                host, colon, number = part.partition(":")
-                found[host] = found.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
-        elif name in _FILE_OPTIONS:
-            for host, slots in _read_host_file(_read_value(group)):
-                found[host] = found.get(host, 0) + slots
-    if not found and environment.get("SLURM_JOB_NODELIST"):
-        names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
-        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
-        found = dict(zip(names, [*tasks, *[1] * len(names)]))
-    return [Host(name, slots) for name, slots in found.items() if name]
-
-
-def _read_host_file(path: str) -> list[tuple[str, int]]:
-    """The lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
-    try:
-        with open(path) as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-    except OSError:
-        return []  # mpirun has said so
-    found = []
-    for line in filter(None, lines):
-        name, _, slots = line.split()[0].partition(":")
-        given = re.search(r"\bslots\s*=\s*(\d+)", line)
-        found.append((name, int(given.group(1) if given else slots if slots.isdigit() else 1)))
-    return found
-
-
-def _list_slurm_names(text: str) -> list[str]:
-    try:
-        result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return result.stdout.split() if result.returncode == 0 else []
-
-
-def _parse_slurm_slots(text: str) -> list[int]:
-    """The tasks that each host takes, from Slurm's `2(x3),1`."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
-
-
-def is_here(host: Host) -> bool:
-    return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
 
 
 def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
@@ -151,24 +67,6 @@ def _end_children(children: Sequence[subprocess.Popen]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
-    """`options` of mpirun less those of these names."""
-    return [
-        word
-        for group in group_options(options)
-        if mpirun_options.parse_option_name(group[0]) not in names
-        for word in group
-    ]
-
-
-def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
-    """`options` of mpirun for the hosts that are left."""
-    kept = drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
-    if family == mpirun_options.OPENMPI:
-        return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
-    return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]
 
 
 def count_ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:

@@ -50,12 +50,6 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 """
 
 
-def remove_launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
-    mine = task_environment.remove_task_variables(environment)
-    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-
-
 def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}.
 
@@ -64,7 +58,7 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
     try:
         child = subprocess.run(
             [sys.executable, "-c", program],
-            env={**remove_launcher_variables(os.environ), **(extra or {})},
+            env={**task_environment.remove_job_variables(os.environ), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -103,7 +97,7 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
         answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, env=remove_launcher_variables(os.environ)
+            [path, "--version"], capture_output=True, text=True, env=task_environment.remove_job_variables(os.environ)
         )
         mpirun = mpirun_command.Mpirun(
             path, mpirun_command.find_family(answer.stdout), mpirun_command.find_version(answer.stdout)

@@ -21,6 +21,7 @@ from matex_tf.launch import hosts, process
 from matex_tf.launch.mpirun_command import Mpirun, list_oversubscribe_options
 from matex_tf.resilience import state_files
 from matex_tf.runtime import exit_marks
+from matex_tf.world.hosts import host_lists
 from matex_tf.world.mpirun_options import ALLOCATIONS, OPENMPI
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -105,7 +106,7 @@ def run_with_restarts(
         print(f"matex: {text}", file=sys.stderr, flush=True)
         tell(text)
 
-    attempt, known = first, hosts.list_hosts(first.options, os.environ)
+    attempt, known = first, host_lists.list_hosts(first.options, os.environ)
     lost: list[str] = []
     while True:
         heard: set[int] = set()
@@ -183,7 +184,7 @@ def _raise_on_signals() -> Iterator[None]:
 
 
 def _make_next_attempt(
-    attempt: Attempt, first: Attempt, known: list[hosts.Host], mpirun: Mpirun, say: Callable[[str], None]
+    attempt: Attempt, first: Attempt, known: list[host_lists.Host], mpirun: Mpirun, say: Callable[[str], None]
 ) -> Attempt:
     """The next attempt: on those of the `known` hosts of the `first` one that answer."""
     if len(known) < 2:
@@ -195,9 +196,9 @@ def _make_next_attempt(
     names = [host.name for host in left]
     gone = ", ".join(host.name for host in known if host.name not in names)
     say(f"no answer from {gone}; going on with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
-    options = hosts.replace_hosts(first.options, left, mpirun.family)
+    options = host_lists.replace_hosts(first.options, left, mpirun.family)
     if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options = [*hosts.drop_options(options, ["map-by"]), *list_oversubscribe_options(mpirun)]
+        options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(mpirun)]
     return Attempt(ranks, options)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from matex_tf import settings
-from matex_tf.launch import check_run, hosts
+from matex_tf.launch import check_run
 from matex_tf.world import mpirun_options
+from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 RESTARTS = 3  # where ranks that are left cannot go on by themselves
@@ -80,7 +81,7 @@ class RunCommand(click.Command):
         words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **takes})
         own: list[str] = []
         others: list[str] = []
-        for group in hosts.group_options(words):
+        for group in host_lists.group_options(words):
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:
                 group, name = ["-n", *([value] if equals else []), *group[1:]], "-n"
@@ -103,7 +104,7 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
     Raises:
         click.UsageError: with the option that was meant.
     """
-    for word, *_ in hosts.group_options(options):
+    for word, *_ in host_lists.group_options(options):
         name = mpirun_options.parse_option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matex_tf.memory import MARGIN
 from matex_tf.planner.predict import Prediction, Predictor
-from matex_tf.readers.rows.memory import MARGIN
 
 TARGET = 0.7
 

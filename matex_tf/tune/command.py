@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from matex_tf.deploy.options import parse_time
+from matex_tf.deploy.command import add_slurm_options
+from matex_tf.deploy.job import JobError
+from matex_tf.deploy.options import deal_ranks, merge_options, parse_time
+from matex_tf.deploy.slurm import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
 from matex_tf.tune.database import DatabaseError
@@ -19,6 +23,7 @@ from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
 from matex_tf.tune.setup import Found, NoSearchError, Settings
 from matex_tf.tune.space_file import SpaceError
+from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE
 
 FAILED = 1
@@ -85,6 +90,8 @@ class _Command(click.Command):
     help="Trials pause after so many, as 1,3,9; the best third goes on.",
 )
 @click.option("--run", multiple=True, metavar="OPTIONS", help="More of `matex run`: --run='--strategy sharded'.")
+@click.option("--slurm", "as_jobs", is_flag=True, help="Each trial is a job of Slurm; of one are the next options.")
+@add_slurm_options
 @click.option(
     "--no-warm-start",
     "warm_start",
@@ -99,7 +106,7 @@ class _Command(click.Command):
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def tune_command(
     space: str | None, database: str | None, folder: str | None, resume: str | None, is_module: bool,
-    script: tuple[str, ...], **given: Any,
+    as_jobs: bool, script: tuple[str, ...], **given: Any,
 ) -> int:  # fmt: skip
     """Search good hyperparameters of SCRIPT.py, unchanged, by the flags that it has.
 
@@ -116,28 +123,47 @@ def tune_command(
 
     Options may also follow SCRIPT.py; its own arguments then follow `--`.
 
-    Each trial is `matex run` in a folder of its own. Ctrl-C ends the trials; `matex tune --resume FOLDER` goes on.
+    Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
+    tune --resume FOLDER` goes on.
     """
     changed = {name: value for name, value in given.items() if value not in (None, ())}
+    job = {one.name: changed.pop(one.name) for one in fields(Slurm) if one.name != "run" and one.name in changed}
     try:
         if resume:
             if script or space or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script or --search")
+            if as_jobs:
+                raise click.UsageError("--resume goes on as it was begun, without --slurm")
             if odd := changed.keys() - {"trials", "parallel", "limit"}:
                 raise click.UsageError(f"--resume goes on as it was begun, without --{min(odd).replace('_', '-')}")
-            return _run_and_report(Path(resume), changed)
+            return _run_and_report(Path(resume), {**changed, "slurm": job})
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
+        if job and not as_jobs:
+            raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
+        if as_jobs:
+            changed |= _settle_job(changed.pop("run", ()), changed.get("ranks"), job)
         settings = Settings(**changed, source=os.getcwd(), name=str(space))
         where = setup.create_search(
             target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
         )
         return _run_and_report(where, {})
-    except (SpaceError, EngineMissingError, NoSearchError, FileExistsError, UnicodeDecodeError) as error:
+    except (SpaceError, EngineMissingError, NoSearchError, HostsError, FileExistsError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
-    except (DatabaseError, OSError) as error:
+    except (DatabaseError, JobError, OSError) as error:
         print(f"matex tune: {error}", file=sys.stderr)
         return FAILED
+
+
+def _settle_job(run: tuple[str, ...], ranks: int | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a search whose trials are jobs. Raises click.UsageError."""
+    try:
+        asked = merge_options(Slurm, {**given, **({"run": run} if run else {})})
+        if ranks is not None:
+            asked = deal_ranks(asked, ranks)
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from None
+    return {"slurm": asdict(asked), "ranks": asked.ranks}
 
 
 def _check_target(target: Sequence[str], space: str | None) -> None:

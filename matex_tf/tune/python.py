@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
+from matex_tf.deploy.options import deal_ranks
+from matex_tf.deploy.slurm import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
@@ -31,6 +34,7 @@ def tune(
     warm_start: bool = True,
     folder: str | os.PathLike[str] = "",
     database: str | os.PathLike[str] = "",
+    cluster: Slurm | None = None,
 ) -> Found:
     """Search good hyperparameters of `script` with `args`, as `matex tune` does; returns once the trials are made.
 
@@ -38,10 +42,11 @@ def tune(
         search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of the file itself.
         objective: as in the file, `{"maximize": "val_accuracy"}`; there, where `search` is a file.
         limit: seconds that a trial may take; 0: as long as it wants.
+        cluster: `matex_tf.Slurm(time="1:00:00")`, whose jobs the trials are; None: they run here.
         rungs: epochs after which trials pause, of which the best third goes on; see docs/tune.md.
 
     Raises:
-        SpaceError, ValueError, TypeError: something is asked for that there is not.
+        SpaceError, ValueError, TypeError, JobError: something is asked for that there is not.
         SearchError: the first trials fail alike; the text shows why.
         DatabaseError, EngineMissingError: the text says what to do.
     """
@@ -66,6 +71,11 @@ def tune(
         warm_start=arguments.check_flag("tune", "warm_start", warm_start), source=os.getcwd(), name=name,
         rungs=check_rungs(rungs),
     )  # fmt: skip
+    if cluster is not None:
+        if not isinstance(cluster, Slurm):
+            raise TypeError(f"tune: expected cluster to be matex_tf.Slurm(...); given {cluster!r}")
+        cluster = deal_ranks(cluster, ranks) if ranks > 1 else cluster
+        settings = replace(settings, ranks=cluster.ranks, slurm=asdict(cluster))
     target = [os.fspath(script), *map(str, args)]
     return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 

@@ -118,7 +118,7 @@ class Screen:
             str(number),
             value,
             epochs,
-            "runs",
+            "waits" if trial.waits else "runs",
             f"{trial.seconds:.0f}",
             *self._format_values(self._began[number].config),
         ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from matex_tf.deploy.job import JobError, format_count
 from matex_tf.tune import rungs, warm_start
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
@@ -18,7 +19,6 @@ from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 
 LOOK_EACH = 0.05
-"""Seconds between looks at the trials."""
 ALIKE = 3
 """As many trials that fail alike, before any has come to an end, end the search."""
 
@@ -51,6 +51,7 @@ class Searching:
         starter: starts trials.
         slots: a trial runs in each.
         warms: whether it begins with what earlier searches have found.
+        look_each: seconds between looks at the trials.
     """
 
     database: Database
@@ -62,8 +63,10 @@ class Searching:
     wanted: int
     screen: Screen
     warms: bool = True
+    look_each: float = LOOK_EACH
     stop: str = ""
     """Why it is to end before its time; set by signals."""
+    _is_full: bool = False
     _free: list[Slot] = field(default_factory=list)
     _under: dict[int, UnderWay] = field(default_factory=dict)
     _known: dict[int, Record] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class Searching:
             try:
                 while not self.stop and self._is_unfinished():
                     self._start_trials()
-                    time.sleep(LOOK_EACH)
+                    time.sleep(self.look_each)
                     self._look_at_trials()
             finally:
                 self._end_all()
@@ -117,13 +120,28 @@ class Searching:
     # Starting
 
     def _start_trials(self) -> None:
-        while self._free and not self.stop:
+        while self._free and not self._is_full and not self.stop:
             record = self._choose_next()
             if record is None:
                 return
             self._known[record.number] = record
-            self._under[record.number] = self.starter.start_trial(record, self._free.pop(0))
+            try:
+                self._under[record.number] = self.starter.start_trial(record, self._free[0])
+            except JobError as error:
+                self._wait_for_room(record, error)
+                return
+            self._free.pop(0)
             self.screen.show_start(record)
+
+    def _wait_for_room(self, record: Record, error: JobError) -> None:
+        """A trial that a scheduler refuses beside others, of which a user may have so many, is started after them."""
+        if not self._under and not self.stop:
+            raise SearchError(str(error)) from None
+        self._waiting.insert(0, record)
+        self._is_full = True
+        self.starter.say_once(
+            "full", f"{error}\nThe search goes on with {format_count(len(self._under), 'job')} at once"
+        )
 
     def _choose_next(self) -> Record | None:
         """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""
@@ -164,8 +182,10 @@ class Searching:
             if outcome is not None:
                 del self._under[number]
                 self._free.append(under.slot)
+                self._is_full = False
                 if outcome.state == STOPPED:  # not by the search: it goes on from its state
-                    self._waiting.append(under.record)
+                    seconds = under.record.seconds + outcome.seconds
+                    self._waiting.append(replace(under.record, seconds=seconds))
                     continue
                 self._end_trial(under, outcome)
                 self._give_up_if_alike()
@@ -178,6 +198,8 @@ class Searching:
             self._waiting.append(replace(record, state=RUNNING))
             return
         self.database.end_trial(self.search.id, record)
+        if record.state == PAUSED:  # what it goes on as is another job
+            self.starter.forget_job(record.number)
         self._known[record.number] = record
         self._tell_cost(record)
         self.screen.show_end(record, self.best)
@@ -210,7 +232,7 @@ class Searching:
         for under in self._under.values():
             under.trial.stop_trial("")
         while self._under:
-            time.sleep(LOOK_EACH)
+            time.sleep(self.look_each)
             for number, under in list(self._under.items()):
                 outcome = under.trial.poll()
                 if outcome is not None:

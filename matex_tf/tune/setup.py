@@ -9,25 +9,29 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from matex_tf.deploy import run_folder
-from matex_tf.deploy.command import find_own_command
+from matex_tf.deploy import following, run_folder
+from matex_tf.deploy.command import fill_name_and_command, find_own_command
+from matex_tf.deploy.options import format_options
+from matex_tf.deploy.slurm import Slurm, check_commands
 from matex_tf.tune import space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import Searching
+from matex_tf.tune.search import LOOK_EACH, Searching
 from matex_tf.tune.space_file import Asked
-from matex_tf.tune.starter import Starter, get_trial_folder
+from matex_tf.tune.starter import Starter, get_trial_folder, make_once
 from matex_tf.tune.trials import place
+from matex_tf.tune.trials.job_trial import Jobs
+from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.slots import make_slots
-from matex_tf.tune.trials.trial import PLACE
+from matex_tf.tune.trials.trial import PLACE, Slot
 
 NOTE = "search.json"
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -35,7 +39,10 @@ _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "S
 
 @dataclass(frozen=True)
 class Settings:
-    """How a search is made; it is written down, so that one that goes on is made alike."""
+    """How a search is made; it is written down, so that one that goes on is made alike.
+
+    With `slurm` trials are jobs, and these are the options of each.
+    """
 
     trials: int = 50
     parallel: int = 1
@@ -48,11 +55,22 @@ class Settings:
     source: str = ""
     name: str = "search"
     rungs: tuple[int, ...] = ()
+    slurm: dict[str, Any] | None = None
 
     @property
     def options(self) -> list[str]:
-        """Those of `matex run`."""
-        return ["-n", str(self.ranks), *(word for text in self.run for word in shlex.split(text))]
+        """More of `matex run`, each a word."""
+        return [word for text in self.run for word in shlex.split(text)]
+
+    def make_job(self) -> Slurm | None:
+        """What each trial takes of Slurm; None where trials run here."""
+        return None if self.slurm is None else Slurm(**self.slurm)
+
+    def make_slots(self) -> list[Slot]:
+        """What each of the trials at once has for itself. Raises HostsError."""
+        if self.slurm is not None:
+            return [Slot()] * self.parallel
+        return make_slots(self.parallel, self.ranks, self.options, self.source)
 
 
 @dataclass(frozen=True)
@@ -72,18 +90,21 @@ class Found:
 
 
 class NoSearchError(ValueError):
-    """A folder is that of no search."""
+    """A folder is that of no search, or not of one that may go on so."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
     """Write down a new search of `target` over the text `space`; its folder.
 
     Raises:
-        SpaceError, FileExistsError, DatabaseError, ImportError: nothing of it is left.
+        SpaceError, FileExistsError, DatabaseError, ImportError, HostsError, JobError: nothing of it is left.
     """
     asked = space_file.read_space(space, settings.name)
     place.check_files(asked, Path(settings.source))
     engine.check_engine(settings.engine)
+    settings.make_slots()
+    if settings.slurm is not None:
+        check_commands()
     path = Path(database) if database else find_default_path()
     where = _make_folder(target, folder)
     try:
@@ -129,8 +150,16 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
-    """Those that it was begun with, and what is changed."""
+    """Those that it was begun with, and what is changed. Raises NoSearchError where that is not to be had."""
     kept = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
+    if more := changed.pop("slurm", None):
+        if kept.get("slurm") is None:
+            raise NoSearchError(f"its trials run here, and have no --{min(more).replace('_', '-')}")
+        kept["slurm"] = {**kept["slurm"], **more}
+        try:
+            Slurm(**kept["slurm"])
+        except (ValueError, TypeError) as error:
+            raise NoSearchError(str(error)) from None
     return Settings(**{**kept, **changed})
 
 
@@ -138,7 +167,7 @@ def run_search(folder: Path, **changed: Any) -> Found:
     """Make the trials of the search in `folder` that are not made yet.
 
     Raises:
-        NoSearchError, DatabaseError, SearchError, ImportError, OSError: what there is stays.
+        NoSearchError, DatabaseError, SearchError, ImportError, OSError, HostsError: what there is stays.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
@@ -148,17 +177,22 @@ def run_search(folder: Path, **changed: Any) -> Found:
     asked = space_file.read_space(search.space, settings.name)
     before = database.list_trials(search.id)
     made = engine.make_engine(settings.engine, asked.space, settings.seed)
-    slots = make_slots(settings.parallel)
+    slots, job = settings.make_slots(), settings.make_job()
+    matex = find_own_command()
+    if job:
+        job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
     with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
+        say_once = make_once(screen.print_line)
         starter = Starter(
             Path(search.folder), asked, Path(settings.source),
-            [*shlex.split(find_own_command()), "run", *settings.options], search.target, settings.limit, settings.rungs,
-            screen.print_line,
+            Jobs(job, Path(settings.source), settings.parallel, say_once) if job
+            else Processes(shlex.split(matex), settings.ranks, settings.options),
+            search.target, settings.limit, settings.rungs, screen.print_line, say_once,
         )  # fmt: skip
         searching = Searching(
             database, search, asked, starter, slots,
             Proposals(made, asked.space, settings.seed, [one.config for one in before]), settings.trials, screen,
-            settings.warm_start,
+            settings.warm_start, following.LOOK_EACH if job else LOOK_EACH,
         )  # fmt: skip
         with _handle_signals(searching):
             best = searching.run_trials()
@@ -177,7 +211,11 @@ def format_trial_command(
 ) -> tuple[str, tuple[str, ...]]:
     """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
-    words = ["matex", "run", *settings.options, *search.target, *place.list_options(asked.space, record.config)]
+    if job := settings.make_job():
+        start = ["submit", "--slurm", *format_options(job)]
+    else:
+        start = ["run", "-n", str(settings.ranks), *settings.options]
+    words = ["matex", *start, *search.target, *place.list_options(asked.space, record.config)]
     files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in asked.files)
     return " ".join([*variables, shlex.join(words)]), files
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
+from matex_tf.tune.trials.job_trial import Jobs, forget_job
+from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import (
     DONE,
     FAILED,
@@ -43,43 +45,50 @@ class Starter:
     Args:
         folder: of the search.
         source: the folder in which the script is run by hand, of which each trial has a copy.
-        start: the words that stand before the script and its arguments: `matex run -n 2`.
+        where: starts them here, or as jobs.
         target: the script and its arguments.
         limit: seconds that a trial may take; 0: as long as it wants.
         rungs: after how many epochs trials pause.
         say: is told what is said to people.
+        say_once: is told what of a kind is said once.
     """
 
     folder: Path
     asked: Asked
     source: Path
-    start: Sequence[str]
+    where: Processes | Jobs
     target: Sequence[str]
     limit: float
     rungs: tuple[int, ...]
     say: Callable[[str], None]
-    _said: set[str] = field(default_factory=set)
+    say_once: Callable[[str, str], None]
 
     def start_trial(self, record: Record, slot: Slot) -> UnderWay:
-        """Start a trial; with rungs it goes on from its state, where there is one."""
+        """Start a trial; with rungs it goes on from its state, where there is one.
+
+        One whose job was submitted by a search that was killed is found again.
+        """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
+        objective = self.asked.objective
+        limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
+        pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
+        trial = self.where.find_trial(folder, objective, limit, pause)
         with hold_folder(folder):  # what a killed search has left may still run
-            if not (folder / STATE).is_dir():
+            if not trial and not (folder / STATE).is_dir():
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
             layout = place.lay_out_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
-            place.fill_placeholders(folder / PLACE, self.asked, record.config)
+            if not trial:
+                place.fill_placeholders(folder / PLACE, self.asked, record.config)
         target = make_mirror_command(self.target, self.source, folder / PLACE)
-        words = [*self.start, *target, *place.list_options(self.asked.space, record.config)]
-        limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
-        pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
+        words = [*target, *place.list_options(self.asked.space, record.config)]
         variables = place.list_variables(record.config)
-        trial = Trial(folder, words, variables, self.asked.objective, slot, limit, pause)
+        trial = trial or self.where.start_trial(folder, words, variables, objective, slot, limit, pause)
         if layout.folders:
             names = ", ".join(str(path.relative_to(self.source)) for path in layout.folders[:3])
-            self._say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
+            self.say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
                            "there meets")  # fmt: skip
         return UnderWay(record, trial, slot, layout)
 
@@ -96,19 +105,18 @@ class Starter:
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         ran = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
-            self._say_once("no fit", f"{ran}: trials pause within Keras' fit, of which no epoch has ended")
+            self.say_once("no fit", f"{ran}: trials pause within Keras' fit, of which no epoch has ended")
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self._say_once("not kept", f"{ran}: the state of its fit could not be kept ({trial.folder / OUTPUT})")
+            self.say_once("not kept", f"{ran}: the state of its fit could not be kept ({trial.folder / OUTPUT})")
         if outcome.state == PAUSED and not outcome.curve:
             self.rungs = (0,)  # whose trials keep their state, and pause no more
             what = f"after {trial.pause} epochs there is nothing to judge them by"
-            self._say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
+            self.say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
         return make_record(under.record, outcome)
 
-    def _say_once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            self.say(text)
+    def forget_job(self, number: int) -> None:
+        """The job of a trial has ended, and what it found is written down."""
+        forget_job(get_trial_folder(self.folder, number))
 
 
 def make_record(record: Record, outcome: Outcome) -> Record:
@@ -118,6 +126,18 @@ def make_record(record: Record, outcome: Outcome) -> Record:
     known = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
     rungs = (*record.rungs, outcome.value) if outcome.state == PAUSED and known else record.rungs
     return replace(record, value=outcome.value if known else None, rungs=rungs, **became)
+
+
+def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:
+    """What says of a kind only the first text."""
+    said: set[str] = set()
+
+    def say_once(kind: str, text: str) -> None:
+        if kind not in said:
+            said.add(kind)
+            say(text)
+
+    return say_once
 
 
 def get_trial_folder(search: Path, number: int) -> Path:

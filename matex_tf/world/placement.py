@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
+from typing import TypeVar
 
 from matex_tf import settings
 from matex_tf.world import mpirun_options
@@ -22,20 +23,13 @@ BINDING_VARIABLES = (
 )  # fmt: skip
 MAPPING_VARIABLES = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy")
 LAUNCHERS = (
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "prterun",
-    "prted",
-    "orterun",
-    "orted",
-    "hydra_pmi_proxy",
-    "hydra_bstrap_pr",
+    "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "orted", "hydra_pmi_proxy", "hydra_bstrap_pr",
     "slurmstepd",
-)
+)  # fmt: skip
 ANCESTORS = 8
 
 Core = tuple[int, ...]
+Taken = TypeVar("Taken")
 
 
 # ---- what follows from what: no function of this part reads the machine
@@ -61,7 +55,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def choose_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> list[Core]:
+def choose_cores(cores: Sequence[Taken], local_rank: int, local_size: int) -> list[Taken]:
     """The cores of one local rank: contiguous, equal to one core; all of them for each where ranks are more than cores.
 
     More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
@@ -71,6 +65,12 @@ def choose_cores(cores: Sequence[Core], local_rank: int, local_size: int) -> lis
     start = local_rank * len(cores) // local_size
     stop = (local_rank + 1) * len(cores) // local_size
     return list(cores[start:stop])
+
+
+def choose_part(cores: Sequence[Taken], part: str) -> list[Taken]:
+    """Part "2/3" of a node's cores, or of its GPUs; all of them for ""."""
+    place, _, parts = part.partition("/")
+    return choose_cores(cores, int(place) - 1, int(parts)) if part else list(cores)
 
 
 def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
@@ -232,7 +232,7 @@ def bind_all_threads(cpus: Iterable[int]) -> None:
             pass  # the thread has ended since it was listed
 
 
-def place_cores(local_rank: int, local_size: int, mode: str) -> str:
+def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> str:
     """Gives this rank its cores and, where they are shared or limited, its number of threads; says what was done."""
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
@@ -249,7 +249,7 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
             reason = "mpirun bound each rank to a core"
     if reason is not None:
         return f"cores left as they are: {reason}"
-    node = list_cores(find_node_cpus(launcher[0] if launcher else None))
+    node = choose_part(list_cores(find_node_cpus(launcher[0] if launcher else None)), part)
     mine = choose_cores(node, local_rank, local_size)
     cpus = [cpu for core in mine for cpu in core]
     bind_all_threads(cpus)
@@ -263,12 +263,15 @@ def place_cores(local_rank: int, local_size: int, mode: str) -> str:
     return what + shared + (f", {threads} threads" if threads is not None and threads != 1 else "")
 
 
-def place_gpu(local_rank: int, local_size: int) -> str:
+def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
     """Lets this rank see its own GPU, where the node has several; says what was done, "" if nothing."""
     count = count_gpus()
     if count == 0 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if part:
+        names = [str(number) for number in range(count)] if visible is None else visible.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(names, part))
     chosen = choose_gpu(local_rank, count, visible)
     if chosen is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen
@@ -284,7 +287,7 @@ def apply_placement(local_rank: int, local_size: int) -> str:
 
     `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
     """
-    mode = settings.get_settings().placement
+    mode, _, part = settings.get_settings().placement.partition(":")
     if mode == "off":
         return "placement: off"
-    return "placement: " + place_cores(local_rank, local_size, mode) + place_gpu(local_rank, local_size)
+    return "placement: " + place_cores(local_rank, local_size, mode, part) + place_gpu(local_rank, local_size, part)

@@ -22,6 +22,7 @@ KNOWN = (
     ("Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
+SRUN = "Slurm's srun"
 _PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -66,7 +67,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
         step = read_number("SLURM_STEPID")
     in_step = step is not None and step < _SLURM_FIRST_SPECIAL_STEP
     if in_step and read_number("SLURM_PROCID") is not None:
-        return Task("Slurm's srun", read_number("SLURM_STEP_NUM_TASKS") or 0, read_number("SLURM_PROCID") or 0)
+        return Task(SRUN, read_number("SLURM_STEP_NUM_TASKS") or 0, read_number("SLURM_PROCID") or 0)
     if read_number("PMIX_RANK") is not None:
         return Task("a PMIx launcher", 0, read_number("PMIX_RANK") or 0)
     return None
@@ -86,9 +87,25 @@ def keep_children_out() -> None:
 
 
 def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` less what a launcher told this task, for a run of its own; what a user set of MPI stays."""
-    return {
+    """`environment` less what a launcher told this task, for a run of its own; what a user set of MPI stays.
+
+    It is that of the whole allocation again, of which a step of Slurm's is told nodes and tasks of its own.
+    """
+    kept = {
         name: value
         for name, value in environment.items()
         if not name.startswith(_PREFIXES) or name.startswith(("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_"))
     }
+    task = find_task(environment)
+    if task and task.launcher == SRUN and "SLURM_JOB_CPUS_PER_NODE" in kept:
+        for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPU_BIND"):
+            kept.pop(name, None)
+        kept["SLURM_NNODES"] = kept["SLURM_JOB_NUM_NODES"]
+        kept["SLURM_TASKS_PER_NODE"] = kept["SLURM_JOB_CPUS_PER_NODE"]
+    return kept
+
+
+def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
+    mine = remove_task_variables(environment)
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments
+from matex_tf import arguments, memory
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
 from matex_tf.readers.csv import headers, joined_text, records
 from matex_tf.readers.csv.joined_text import Piece, Text
 from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, find_line, make_category_error, make_count_error
 from matex_tf.readers.csv.table import Column, Table
-from matex_tf.readers.rows import memory
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 

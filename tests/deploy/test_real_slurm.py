@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_trials import PLAYS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -51,6 +53,11 @@ class Cluster:
         child = self.start(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = child.communicate(timeout=timeout)
         return child.returncode, out, err
+
+    def tune(self, *words, **more):
+        """`matex tune`, under way."""
+        database = ["--database", str(self.folder / "tune.db")] if "--resume" not in words else []
+        return self.start("tune", *database, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
     def queue(self):
         return self.slurm.ask("squeue", "--noheader").strip()
@@ -134,3 +141,61 @@ def test_a_job_that_is_warned_is_queued_again(cluster):
         child.kill()
     assert child.returncode == 0 and "requeued (1)" in err and "COMPLETED" in err, out + err
     assert out.count("words []") == 4 and (output.parent / "exit-code").read_text() == "0\n"
+
+
+# Searches
+
+# The runtime takes away what tells of the file of notes; of two ranks that are plain Python one notes.
+PLAYS_ON_RANK_0 = "import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] != '0': sys.exit()\n" + PLAYS.replace(
+    'open(os.environ["MATEX_TRIAL"], "a")', 'open(os.path.dirname(state) + "/noted.jsonl", "a")'
+)
+SPACE = "search:\n  --x: {float: [0, 0.8]}\n"
+
+
+@pytest.mark.more
+def test_a_search_by_jobs_of_two_nodes_outlives_kill_and_ctrl_c(cluster):
+    (cluster.folder / "space.yaml").write_text(SPACE)
+    (cluster.folder / "plays.py").write_text(PLAYS_ON_RANK_0)
+    where = cluster.folder / "runs" / "tune-plays-1"
+    words = ["--search", "space.yaml", "--slurm", "--nodes", "2", "--time", "5", "--run", NETWORK, "--rungs", "1,3"]
+    env = {**PLAIN, "SLEEP": "0.3"}
+    child = cluster.tune(*words, "--trials", "4", "--parallel", "2", "plays.py", env=env)
+    for number, how in ((1, signal.SIGKILL), (3, signal.SIGINT)):
+        try:
+            daemons.expect((where / f"trial-{number}" / "place" / "made").exists, 120)
+        finally:
+            os.kill(child.pid, how)
+        out, err = child.communicate(timeout=120)
+        if how == signal.SIGINT:
+            assert child.returncode == 130 and "To go on: matex tune --resume" in out, out + err
+            daemons.expect(lambda: cluster.queue() == "", 60)
+        child = cluster.tune("--resume", "runs/tune-plays-1", env=env)
+    out, err = child.communicate(timeout=400)
+    assert child.returncode == 0 and "best of 4 trials" in out and "matex submit --slurm --nodes=2" in out, out + err
+    for trial in where.glob("trial-*"):
+        epochs = list(map(int, (trial / "place" / "made").read_text().split()))
+        assert set(epochs) == set(range(1, max(epochs) + 1)) and len(epochs) <= max(epochs) + 1, "one cut by Ctrl-C"
+    assert cluster.queue() == ""
+
+
+PLACED = """
+import os, socket
+print("on", socket.gethostname(), *sorted(os.sched_getaffinity(0)), "loss", 1)
+"""
+
+
+@pytest.mark.more
+def test_trials_in_an_allocation_have_hosts_and_cores_of_their_own(cluster):
+    (cluster.folder / "placed.py").write_text(PLACED)
+    words = ["--search", "space.yaml", "--parallel", "4", "--trials", "4", "--run", NETWORK, "placed.py"]
+    (cluster.folder / "space.yaml").write_text("objective: {regex: 'loss (.*)'}\n" + SPACE)
+    inside = [sys.executable, "-m", "matex_tf.launch.cli", "tune", "--database", "tune.db", *words]
+    step = ["srun", "-N1", "-n1", "--overlap"]  # the tuner may be a task itself, whose step trials do not join
+    found = cluster.slurm.run("salloc", "-N2", "--ntasks-per-node=2", *step, *inside, folder=cluster.folder)
+    assert found.returncode == 0, found.stdout + found.stderr
+    outputs = [(cluster.folder / f"runs/tune-placed-1/trial-{number}/output").read_text() for number in (1, 2, 3, 4)]
+    said = {line.split(" loss")[0] for text in outputs for line in text.splitlines() if line.startswith("on ")}
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    parts = [cores[:half], cores[half:]] if half else [cores, cores]
+    assert said == {" ".join(map(str, ["on", host, *part])) for host in ("h1", "h2") for part in parts}

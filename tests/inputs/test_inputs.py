@@ -110,7 +110,7 @@ print("this must not be reached")
 
 
 def test_one_rank_of_two(tmp_path):
-    result = launch.run(2, SCRIPT, launch.HERE, tmp_path, timeout=200, cold=True)
+    result = launch.run(2, SCRIPT, launch.HERE, tmp_path, timeout=200)
     number = sum(map(len, (cases.PUBLIC, cases.ARGUMENTS, cases.DIFFERENT, cases.BATCHES, cases.STREAMS)))
     assert result.returncode == 1, result.output[-4000:]
     assert result.stdout.strip().splitlines() == ["checked " + str(number)], result.output[-8000:]
@@ -120,8 +120,6 @@ def test_one_rank_of_two(tmp_path):
 @pytest.mark.parametrize("setting", ["MATEX_LOG_DIR", "MATEX_TIMELINE"])
 def test_a_place_that_cannot_be_written_to_is_an_error_and_no_crash(setting, tmp_path):
     (tmp_path / "file").touch()
-    result = launch.run(
-        2, "import tensorflow\nprint('trained')\n", env={setting: str(tmp_path / "file" / "x")}, cold=True
-    )
+    result = launch.run(2, "import tensorflow\nprint('trained')\n", env={setting: str(tmp_path / "file" / "x")})
     assert result.returncode == 1 and "trained" not in result.stdout
     assert f"{setting}=" in result.stderr and "on" in result.stderr, result.stderr

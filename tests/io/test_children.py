@@ -68,7 +68,7 @@ def prepared(folder):
 
 
 def test_children_of_each_rank_find_its_files(tmp_path):
-    launch.run_alone(CHILDREN, cwd=prepared(tmp_path / "alone"), cold=True).check()
-    launch.run(2, CHILDREN, cwd=prepared(tmp_path / "ranks"), module=False, cold=True).check()
+    launch.run_alone(CHILDREN, cwd=prepared(tmp_path / "alone")).check()
+    launch.run(2, CHILDREN, cwd=prepared(tmp_path / "ranks"), module=False).check()
     assert (tmp_path / "ranks" / "last" / "of" / "all").is_dir()
     assert (tmp_path / "ranks" / "made" / "deep" / "a.txt").read_text() == "deep"

@@ -19,6 +19,7 @@ import launch as launching
 from matex_tf.launch import cli, hosts, mpirun_command, restarts
 from matex_tf.resilience import script_file
 from matex_tf.world import error_records, mpirun_options
+from matex_tf.world.hosts import host_lists
 
 FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n")
 
@@ -76,7 +77,7 @@ def test_a_state_is_found_again_by_the_same_command_only(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
 
 
-HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
+HOSTS = [host_lists.Host("a", 2), host_lists.Host("b", 2), host_lists.Host("c", 4)]
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,12 @@ HOSTS = [hosts.Host("a", 2), hosts.Host("b", 2), hosts.Host("c", 4)]
     ],
 )
 def test_hosts_of_a_command_line(options, expected):
-    assert hosts.list_hosts(options.split(), {}) == expected
+    assert host_lists.list_hosts(options.split(), {}) == expected
 
 
 def test_hosts_of_a_file(tmp_path):
     (tmp_path / "hosts").write_text("# ours\na slots=2\nb:2\n\nc  slots = 4  # large\n")
-    assert hosts.list_hosts(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
+    assert host_lists.list_hosts(["--hostfile", str(tmp_path / "hosts")], {}) == HOSTS
 
 
 def test_hosts_of_an_allocation(tmp_path, monkeypatch):
@@ -104,19 +105,20 @@ def test_hosts_of_an_allocation(tmp_path, monkeypatch):
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     job = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CPUS_ON_NODE": "64"}
-    taken = [hosts.Host(name, slots) for name, slots in zip(("n1", "n2", "n3", "n4"), (16, 16, 2, 1))]
-    assert hosts.list_hosts([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
-    assert hosts.list_hosts([], job) == [hosts.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
-    assert hosts.list_hosts(["--host", "a"], job) == [hosts.Host("a", 1)]
+    taken = [host_lists.Host(name, slots) for name, slots in zip(("n1", "n2", "n3", "n4"), (16, 16, 2, 1))]
+    assert host_lists.list_hosts([], {**job, "SLURM_TASKS_PER_NODE": "16(x2),2,1"}) == taken
+    assert host_lists.list_hosts([], job) == [host_lists.Host(name, 1) for name in ("n1", "n2", "n3", "n4")]
+    assert host_lists.list_hosts(["--host", "a"], job) == [host_lists.Host("a", 1)]
 
 
 def test_hosts_that_are_left():
     left = [HOSTS[0], HOSTS[2]]
     words = "--host a:2,b:2,c:4 --mca pml ob1 --hostfile x --tag-output".split()
     assert (
-        hosts.replace_hosts(words, left, mpirun_options.OPENMPI) == "--mca pml ob1 --tag-output --host a:2,c:4".split()
+        host_lists.replace_hosts(words, left, mpirun_options.OPENMPI)
+        == "--mca pml ob1 --tag-output --host a:2,c:4".split()
     )
-    assert hosts.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
+    assert host_lists.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
     assert hosts.count_ranks_on(left, HOSTS, 8) == 6 and hosts.count_ranks_on(left, HOSTS, 4) == 3
     assert hosts.count_ranks_on(HOSTS[:1], HOSTS, 1) == 1
 
@@ -241,8 +243,8 @@ def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch)
     mpirun = tmp_path / "mpirun"
     mpirun.write_text('#!/bin/sh\ncase "$*" in *good*) exit 0;; esac\nexec sleep 300\n')
     mpirun.chmod(0o755)
-    asked = [hosts.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
-    assert hosts.find_answering(asked, str(mpirun), []) == [hosts.Host("good", 1)]
+    asked = [host_lists.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
+    assert hosts.find_answering(asked, str(mpirun), []) == [host_lists.Host("good", 1)]
     asked_for = [seconds for seconds in patience if seconds is not None]
     assert asked_for[0] > 0 and asked_for[1] == 0, "the second has as long as the first"
 
@@ -252,7 +254,7 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeyp
     mpirun, note = tmp_path / "mpirun", tmp_path / "child"
     mpirun.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {note}; echo $OMPI_ALLOW_RUN_AS_ROOT >> {note}; wait\n")
     mpirun.chmod(0o755)
-    assert hosts.find_answering([hosts.Host("b", 1)], str(mpirun), []) == []
+    assert hosts.find_answering([host_lists.Host("b", 1)], str(mpirun), []) == []
     child, root = note.read_text().splitlines()
     assert root == ("1" if os.geteuid() == 0 else os.environ.get("OMPI_ALLOW_RUN_AS_ROOT", ""))
     for _ in range(100):

@@ -15,12 +15,12 @@ WHOLE = {"losses that layers add", "a thread draws everyone's"}
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_a_step_is_under_ranks_what_it_is_alone(alone, ranks, tmp_path):
+def test_a_step_is_under_ranks_what_it_is_alone(alone, which, ranks, tmp_path):
     # Whose code it is does not depend on the folder that it lies in.
     script = tmp_path / "lib" / "python" / "site-packages" / CASES.name
     script.parent.mkdir(parents=True)
     shutil.copy(CASES, script)
-    launch.run(ranks, script, tmp_path, env=launch.ALL_FILES, timeout=400).check()
+    launch.run(ranks, script, tmp_path, which, env=launch.ALL_FILES, timeout=400).check()
     found = stored(tmp_path, ranks)
     wrong = differences({name: want for name, want in alone.items() if not name.endswith(": rows")}, found, 1e-9)
     for name in (name for name in alone if name.endswith(": rows")):

@@ -125,12 +125,15 @@ def cases():
     return found
 
 
-def main(folder, names):
-    chosen = {name: case for name, case in cases().items() if not names or name in names}
+USUAL = ("fit, arrays", "loop, step", "loop, forward")
+
+
+def main(folder, which):
+    chosen = {name: case for name, case in cases().items() if which == "all" or name in USUAL}
     results = {f"{name}|{index}": value for name, case in chosen.items() for index, value in enumerate(case())}
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])

@@ -45,7 +45,7 @@ print(len(own), len(set(own)))
 
 
 def test_a_slice_has_random_numbers_of_its_own():
-    result = launch.run(3, SCRIPT, cold=True).check()
+    result = launch.run(3, SCRIPT).check()
     # Keras 2 draws by stateful ops, whose seeds are part of the graph.
     different = 3 if keras.__version__.startswith("3") else 1
     assert result.stdout.split() == [str(different), "1", "4", "4"], result.output

@@ -3,10 +3,10 @@
 import click
 import pytest
 
+from matex_tf import memory
 from matex_tf.launch.cli import main, matex
 from matex_tf.launch.planning.option_types import Bytes, Network, Ranks, Time
 from matex_tf.launch.planning.run import choose_sizes, read_options
-from matex_tf.readers.rows import memory
 
 plan = matex.commands["plan"]
 

@@ -1,6 +1,6 @@
-"""Kinds of training with more behind them than weights; KILL, a list of "case:step:rank", ends ranks within them.
+"""`python elastic_case.py FOLDER CASE...` trains with more behind it than weights; its output is what scripts can see.
 
-The folder named on the command line notes who was killed. What it prints is what a script can see of its training.
+KILL, a list of "case:step:rank", ends ranks within the cases. FOLDER notes who was killed.
 """
 
 import json
@@ -45,35 +45,40 @@ def network():
     return keras.Sequential([keras.Input((6,)), *layers])
 
 
-def show(name, history, model, *more):
+def show(name, model, history, *more):
     weights = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
     print("SHOW" + json.dumps([name, [history.history, weights, *more]]), flush=True)
 
 
-# Gradients that are added up over three steps, and averages of weights.
-model = network()
-model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=3, use_ema=True), "mse", metrics=["mae"])
-history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill("accumulated")])
-show("accumulated", history, model)
+def accumulated(kill):
+    """Gradients that are added up over three steps, and averages of weights."""
+    model = network()
+    model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=3, use_ema=True), "mse", metrics=["mae"])
+    return model, model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[kill])
 
-# Several steps in one call, and a metric of many numbers.
-model = network()
-model.compile("adam", "mse", steps_per_execution=4, metrics=[keras.metrics.AUC()])
-data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(16)
-show("several", model.fit(data, epochs=3, verbose=0, callbacks=[Kill("several")]), model)
 
-# Data of unknown length, to validate with as well.
-data = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda a, b: a[0] > -1).batch(16)
-model = network()
-model.compile("adam", "mse")
-history = model.fit(data, epochs=3, verbose=0, callbacks=[Kill("unknown")], validation_data=data)
-show("unknown", history, model)
+def several(kill):
+    """Several steps in one call, and a metric of many numbers."""
+    model = network()
+    model.compile("adam", "mse", steps_per_execution=4, metrics=[keras.metrics.AUC()])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(16)
+    return model, model.fit(data, epochs=3, verbose=0, callbacks=[kill])
 
-# Sparse gradients.
-model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten()])
-model.add(keras.layers.Dense(1))
-model.compile("adam", "mse")
-show("sparse", model.fit(words, y, batch_size=16, epochs=2, verbose=0, callbacks=[Kill("sparse")]), model)
+
+def unknown(kill):
+    """Data of unknown length, to validate with as well."""
+    data = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda a, b: a[0] > -1).batch(16)
+    model = network()
+    model.compile("adam", "mse")
+    return model, model.fit(data, epochs=3, verbose=0, callbacks=[kill], validation_data=data)
+
+
+def sparse(kill):
+    """Sparse gradients."""
+    words_to_vectors = [keras.layers.Embedding(50, 4), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), *words_to_vectors, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model, model.fit(words, y, batch_size=16, epochs=2, verbose=0, callbacks=[kill])
 
 
 class Own(keras.Model):
@@ -105,9 +110,15 @@ class Own(keras.Model):
         return {"loss": self.tracker.result()}
 
 
-model = Own()
-model.build((None, 6))
-model.compile()
-history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[Kill("own")])
-answers = model.predict(x, verbose=0)
-show("own", history, model, float(np.abs(model.average.numpy()).sum()), float(np.abs(answers).sum()))
+def own(kill):
+    model = Own()
+    model.build((None, 6))
+    model.compile()
+    history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[kill])
+    answers = model.predict(x, verbose=0)
+    return model, history, float(np.abs(model.average.numpy()).sum()), float(np.abs(answers).sum())
+
+
+CASES = {case.__name__: case for case in (accumulated, several, unknown, sparse, own)}
+for name in sys.argv[2:]:
+    show(name, *CASES[name](Kill(name)))

@@ -13,10 +13,10 @@ import launch
 KINDS = Path(__file__).with_name("elastic_case.py")
 
 
-def run(ranks, script, argument, state, **env):
+def run(ranks, script, arguments, state, **env):
     """A script of which ranks are lost; nothing is saved within a call of fit that could be gone on from."""
     env = {"MATEX_SAVE_SECONDS": "0", "MATEX_STATE": str(state), **env}
-    return launch.matex_run(ranks, "--elastic", script, argument, env=env)
+    return launch.matex_run(ranks, "--elastic", script, *arguments, env=env)
 
 
 @pytest.mark.timeout(900)
@@ -34,7 +34,7 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose):
     want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
     folder = tmp_path / "lost"
     folder.mkdir()
-    found = run(3, CASE, folder, folder / "state", TF_USE_LEGACY_KERAS=keras, LOSE=lose).check()
+    found = run(3, CASE, [folder], folder / "state", TF_USE_LEGACY_KERAS=keras, LOSE=lose).check()
     assert "is lost; 2 go on without it, at: " in found.stderr, found.output
     assert "is lost; 1 rank goes on without it, at: " in found.stderr, found.output
     assert "restart" not in found.stderr, found.output
@@ -51,15 +51,12 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose):
         (3, "several:2:1 sparse:8:0"),
     ],
 )
-def test_what_a_step_has_besides_weights_is_not_lost(alone, ranks, kills, tmp_path):
-    found = run(ranks, KINDS, tmp_path, tmp_path / "state", KILL=kills).check()
+def test_what_a_step_has_besides_weights_is_not_lost(ranks, kills, tmp_path):
+    words = [tmp_path, *(kill.partition(":")[0] for kill in kills.split())]
+    alone = shown(launch.run_alone(KINDS, *words).check())
+    found = run(ranks, KINDS, words, tmp_path / "state", KILL=kills).check()
     assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output
     assert not differences(alone, shown(found)), found.output
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return shown(launch.run_alone(KINDS, tmp_path_factory.mktemp("alone")).check())
 
 
 LOOP = """
@@ -92,7 +89,7 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
     script.write_text(LOOP)
     mark = tmp_path / "lost"
     alone = launch.run_alone(script, mark).check()
-    found = run(2, script, mark, tmp_path / "state").check()
+    found = run(2, script, [mark], tmp_path / "state").check()
     assert "restart 1 of 3" in found.stderr and mark.exists()
     want, got = (
         [float(one) for one in text.split("W [")[-1].strip(" ]\n").split(",")] for text in (alone.stdout, found.stdout)

@@ -88,16 +88,16 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
 
 
 def test_the_same_exception_on_all_ranks_is_told_once():
-    result = failed(3, "import tensorflow\nraise ValueError('everywhere')\n", cold=True)
+    result = failed(3, "import tensorflow\nraise ValueError('everywhere')\n")
     assert result.output.count("ValueError: everywhere") == 1
     assert re.search("rank . of 3 on .* failed at script.py, line 2[ :]", result.stderr)
 
 
 def test_exit_codes():
     script = "import sys\nimport tensorflow\nprint('once')\nsys.exit(3)\n"
-    result = failed(2, script, code=3, cold=True)
+    result = failed(2, script, code=3)
     assert result.stdout.count("once") == 1
-    result = failed(2, FIT, "leave", 3, code=3, cold=True)
+    result = failed(2, FIT, "leave", 3, code=3)
     assert "rank 1" in result.output and "with exit code 3" in result.output
 
 
@@ -140,7 +140,7 @@ for turn in range(30):
 )
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
     """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
-    result = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=how in ("text", "hook"))
+    result = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=how == "text")
     assert said in result.stderr and "rank 1" in result.stderr, result.stderr
 
 
@@ -224,7 +224,7 @@ for turn in range(3):
     ],
 )
 def test_a_rank_that_does_not_come_to_the_next_part_of_an_update(how, said):
-    result = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"}, cold=how == "raise")
+    result = failed(3, IN_PARTS, how, env={"MATEX_OVERLAP": "on"})
     for text in said:
         assert text in result.output, result.output
 
@@ -303,7 +303,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("frames", ["script", "full"])
 def test_a_traceback_is_of_the_script(frames):
-    result = failed(2, TRACED, env={"MATEX_TRACEBACK": frames}, cold=True)
+    result = failed(2, TRACED, env={"MATEX_TRACEBACK": frames}, cold=frames == "script")
     found = re.findall('^  File "(.*)", line .*, in (.*)$|^(\\w+Error: .*)$', result.stderr, re.MULTILINE)
     seen = [(os.path.basename(path), name) if path else said for path, name, said in found]
     script = [one for one in seen if one[0] == "script.py" or isinstance(one, str)]
@@ -354,7 +354,7 @@ def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
     script.write_text("import tensorflow as tf\nx = tf.constant(1.0)\nimport matex_tf\n")
-    result = failed(2, script, module=False, cold=True)
+    result = failed(2, script, module=False)
     assert f"Move the line `import matex_tf` ({script}, line 3)" in result.output
 
 
@@ -367,7 +367,7 @@ def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     ],
 )
 def test_a_launcher_of_another_mpi_is_an_error(variables, names):
-    result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables, cold=True)
+    result = launch.run_alone("import matex_tf\nprint('trained')\n", env=variables)
     assert result.returncode == 1 and "trained" not in result.stdout
     assert names in result.stderr and "sees only this one" in result.stderr and "matex run" in result.stderr
     assert "Traceback" not in result.stderr
@@ -376,11 +376,11 @@ def test_a_launcher_of_another_mpi_is_an_error(variables, names):
 def test_an_allocation_is_no_launcher():
     variables = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}
     result = launch.run_alone(
-        "import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n", env=variables, cold=True
+        "import matex_tf, sys\nprint(matex_tf.size(), 'mpi4py.MPI' in sys.modules)\n", env=variables
     )
     assert result.check().stdout == "1 False\n"
 
 
 def test_a_wrong_setting_is_told_once():
-    result = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"}, cold=True)
+    result = failed(2, "import tensorflow\n", env={"MATEX_SCALING": "sideways"})
     assert result.output.count("expected one of strong, weak") == 1 and "Traceback" not in result.output

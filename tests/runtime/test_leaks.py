@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 def test_repeated_fits_hold_nothing():
     soak = runpy.run_path(str(BENCHMARKS / "soak.py"))
-    result = launch.run(2, BENCHMARKS / "soak_worker.py", "fits", 40, timeout=280, cold=True).check()
+    result = launch.run(2, BENCHMARKS / "soak_worker.py", "fits", 40, timeout=280).check()
     course = soak["course_of"](result.stdout, 0.5)
     assert course.is_even, result.stdout
     assert course.growth < soak["LIMIT"], result.stdout
@@ -65,4 +65,4 @@ print("dropped", len(held))
 
 def test_a_model_that_is_dropped_is_gone():
     """Neither pipelines nor what TensorFlow keeps of their Python functions hold it."""
-    assert "dropped 6" in launch.run(2, DROPPED, timeout=240, cold=True).check().stdout
+    assert "dropped 6" in launch.run(2, DROPPED, timeout=240).check().stdout

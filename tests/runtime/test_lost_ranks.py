@@ -13,10 +13,11 @@ import launch
 ENDS = """
 import ctypes, os, signal, sys
 import matex_tf
-matex_tf.barrier()
+from matex_tf.runtime import objects
+objects.barrier("before the end")
 if matex_tf.rank() == 1 or "all" in sys.argv:
     eval(sys.argv[1])
-matex_tf.barrier()
+objects.barrier("after the end")
 print("went on")
 """
 
@@ -60,6 +61,6 @@ print(sorted(name for name in os.listdir() if name[0] != "."))
 
 
 def test_rank_0_killed_while_it_overwrites_a_model_leaves_the_old_one(tmp_path):
-    assert launch.run(2, SAVES, timeout=200, cwd=tmp_path, cold=True).returncode == 137
-    found = launch.run_alone(LOADS, cwd=tmp_path, cold=True).check()
+    assert launch.run(2, SAVES, timeout=200, cwd=tmp_path).returncode == 137
+    found = launch.run_alone(LOADS, cwd=tmp_path).check()
     assert found.stdout == "['model.keras', 'model.weights.h5']\n"

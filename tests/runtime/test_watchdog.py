@@ -34,8 +34,7 @@ SETTINGS = {"MATEX_STALL_SECONDS": "2"}
 
 @pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.more)])
 def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
-    is_cold = late == 0
-    result = launch.run(3, LATE, 9, late, env=SETTINGS, cold=is_cold).check()
+    result = launch.run(3, LATE, 9, late, env=SETTINGS).check()
     assert "[3. 3. 3.]" in result.stdout
     waiting = " ".join(rf"rank {rank} \(\S+\)," for rank in range(3) if rank != late)[:-1]
     first = re.search(rf"for \d s {waiting} have waited at allreduce \(sum\) of float32 \[3\]", result.stderr)
@@ -43,16 +42,13 @@ def test_a_late_rank_is_named_with_its_line_and_nothing_is_lost(late):
     there = re.search(rf"rank {late} \(\S+\) comes to number \d+ next; it is at (.*)", result.stderr)
     assert there and "line 7, in dawdle" in there.group(1) and "it has made 1 updates" in there.group(1), result.stderr
     stack = result.stderr.partition(f"the Python stack of rank {late} (")[2]
-    begins = r"\A.*\n" if is_cold else ""  # below a warm one are frames of who has started it
-    assert re.search(rf"{begins}.*line 13, in <module>: dawdle\(\)\n.*line 7, in dawdle", stack), result.stderr
+    assert re.search(r"line 13, in <module>: dawdle\(\)\n.*line 7, in dawdle", stack), result.stderr
 
 
 @pytest.mark.parametrize("late, stopped", [pytest.param(1, False, marks=pytest.mark.more), (0, True), (1, True)])
 def test_the_job_ends(late, stopped):
     words = ["training", *(["stopped"] if stopped else [])]
-    result = launch.run(
-        3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "9"}, timeout=280, cold=late == 0
-    )
+    result = launch.run(3, LATE, 300, late, *words, env={**SETTINGS, "MATEX_ABORT_SECONDS": "9"}, timeout=280)
     assert result.returncode == 70, result.output
     assert "ending the job (exit code 70) after MATEX_ABORT_SECONDS=9" in result.stderr
     told = [int(seconds) for seconds in re.findall(r"for (\d+) s rank", result.stderr)]

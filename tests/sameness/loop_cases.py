@@ -1,4 +1,4 @@
-"""Loops whose losses, metrics and batches are less plain: `python loop_cases.py FOLDER`, alone and under ranks.
+"""Loops with less plain losses, metrics and batches: `python loop_cases.py FOLDER usual|all`, alone and under ranks.
 
 Stores what each case gives, as cases.py does, in float64. All of them are to be exact.
 """
@@ -123,10 +123,11 @@ def masked():
     return [*model.get_weights(), np.array(history["loss"])]
 
 
-def cases():
+def cases(which):
+    """Of the usual ones a loss is computed in eager code or in a function, by turns."""
     found = {}
-    for name, loss_of in LOSSES.items():
-        for compiled in (False, True):
+    for number, (name, loss_of) in enumerate(LOSSES.items()):
+        for compiled in (False, True) if which == "all" else (number % 2 == 1,):
             found[f"{name}, {'function' if compiled else 'eager'}"] = lambda a=(loss_of, compiled): train(*a)
     predict = lambda model, x: model.predict(x, verbose=0)  # noqa: E731
     found["predict within the loop"] = lambda: train(LOSSES["mean"], True, around=predict)
@@ -142,11 +143,11 @@ def cases():
     return found
 
 
-def main(folder):
-    results = {f"{name}|{index}": value for name, case in cases().items() for index, value in enumerate(case())}
+def main(folder, which):
+    results = {f"{name}|{index}": value for name, case in cases(which).items() for index, value in enumerate(case())}
     rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

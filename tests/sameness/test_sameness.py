@@ -73,12 +73,12 @@ def test_the_comparison_notices_a_difference():
 
 
 @pytest.mark.timeout(600)
-def test_losses_and_loops_of_every_kind_are_exact(tmp_path):
+def test_losses_and_loops_of_every_kind_are_exact(which, tmp_path):
     script = CASES.with_name("loop_cases.py")
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
-    launch.run_alone(script, alone, timeout=200).check()
-    launch.run(3, script, together, env={**launch.ALL_FILES, **OVERLAPPED}, timeout=350).check()
+    launch.run_alone(script, alone, which, timeout=200).check()
+    launch.run(3, script, together, which, env={**launch.ALL_FILES, **OVERLAPPED}, timeout=350).check()
     wrong = differences(stored(alone)[0], stored(together, 3))
     assert not wrong, "\n".join(wrong)

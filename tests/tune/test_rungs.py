@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fake_trials as fakes
 import pytest
+from fake_trials import PLAYS
 
 import launch
 from matex_tf.tune import rungs, setup
@@ -21,25 +22,6 @@ from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.setup import Settings
 
 LOSS = Objective()
-PLAYS = """
-import json, os, sys, time
-x, epochs = float(sys.argv[1].split("=")[1]), int(os.environ.get("EPOCHS", 9))
-state, pause = os.environ["MATEX_STATE"], int(os.environ["MATEX_PAUSE"])
-os.makedirs(state, exist_ok=True)
-kept = os.path.join(state, "epoch")
-for epoch in range(int(open(kept).read()) + 1 if os.path.exists(kept) else 1, epochs + 1):
-    time.sleep(float(os.environ.get("SLEEP", 0)))
-    value = "nan" if x > 0.9 and epoch == 3 else abs(x - 0.3) + 1 / epoch
-    with open(os.environ["MATEX_TRIAL"], "a") as file:
-        file.write(json.dumps({"epoch": epoch, "of": epochs, "call": 0, "logs": {"val_loss": float(value)}}) + "\\n")
-    open("made", "a").write(f"{epoch} ")
-    open(kept + ".new", "w").write(str(epoch))
-    os.replace(kept + ".new", kept)
-    if epoch == pause:
-        sys.exit(75)
-os.remove(kept)
-os.rmdir(state)
-"""
 
 
 def at(number, *values, state="paused"):

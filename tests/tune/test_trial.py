@@ -12,7 +12,10 @@ import pytest
 
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
-from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, Trial, hold_folder
+from matex_tf.tune.trials.process_trial import Processes
+from matex_tf.tune.trials.process_trial import ProcessTrial as Trial
+from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, hold_folder
+from matex_tf.world.hosts.host_lists import Host
 
 HEAD = """
 import json, os, signal, sys, time
@@ -90,7 +93,7 @@ def test_a_limit_of_time(tmp_path):
 
 
 def test_a_trial_that_does_not_listen_is_killed_with_all_that_it_has_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("matex_tf.tune.trials.trial._GRACE", 0.2)
+    monkeypatch.setattr("matex_tf.tune.trials.process_trial.GRACE", 0.2)
     program = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
@@ -139,7 +142,7 @@ def test_what_a_trial_has_for_itself(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_held_by_the_trial_that_runs_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("matex_tf.tune.trials.trial._GRACE", 0.2)
+    monkeypatch.setattr("matex_tf.tune.trials.trial.GRACE", 0.2)
     trial = start(tmp_path, "time.sleep(100)")
     with pytest.raises(TimeoutError, match="still runs"), hold_folder(tmp_path):
         pass
@@ -166,3 +169,40 @@ def test_cores_and_gpus_are_dealt():
     assert [slot.cpus for slot in dealt] == [(0, 4, 1, 5), (2, 6, 3, 7)]
     assert [slot.gpus for slot in dealt] == [("0", "2"), ("1",)]
     assert slots.deal_slots(cores[:1], ["0"], 2) == [Slot((0, 4)), Slot((0, 4))], "what is too little is shared"
+
+
+HOSTS = [Host("a", 2), Host("b", 2), Host("c", 4)]
+
+
+def test_hosts_are_dealt(tmp_path, monkeypatch):
+    assert slots.deal_hosts(HOSTS, 2) == [Slot(hosts=(HOSTS[0],)), Slot(hosts=(HOSTS[1], HOSTS[2]))]
+    shared = [(slot.hosts[0].name, slot.part) for slot in slots.deal_hosts(HOSTS, 5)]
+    assert shared == [("a", "1/2"), ("a", "2/2"), ("b", "1/2"), ("b", "2/2"), ("c", "")]
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=4\n")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    words = ["--hostfile", "hosts", "--mca", "pml", "ob1"]
+    assert slots.make_slots(3, 2, words, str(tmp_path)) == [Slot(hosts=(host,)) for host in HOSTS]
+    assert slots.make_slots(1, 8, words, str(tmp_path))[0].hosts == (), "one trial at a time has all of them"
+    assert slots.make_slots(2, 1, ["--host", "localhost:4"], "")[0].hosts == (), "cores of this machine are dealt"
+    with pytest.raises(slots.HostsError, match=r"has 4 ranks, and one of 3 at once would have the host a \(2\)"):
+        slots.make_slots(3, 4, words, str(tmp_path))
+
+
+def test_a_trial_in_an_allocation_has_hosts_of_its_own(tmp_path, monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_PROCID", "SLURM_STEP_ID"):
+        monkeypatch.setenv(name, "1")
+    step = {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
+    job = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "2(x2),4"}
+    for name, value in {**step, **job}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "place").mkdir()
+    program = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    starts = Processes([sys.executable, "-c", program], 2, ["--hostfile", "hosts", "--strategy", "sharded"])
+    slot = Slot(hosts=(HOSTS[0],), part="2/2")
+    end_of(starts.start_trial(tmp_path, ["train.py", "--host", "x"], {}, VAL_LOSS, slot, 0.0, None))
+    words, environment = json.loads((tmp_path / "output").read_text())
+    assert words == "run -n 2 --strategy sharded --host a:2 train.py --host x".split()
+    assert environment["MATEX_PLACEMENT"] == "spread:2/2" and environment["SLURM_OVERLAP"] == "1"
+    assert "SLURM_JOB_NODELIST" in environment, "by which mpirun reaches them"
+    assert (environment["SLURM_NNODES"], environment["SLURM_TASKS_PER_NODE"]) == ("3", "2(x2),4"), "not of its step"
+    assert not {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS"} & environment.keys()

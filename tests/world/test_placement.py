@@ -9,8 +9,7 @@ import subprocess
 import pytest
 
 import launch
-from matex_tf.launch import probe
-from matex_tf.world import placement
+from matex_tf.world import placement, task_environment
 
 HYPERTHREADED = [(0, 4), (1, 5), (2, 6), (3, 7)]
 
@@ -150,6 +149,8 @@ def test_ranks_that_share_a_gpu_do_not_take_its_memory_whole(clean_environment):
     del os.environ["CUDA_VISIBLE_DEVICES"]
     assert placement.place_gpu(local_rank=2, local_size=3) == ", GPU 0"
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3,4,5,6"
+    assert placement.place_gpu(1, 2, part="2/2") == ", GPU 6" and placement.choose_part([1], "2/3") == [1]
 
 
 def test_the_limit_of_a_container_is_read(monkeypatch):
@@ -165,7 +166,7 @@ def test_the_limit_of_a_container_is_read(monkeypatch):
 # Bare mpirun, without the library attached: each rank places itself and tells which CPUs all of its threads have.
 RANK = """
 import json, os, sys, threading
-from matex_tf.world import placement
+from matex_tf.world import placement, task_environment
 wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()
 rank, size = (int(os.environ["OMPI_COMM_WORLD_LOCAL_" + name]) for name in ("RANK", "SIZE"))
@@ -243,8 +244,10 @@ def test_what_the_user_settled_is_left(options, env, reason):
 
 
 def test_spread_overrides_binding():
-    told = places("--bind-to", "none", env={"MATEX_PLACEMENT": "spread"})
-    assert sorted(cpu for _, cpus, _, _ in told for cpu in cpus) == (CPUS if len(CORES) > 1 else CPUS * 2)
+    told = places("--bind-to", "none", env={"MATEX_PLACEMENT": "spread:2/2"})
+    mine = [cpu for core in CORES[len(CORES) // 2 :] for cpu in core]
+    shared = len(CORES) < 3  # two ranks in the second half of the cores
+    assert sorted(cpu for _, cpus, _, _ in told for cpu in cpus) == sorted(mine * 2 if shared else mine)
 
 
 def test_tensorflow_sizes_its_pools_by_the_cores_of_the_rank():
@@ -258,7 +261,7 @@ def test_tensorflow_sizes_its_pools_by_the_cores_of_the_rank():
     for cpus in ([CPUS[0]], CPUS):
         command = ["taskset", "-c", ",".join(map(str, cpus)), launch.sys.executable, "-c", program]
         child = subprocess.run(
-            command, env=probe.remove_launcher_variables(os.environ), capture_output=True, text=True, timeout=120
+            command, env=task_environment.remove_job_variables(os.environ), capture_output=True, text=True, timeout=120
         )
         counts.append(int(child.stdout.split()[-1]))
     assert counts[1] > counts[0] or len(CPUS) == 1, counts

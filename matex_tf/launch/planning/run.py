@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from matex_tf import settings
+from matex_tf import memory, settings
 from matex_tf.launch.planning.option_types import HERE
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.planner import plan_file, report
@@ -24,7 +24,6 @@ from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
-from matex_tf.readers.rows import memory
 from matex_tf.world import placement
 
 LINEAR = 0.05

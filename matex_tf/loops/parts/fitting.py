@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
+from matex_tf import memory, settings
 from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import SAME
 from matex_tf.gradients import tape_stack
 from matex_tf.loops.parts import part_trace
 from matex_tf.observe.measured_steps import read_resident_bytes
-from matex_tf.readers.rows import memory
 from matex_tf.runtime import notes
 from matex_tf.world import world
 

@@ -1,4 +1,4 @@
-"""What trials that run at once have for themselves: cores and GPUs of this machine, dealt evenly."""
+"""What trials that run at once have for themselves: cores and GPUs of this machine, or hosts, dealt evenly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 from collections.abc import Sequence
 
 from matex_tf.tune.trials.trial import Slot
-from matex_tf.world import placement
+from matex_tf.world import placement, task_environment
+from matex_tf.world.hosts.host_lists import Host, is_here, list_hosts
+
+
+class HostsError(ValueError):
+    """The hosts of a trial do not take its ranks."""
 
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
@@ -20,8 +25,35 @@ def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: i
     ]  # fmt: skip
 
 
-def make_slots(parallel: int) -> list[Slot]:
-    """The slots of this machine."""
+def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
+    """So many slots, each with hosts of its own; or with a part of one, where there are fewer hosts than slots."""
+    if parallel <= len(hosts):
+        return [Slot(hosts=tuple(placement.choose_cores(hosts, place, parallel))) for place in range(parallel)]
+    slots = []
+    for number, host in enumerate(hosts):
+        sharing = len(range(number, parallel, len(hosts)))
+        parts = [f"{place + 1}/{sharing}" if sharing > 1 else "" for place in range(sharing)]
+        slots += [Slot(hosts=(host,), part=part) for part in parts]
+    return slots
+
+
+def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -> list[Slot]:
+    """The slots of trials of so many `ranks`: of the hosts that `options` or an allocation name, or of this machine.
+
+    Raises:
+        HostsError: those of a trial do not take so many.
+    """
+    hosts = list_hosts(options, task_environment.remove_task_variables(os.environ), folder)
+    if parallel > 1 and hosts and not (len(hosts) == 1 and is_here(hosts[0])):
+        slots = deal_hosts(hosts, parallel)
+        for slot in slots:
+            if sum(host.slots for host in slot.hosts) < ranks:
+                names = ", ".join(f"{host.name} ({host.slots})" for host in slot.hosts)
+                raise HostsError(
+                    f"a trial has {ranks} ranks, and one of {parallel} at once would have the host {names}, which does "
+                    "not take so many. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
+                )
+        return slots
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
     return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)

@@ -1,4 +1,4 @@
-"""One trial: a command in a folder of its own, on cores of its own, and what became of it."""
+"""One trial: what it has for itself, what it has noted, and what became of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import fcntl
 import json
 import math
 import os
-import signal
-import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,26 +17,30 @@ from typing import Any
 
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
-from matex_tf.world import child_process, task_environment
+from matex_tf.world.hosts.host_lists import Host
 
 DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
 OUTPUT, NOTED, LOCK, PLACE, STATE = "output", "noted.jsonl", "lock", "place", "state"
-_GRACE = 20.0
+GRACE = 20.0
 """Seconds that a trial has to end once it is told to."""
 _LINES, _TAIL = 10, 8192
 _MOST_READ = 64 << 20
-_OWN = (
-    "MATEX_PROOF", "MATEX_STATE", "MATEX_PAUSE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN",
-    "MATEX_TIMELINE",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What a trial has for itself: CPUs of this machine, GPUs by their names; () where they are not dealt out."""
+    """What a trial has for itself: CPUs of this machine, GPUs by their names; () where they are not dealt out.
+
+    Or hosts, and where trials share them which `part` of each, as "1/2"; "" is the whole.
+    """
 
     cpus: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    part: str = ""
+
+
+WHOLE = Slot()
 
 
 @dataclass(frozen=True)
@@ -53,49 +56,38 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Trial:
+class Trial(ABC):
     """A trial that runs. `folder` is its own: the files `output` and `noted.jsonl`, and `place`, in which it runs.
 
     With `pause`, not None, its state is kept in `state`, from which it goes on if there is one, and it pauses once so
     many epochs of `fit` have ended since it was first started; 0: it does not.
-
-    To be made in the main thread: a trial ends with the thread that has started it.
     """
 
-    def __init__(
-        self, folder: Path, words: Sequence[str], variables: Mapping[str, str], objective: Objective,
-        slot: Slot = Slot(), limit: float = 0.0, pause: int | None = None,
-    ):  # fmt: skip
+    waits = False
+    """Whether it stands in a queue yet."""
+
+    def __init__(self, folder: Path, objective: Objective, limit: float = 0.0, pause: int | None = None):
         self.folder, self.objective, self.pause = folder, objective, pause
         self.limit = limit or math.inf
-        self.began = time.monotonic()
         self.lines: list[dict[str, Any]] = []
         self._read = 0
         self._told: float | None = None  # when it was told to end
         self._why = ""
-        environment = task_environment.remove_task_variables(os.environ)
-        for name in _OWN:
-            environment.pop(name, None)
-        environment |= {**variables, "MATEX_TRIAL": str(folder / NOTED)}
-        if pause is not None:
-            environment |= {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)}
         self.read_new_lines()
-        self._before = len(self.lines)
-        if slot.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
-            # Ctrl-C at the terminal is for the search, which then ends its trials.
-            self._child = subprocess.Popen(
-                words, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock],
-                preexec_fn=child_process.make_preparation(mask, os.getpid(), slot.cpus),
-            )  # fmt: skip
+        self._before = self._list_states()
 
     @property
+    @abstractmethod
     def seconds(self) -> float:
         """For how long it has run."""
-        return time.monotonic() - self.began
+
+    @abstractmethod
+    def poll(self) -> Outcome | None:
+        """What became of it; None while it runs. One that is over its time is told to end."""
+
+    @abstractmethod
+    def stop_trial(self, why: str) -> None:
+        """Tell it to end: `why` is empty where the search itself is to end."""
 
     @property
     def epochs(self) -> int:
@@ -116,30 +108,8 @@ class Trial:
         self.lines += new
         return new
 
-    def poll(self) -> Outcome | None:
-        """What became of it; None while it runs. One that is over its time is told to end."""
-        code = self._child.poll()
-        if code is not None:
-            self._end_group(signal.SIGKILL)  # what it has left behind
-            return self._judge_outcome(code)
-        if self._told is None and self.seconds > self.limit:
-            self.stop_trial(f"longer than {self.limit:g} s")
-        elif self._told is not None and time.monotonic() - self._told > _GRACE:
-            self._end_group(signal.SIGKILL)
-        return None
-
-    def stop_trial(self, why: str) -> None:
-        """Tell it to end: `why` is empty where the search itself is to end."""
-        if self._told is None:
-            self._told, self._why = time.monotonic(), why
-            with contextlib.suppress(ProcessLookupError):
-                self._child.send_signal(signal.SIGTERM)
-
-    def _end_group(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, number)
-
-    def _judge_outcome(self, code: int) -> Outcome:
+    def judge_outcome(self, code: int, how: str = "") -> Outcome:
+        """What became of it, which has ended with `code`; `how` says more than that. With 75 it was asked to end."""
         self.read_new_lines()
         seconds = self.seconds
         output = read_output(self.folder / OUTPUT)
@@ -164,18 +134,27 @@ class Trial:
             return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
         if self._told is not None:
             return make_failed("limit", self._why, curve)
-        if code == EXIT_REQUEUE and self.pause is not None and len(self.lines) > self._before:
-            if not 0 < self.pause <= self.epochs:  # somebody else has asked it to end
+        if code == EXIT_REQUEUE and self._has_gone_on():
+            if not 0 < (self.pause or 0) <= self.epochs:  # somebody else has asked it to end
                 return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
             if not curve:
                 return Outcome(PAUSED, math.nan, (), "", self.objective.explain_missing(self.lines), tail, seconds)
             return make_judged(PAUSED, curve)
-        if code:
-            how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        if code or how:
+            how = how or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
             return make_failed(how, how, curve)
         if not curve:
             return make_failed("objective", self.objective.explain_missing(self.lines))
         return make_judged(DONE, curve)
+
+    def _has_gone_on(self) -> bool:
+        """Whether it has kept a state since it was started, from which it can go on."""
+        return bool(self._list_states() - self._before)
+
+    def _list_states(self) -> set[tuple[str, int]]:
+        """The states that are kept, with the times of their files."""
+        found = self.folder.glob(f"{STATE}/*") if self.pause is not None else ()
+        return {(one.name, one.stat().st_mtime_ns) for one in found if one.name.startswith(("state-", "end-"))}
 
 
 @contextlib.contextmanager
@@ -188,7 +167,7 @@ def hold_folder(folder: Path, patience: float | None = None) -> Iterator[int]:
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        until = time.monotonic() + (_GRACE if patience is None else patience)
+        until = time.monotonic() + (GRACE if patience is None else patience)
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,8 +181,27 @@ def hold_folder(folder: Path, patience: float | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
+_OWN = (
+    "MATEX_PROOF", "MATEX_STATE", "MATEX_PAUSE", "MATEX_RECORD", "MATEX_TRIAL", "MATEX_CHECK", "MATEX_PLAN",
+    "MATEX_TIMELINE",
+)  # fmt: skip
+
+
+def remove_own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` less what is said to one run of ours, which is none of the trials'."""
+    return {name: value for name, value in environment.items() if name not in _OWN}
+
+
+def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None) -> dict[str, str]:
+    """The variables of the environment of a trial in `folder`: those of its configuration, and what it is told."""
+    kept = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)} if pause is not None else {}
+    return {**variables, "MATEX_TRIAL": str(folder / NOTED), **kept}
+
+
 def read_output(path: Path) -> str:
-    """What a trial has printed; of very much its end."""
+    """What a trial has printed; of very much its end. "" where it has not begun."""
+    if not path.is_file():
+        return ""
     with path.open("rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _MOST_READ, 0))
         return file.read().decode(errors="replace")

@@ -1,6 +1,7 @@
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,8 +26,7 @@ constexpr int kUnaided = 16;  // meetings after which MPI goes on, also with a r
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
 
-}  // namespace
-
+// How many processors the ranks may compute on: each may be bound to some. All call it together. Returns an error code.
 int CountProcessors(MPI_Comm communicator, int* processors) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -38,23 +38,41 @@ int CountProcessors(MPI_Comm communicator, int* processors) {
   return code;
 }
 
-int64_t Arrivals::BytesFor(int ranks) { return ranks * static_cast<int64_t>(sizeof(Line)); }
+}  // namespace
 
-void Arrivals::Prepare(void* memory, int ranks) {
-  for (int one = 0; one < ranks; ++one) new (static_cast<Line*>(memory) + one) Line;
+int Arrivals::Make(MPI_Comm communicator, int64_t part, std::unique_ptr<Arrivals>* made) {
+  int rank = 0, size = 1, processors = 0;
+  MPI_Comm_rank(communicator, &rank);
+  MPI_Comm_size(communicator, &size);
+  if (const int code = CountProcessors(communicator, &processors)) return code;
+  const CommonLayout layout = CommonLayout::Of(size * static_cast<int64_t>(sizeof(Line)), part);
+  const auto prepare = [size](void* head) {
+    for (int one = 0; one < size; ++one) new (static_cast<Line*>(head) + one) Line;
+  };
+  void* memory = nullptr;
+  if (const int code = MakeCommonMemory(communicator, layout, prepare, &memory)) return code;
+  if (memory == nullptr) return MPI_SUCCESS;
+  made->reset(new Arrivals(communicator, static_cast<char*>(memory), layout, rank, size, processors));
+  return MPI_SUCCESS;
 }
 
-Arrivals::Arrivals(void* memory, MPI_Comm communicator, int processors)
-    : communicator_(communicator), lines_(static_cast<Line*>(memory)) {
-  MPI_Comm_rank(communicator, &rank_);
-  MPI_Comm_size(communicator, &size_);
-  looks_ = size_ > processors ? 0 : kLooks;
-}
+Arrivals::Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layout, int rank, int size, int processors)
+    : communicator_(communicator),
+      memory_(memory),
+      layout_(layout),
+      rank_(rank),
+      size_(size),
+      looks_(size > processors ? 0 : kLooks) {}
+
+Arrivals::~Arrivals() { munmap(memory_, layout_.Bytes(size_)); }
+
+Arrivals::Line* Arrivals::lines() const { return reinterpret_cast<Line*>(memory_); }
 
 int Arrivals::Meet(const Words& words, bool* same) {
   const int64_t number = ++met_;
-  lines_[rank_].words[number % 2] = words;
-  lines_[rank_].count.store(number, std::memory_order_release);
+  Line* const lines = this->lines();
+  lines[rank_].words[number % 2] = words;
+  lines[rank_].count.store(number, std::memory_order_release);
   // What MPI has still to send another rank may be waiting for, the script's own, too.
   const auto progress = [this] {
     int any = 0;
@@ -64,7 +82,7 @@ int Arrivals::Meet(const Words& words, bool* same) {
   int looks = 0;
   Pause pause;
   for (int one = 1; one < size_; ++one) {
-    const Line& other = lines_[(rank_ + one) % size_];
+    const Line& other = lines[(rank_ + one) % size_];
     while (other.count.load(std::memory_order_acquire) < number) {
       if (code != MPI_SUCCESS) return code;
       if (++looks <= looks_) {
@@ -80,8 +98,8 @@ int Arrivals::Meet(const Words& words, bool* same) {
     }
   }
   if (same != nullptr) {
-    *same = std::all_of(lines_, lines_ + size_,
-                        [&](const Line& line) { return line.words[number % 2] == lines_[0].words[number % 2]; });
+    *same = std::all_of(lines, lines + size_,
+                        [&](const Line& line) { return line.words[number % 2] == lines[0].words[number % 2]; });
   }
   return MPI_SUCCESS;
 }

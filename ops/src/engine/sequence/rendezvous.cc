@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "engine/mpi/arrivals.h"
-#include "engine/mpi/common_memory.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/world.h"
@@ -80,14 +79,7 @@ int Prepare(const World& world, Sequence* sequence) {
   int may = world.algorithm == Algorithm::kAuto;
   const int code = MPI_Allreduce(MPI_IN_PLACE, &may, 1, MPI_INT, MPI_MIN, world.sequence);
   if (code != MPI_SUCCESS || !may) return code;
-  void* memory = nullptr;
-  const auto prepare = [&](void* head) { Arrivals::Prepare(head, world.size); };
-  const CommonLayout layout = CommonLayout::Of(Arrivals::BytesFor(world.size), 0);
-  if (const int code = MakeCommonMemory(world.sequence, layout, prepare, &memory)) return code;
-  int processors = 0;
-  if (const int code = CountProcessors(world.sequence, &processors)) return code;
-  if (memory != nullptr) sequence->here = std::make_unique<Arrivals>(memory, world.sequence, processors);
-  return MPI_SUCCESS;
+  return Arrivals::Make(world.sequence, 0, &sequence->here);
 }
 
 Error Check(const World& world, const Call& call, Sequence* sequence) {

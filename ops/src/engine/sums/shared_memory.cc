@@ -1,13 +1,11 @@
 #include "engine/sums/shared_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "engine/base/reduce_ops.h"
-#include "engine/mpi/common_memory.h"
 
 namespace matex {
 
@@ -15,38 +13,22 @@ namespace {
 
 constexpr int kBuffers = 2;
 
-// Arrivals come first, then what each rank writes.
-CommonLayout LayoutFor(int ranks) {
-  return CommonLayout::Of(Arrivals::BytesFor(ranks), kBuffers * SharedMemory::kPart);
-}
-
 }  // namespace
 
 int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made) {
   int rank = 0, size = 1;
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
-  void* memory = nullptr;
-  const auto prepare = [size](void* head) { Arrivals::Prepare(head, size); };
-  int code = MakeCommonMemory(communicator, LayoutFor(size), prepare, &memory);
-  int processors = 0;
-  if (code == MPI_SUCCESS) code = CountProcessors(communicator, &processors);
-  if (memory != nullptr && code != MPI_SUCCESS) munmap(memory, LayoutFor(size).Bytes(size));
-  if (memory != nullptr && code == MPI_SUCCESS) {
-    made->reset(new SharedMemory(communicator, memory, rank, size, processors));
-  }
+  std::unique_ptr<Arrivals> arrivals;
+  const int code = Arrivals::Make(communicator, kBuffers * kPart, &arrivals);
+  if (arrivals != nullptr) made->reset(new SharedMemory(std::move(arrivals), rank, size));
   return code;
 }
 
-SharedMemory::SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors)
-    : memory_(static_cast<char*>(memory)), rank_(rank), size_(size), arrivals_(memory, communicator, processors) {}
+SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int rank, int size)
+    : arrivals_(std::move(arrivals)), rank_(rank), size_(size) {}
 
-SharedMemory::~SharedMemory() { munmap(memory_, LayoutFor(size_).Bytes(size_)); }
-
-char* SharedMemory::Of(int rank) const {
-  char* const first = memory_ + LayoutFor(size_).head;
-  return first + (rank * kBuffers + parts_ % kBuffers) * kPart;
-}
+char* SharedMemory::Of(int rank) const { return arrivals_->PartOf(rank) + parts_ % kBuffers * kPart; }
 
 char* SharedMemory::Mine() const { return Of(rank_); }
 
@@ -58,7 +40,7 @@ void SharedMemory::Write(Type type, const char* one, const char* other, char* to
 // A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
 // are through with it. So two buffers do. Of two ranks each adds up all, of more each its own share for all others.
 int SharedMemory::Sum(Type type, int64_t count, const Take& take) {
-  if (const int code = arrivals_.Meet()) return code;
+  if (const int code = arrivals_->Meet()) return code;
   if (size_ == 2) {
     take(Of(0), Of(1), 0, count);
   } else {
@@ -69,7 +51,7 @@ int SharedMemory::Sum(Type type, int64_t count, const Take& take) {
     std::vector<const void*> shares;
     for (int one = 0; one < size_; ++one) shares.push_back(Of(one) + begin(rank_) * width);
     AddAll(type, shares, mine, share(rank_));
-    if (const int code = arrivals_.Meet()) return code;
+    if (const int code = arrivals_->Meet()) return code;
     for (int rank = 0; rank < size_; ++rank) {
       if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, begin(rank), share(rank));
     }
@@ -80,7 +62,7 @@ int SharedMemory::Sum(Type type, int64_t count, const Take& take) {
 
 // One meeting does, as for the sum of two ranks: nobody writes what another is to read.
 int SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
-  if (const int code = arrivals_.Meet()) return code;
+  if (const int code = arrivals_->Meet()) return code;
   for (const Wanted& one : wanted) {
     std::vector<const void*> parts;
     for (int rank = 0; rank < size_; ++rank) parts.push_back(Of(rank) + one.first * static_cast<int64_t>(SizeOf(type)));

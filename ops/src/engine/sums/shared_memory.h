@@ -22,9 +22,6 @@ class SharedMemory {
   // All ranks of `communicator` call it together. `made` is null on all where they have no memory in common: on several
   // hosts, in containers that hide from one another, or where there is none left. Returns an error code of MPI.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
-  ~SharedMemory();
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
 
   // How many numbers of `type` are a part.
   static int64_t PartOf(Type type) { return kPart / static_cast<int64_t>(SizeOf(type)); }
@@ -53,13 +50,12 @@ class SharedMemory {
   int Sum(Type type, const std::vector<Wanted>& wanted);
 
  private:
-  SharedMemory(MPI_Comm communicator, void* memory, int rank, int size, int processors);
+  SharedMemory(std::unique_ptr<Arrivals> arrivals, int rank, int size);
   char* Of(int rank) const;
 
-  char* const memory_;
+  const std::unique_ptr<Arrivals> arrivals_;
   const int rank_;
   const int size_;
-  Arrivals arrivals_;
   int64_t parts_ = 0;  // how many parts have been added up
 };
 

@@ -1,6 +1,6 @@
 """How much memory a process may still take."""
 
-from matex_tf.readers.rows import memory
+from matex_tf import memory
 
 GROUP = "/sys/fs/cgroup/job/memory"
 
