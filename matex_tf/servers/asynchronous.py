@@ -287,7 +287,7 @@ class Turns:
         if turn.begun == store.Begun.NOT_YET:
             start = time.perf_counter()
             whom = f"rank {turn.behind}" if turn.behind >= 0 else "another rank"
-            with ops.announce_exchange(f"a batch, or an epoch's end, that comes once {whom} has trained an older batch"):
+            with ops.announce_exchange(f"a batch, or an epoch's end, that comes when {whom} has trained an older one"):
                 while turn.begun == store.Begun.NOT_YET:
                     if self._rescue is not None:
                         self._rescue.find_losses()
