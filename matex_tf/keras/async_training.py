@@ -38,6 +38,7 @@ class Proof:
         self.shared: list[Any] = []
         self.told: list[Any] = []
         self.parts: list[int] = []
+        self.is_decided = False  # the step is used; it may be traced again, for other shapes
         self.why_not: str | None = None
 
     def prove_step(self, function: Any, spec: Any) -> str | None:
@@ -69,7 +70,11 @@ class Proof:
         additions = additive.Additions(weights, self._model.trainable_variables)
         with additions, step_weight.enter_alone(), tape_stack.keep_plain(), reduction.take_as_reduced():
             yield
-        if self.parts and additions.parts != self.parts:
+        if (
+            self.is_decided
+            and additions.parts != self.parts
+            and (elastic.is_on() or len(additions.parts) > len(self.parts))
+        ):
             raise world.RankError(
                 "a step of asynchronous training changes other variables, or in another order, than a trace of it that "
                 "was made before"
@@ -152,6 +157,7 @@ def begin_turns(
     if kept is not None:
         kept.put_back_traced()
     rescue = async_rescue.Rescue(model, spec) if elastic.is_on() else None
+    proof.is_decided = True
     made = asynchronous.Turns(proof.shared, proof.told, most, len(proof.parts), rescue, kept)
     if not made.open_turns():
         return None, "the ranks have no memory in common, or too little of it is left"
