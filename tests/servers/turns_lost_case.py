@@ -111,15 +111,21 @@ class Stopping(keras.callbacks.Callback):
         self.model.stop_training = batch >= 3
 
 
+def make_small():
+    model = keras.Sequential([keras.layers.Dense(1)], name="small")  # whose variables the first trace makes
+    model.compile("sgd", "mse")
+    return model
+
+
 def end_early():
     """Data of one batch, data that end within an epoch, and a callback that stops; nobody is lost."""
     settings.get_settings().strategy = "async"
-    model = keras.Sequential([keras.layers.Dense(1)], name="small")  # whose variables the first trace makes
-    model.compile("sgd", "mse")
+    model = make_small()
     model.fit(x[:BATCH], y[:BATCH], BATCH, verbose=0)
     batches = ((x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))
     model.fit(batches, epochs=2, steps_per_epoch=9, verbose=0)
     found["ended"] = np.asarray(model.optimizer.iterations)
+    model = make_small()
     model.fit(x, y, BATCH, epochs=2, verbose=0, callbacks=[Stopping()])
     found["stopped"] = np.asarray(model.optimizer.iterations)
 
