@@ -67,9 +67,9 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
         (3, "--elastic", ("1:1:1:seen", "0:1:0:update")),
         (2, "--restarts=2", ("1:1:3:seen", "0:1:1:update")),
         pytest.param(3, "--elastic", ("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
-        pytest.param(3, "--elastic", ("2:0:0:update", "1:1:2:epoch"), marks=pytest.mark.more),
-        pytest.param(3, "--elastic", ("0:2:2:epoch", "1:0:1:seen"), marks=pytest.mark.more),
-        pytest.param(3, "--restarts=2", ("2:2:0:end", "1:0:0:update"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("2:0:0:update", "1:1:all:epoch"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("0:2:all:epoch", "1:0:1:seen"), marks=pytest.mark.more),
+        pytest.param(3, "--restarts=2", ("2:2:2:end", "1:0:0:update"), marks=pytest.mark.more),
     ],
 )
 def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tmp_path):

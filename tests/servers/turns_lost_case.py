@@ -1,7 +1,8 @@
 """Ranks that take turns are lost, each in a call of fit; what the others have is stored.
 
 Arguments: the folder, and for each call of fit "rank:epoch:number:moment": the rank by its number at the start, and how
-many batches of that epoch it has had before. Where a loss is before the update the result is that of the script alone.
+many batches of that epoch it has had before ("all" at its end). Where a loss is before the update the result is that
+of the script alone.
 """
 
 import os
@@ -28,7 +29,8 @@ keras.config.set_floatx("float64")
 
 def lose(moment):
     place = f"{folder}/{'-'.join(at['lost'] or [])}"
-    if at["lost"] == [me, str(at["epoch"]), str(at["batch"]), moment] and not os.path.exists(place):
+    number = "all" if moment == "epoch" else str(at["batch"])
+    if at["lost"] == [me, str(at["epoch"]), number, moment] and not os.path.exists(place):
         posix.close(posix.open(place, os.O_CREAT | os.O_WRONLY))
         os.kill(os.getpid(), signal.SIGKILL)
 
