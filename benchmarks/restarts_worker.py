@@ -39,14 +39,36 @@ class Slow(keras.callbacks.Callback):
         time.sleep(float(os.environ.get("STEP_SECONDS", "0.02")))
 
 
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()])
+class Seen(keras.layers.Layer):
+    """Counts how often each row was trained; its number is its first entry."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(len(x),), dtype="int64", initializer="zeros", trainable=False, name="seen")
+
+    def call(self, rows, training=False):
+        if training:
+            numbers = tf.one_hot(tf.cast(rows[:, 0], tf.int32), len(x), dtype=tf.int64)
+            self.seen.assign_add(tf.reduce_sum(numbers, 0))
+        return rows[:, 1:]
+
+
+layers = []
+if os.environ.get("MATEX_STRATEGY", "").startswith("async"):  # else each rank would have to see all rows
+    x = np.concatenate([np.arange(len(x))[:, None], x], 1)
+    layers.append(Seen())
+model = keras.Sequential(
+    [keras.Input(x.shape[1:]), *layers, keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()]
+)
 model.add(keras.layers.Dropout(0.0))
 model.add(keras.layers.Dense(1))
 model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(8)
 plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.01)
 first = model.fit(data, epochs=20, validation_data=(x, y), verbose=0, callbacks=[Slow(1), plateau])
+batches = [int(model.optimizer.iterations)]
 model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")
 second = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Slow(2)])
+batches.append(int(model.optimizer.iterations))
+print("COUNTS" + json.dumps([batches, *(layer.seen.numpy().tolist() for layer in layers)]), flush=True)
 weights = [weight.ravel().tolist() for weight in model.get_weights()]
 print("CURVE" + json.dumps([first.history, second.history, weights]), flush=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.gradients import reduction, tape_stack
-from matex_tf.keras import step_check
+from matex_tf.keras import async_rescue, step_check
 from matex_tf.metrics import metrics
-from matex_tf.resilience import elastic, elastic_step
+from matex_tf.resilience import elastic, elastic_step, fit_state
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import additive, asynchronous
 from matex_tf.servers.variable_swap import find_inner
@@ -29,6 +29,7 @@ class Proof:
 
     shared: the variables that it adds to, once it is traced.
     told: single numbers of the optimizer that it reads, as the learning rate.
+    parts: of each addition that it makes which variable it changes; lost ranks are known by that.
     why_not: why ranks cannot take turns at it.
     """
 
@@ -36,6 +37,8 @@ class Proof:
         self._model = model
         self.shared: list[Any] = []
         self.told: list[Any] = []
+        self.parts: list[int] = []
+        self.is_decided = False  # the step is used; it may be traced again, for other shapes
         self.why_not: str | None = None
 
     def prove_step(self, function: Any, spec: Any) -> str | None:
@@ -53,8 +56,8 @@ class Proof:
         except Exception as error:  # of the script's code, any: where it is a fault, its real step raises it, too
             return f"its step cannot be traced by itself ({type(error).__name__})"
         if self._is_traced:
-            known[key] = weakref.ref(functions[0]), self.shared, self.told, self.why_not
-        function_of, self.shared, self.told, self.why_not = known.get(key, (lambda: None, [], [], None))
+            known[key] = weakref.ref(functions[0]), self.shared, self.told, self.parts, self.why_not
+        function_of, self.shared, self.told, self.parts, self.why_not = known.get(key, (lambda: None, [], [], [], None))
         return None if function_of() is functions[0] else "it is none of Keras' training steps"
 
     @contextlib.contextmanager
@@ -67,7 +70,16 @@ class Proof:
         additions = additive.Additions(weights, self._model.trainable_variables)
         with additions, step_weight.enter_alone(), tape_stack.keep_plain(), reduction.take_as_reduced():
             yield
-        self._is_traced = True
+        if (
+            self.is_decided
+            and additions.parts != self.parts
+            and (elastic.is_on() or len(additions.parts) > len(self.parts))
+        ):
+            raise world.RankError(
+                "a step of asynchronous training changes other variables, or in another order, than a trace of it that "
+                "was made before"
+            )
+        self._is_traced, self.parts = True, additions.parts
         graph, variables = tf.compat.v1.get_default_graph(), additions.variables
         sums = metrics.list_variables(self._model)  # a metric makes its own in its first step
         shared = {id(find_inner(one)) for one in variables}
@@ -81,19 +93,13 @@ class Proof:
                 self.why_not = f"'{reduction.find_name(one)}' is of {find_inner(one).dtype.name}"
 
 
-def find_call_obstacle(is_by_steps: bool, keeps_state: bool) -> str | None:
+def find_call_obstacle(is_by_steps: bool) -> str | None:
     """Why ranks cannot take turns at batches of any model in a call of `fit`.
 
-    Args:
-        is_by_steps: `fit` asks for each batch by its number.
-        keeps_state: how far it has come is kept.
+    `is_by_steps`: it asks for each batch by its number.
     """
     if not is_by_steps:
         return "it is that of Keras 2, or of an early Keras 3"
-    if elastic.is_on():
-        return "with MATEX_ELASTIC a batch of a lost rank would have to be trained again"
-    if keeps_state:
-        return "MATEX_STATE keeps how far an epoch has come in batches of all ranks"
     if world.get_world().has_several_nodes:
         return "the ranks are on several hosts, which have no memory in common"
     if asynchronous.is_under_way():
@@ -131,18 +137,33 @@ def find_obstacle(model: Any, batches: int | None, callbacks: Any) -> str | None
     return None
 
 
-def begin_turns(proof: Proof, mine: str | None) -> tuple[asynchronous.Turns | None, str]:
+def begin_turns(
+    proof: Proof, mine: str | None, model: Any, spec: Any, most: int, kept: fit_state.Fit | None
+) -> tuple[asynchronous.Turns | None, str]:
     """The training in which ranks take turns; else None, and why. Collective.
 
     Args:
         mine: why this rank cannot.
+        spec: the element spec of whole batches.
+        most: how many an epoch has, at most.
+        kept: what is kept of this call of `fit`.
     """
-    reasons = objects.allgather(mine or proof.why_not, "whether ranks can take turns at batches")
-    found = next((why for why in reasons if why), None)
+    everyone = objects.allgather((mine or proof.why_not, proof.parts), "whether ranks can take turns at batches")
+    found = next((why for why, _ in everyone if why), None)
+    if found is None and any(parts != everyone[0][1] for _, parts in everyone):
+        found = "its step changes variables in another order on each rank"
     if found is not None:
         return None, found
-    made = asynchronous.make_turns(proof.shared, proof.told)
-    return made, "" if made is not None else "the ranks have no memory in common, or too little of it is left"
+    if kept is not None:
+        kept.put_back_traced()
+    rescue = async_rescue.Rescue(model, spec) if elastic.is_on() else None
+    proof.is_decided = True
+    made = asynchronous.Turns(proof.shared, proof.told, most, len(proof.parts), rescue, kept)
+    if not made.open_turns():
+        return None, "the ranks have no memory in common, or too little of it is left"
+    if rescue is not None:
+        rescue.watch_losses(made)
+    return made, ""
 
 
 def say_turns(rows: int | None) -> None:

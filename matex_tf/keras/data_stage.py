@@ -11,7 +11,7 @@ from matex_tf import settings
 from matex_tf.analysis import dry_trace
 from matex_tf.keras import async_training, step_check
 from matex_tf.loops import explain, traces
-from matex_tf.resilience import elastic, elastic_step
+from matex_tf.resilience import elastic, elastic_step, fit_state
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.servers.pieces import update_costs
@@ -57,7 +57,7 @@ class Stage:
         self.pending: tuple[Any, Any] | None = None  # the whole batches, and what is iterated, until it is decided
         self.element_spec: Any = None  # of what the step is given, where that is not what is iterated
         self.shares: leases.Leases | None = None  # by which batches are cut, where those of ranks may differ
-        self.keeps_state = False  # of how far it has come, with MATEX_STATE
+        self.kept: fit_state.Fit | None = None  # of how far it has come, with MATEX_STATE
         self.may_take_turns = False
         self.is_by_steps = False  # who iterates asks for each batch by its number (Keras 3)
         self.steps: int | None = None  # of an epoch, where that is known
@@ -155,20 +155,24 @@ class Stage:
         whole = share_arrays.find_whole(dataset)
         dataset = dataset if whole is None else whole
         self.are_arrays = are_arrays
-        if self._is_to_take_turns():
-            self.may_take_turns = True
-            mine = taken_batches.take_batches(dataset, are_arrays, self._keep_first)
-            self.pending = dataset, mine
-            return mine
-        if self.trains and elastic.is_on():
-            import tensorflow as tf
-
-            self.gives_whole_batches = True
-            mine = iteration.exempt_dataset(dataset.prefetch(tf.data.AUTOTUNE))
+        self.may_take_turns = self._is_to_take_turns()
+        if self.may_take_turns:
+            # With MATEX_ELASTIC each rank has all batches, so that it can train those of others.
+            mine = taken_batches.take_batches(dataset, are_arrays and not elastic.is_on(), self._keep_first)
         else:
-            mine, self.whole_pipeline = pushdown.push_down_slices(dataset, are_arrays, self._keep_first, self.shares)
+            mine = self._slice_dataset(dataset)
         self.pending = dataset, mine
         return mine
+
+    def _slice_dataset(self, dataset: Any) -> Any:
+        """Slices of the batches of `dataset`, or with MATEX_ELASTIC the batches, of which each step takes its slice."""
+        import tensorflow as tf
+
+        if self.trains and elastic.is_on():
+            self.gives_whole_batches = True
+            return iteration.exempt_dataset(dataset.prefetch(tf.data.AUTOTUNE))
+        sliced, self.whole_pipeline = pushdown.push_down_slices(dataset, self.are_arrays, self._keep_first, self.shares)
+        return sliced
 
     def _make_own_dataset(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset of this rank's own rows, where each rank has its share of the data; else None."""
@@ -192,8 +196,7 @@ class Stage:
     def _is_to_take_turns(self) -> bool:
         if not self.trains or not (asynchronous.is_chosen() or update_costs.are_measured()):
             return False
-        why = async_training.find_call_obstacle(self.is_by_steps, self.keeps_state)
-        if why is not None:
+        if (why := async_training.find_call_obstacle(self.is_by_steps)) is not None:
             self._say_no_turns(why)
         return why is None and asynchronous.is_chosen()
 
@@ -215,17 +218,15 @@ class Stage:
         if self.may_take_turns:
             self._take_turns(function, callbacks)
         elif self.trains and update_costs.are_measured():
-            why_not = async_training.find_obstacle(self.model, self.steps, callbacks)
-            if why_not is not None:
+            if (why_not := async_training.find_obstacle(self.model, self.steps, callbacks)) is not None:
                 self._say_no_turns(why_not)
         (whole, mine), self.pending = self.pending, None
         if self.turns is not None:
             return True
         spec = self.element_spec or mine.element_spec
         if self.gives_whole_batches:
-            spec = sliced_dataset.Batch(
-                tf.nest.map_structure(elastic_step.open_rows, mine.element_spec), tf.TensorSpec([4], tf.float64)
-            )
+            rows = tf.nest.map_structure(elastic_step.open_rows, spec)
+            spec = sliced_dataset.Batch(rows, tf.TensorSpec([4], tf.float64))
         kind = "train" if self.trains else "test"
         is_fixed = whole is not None and step_check.has_fixed_rows(whole.element_spec)
         states = dry_trace.read_random_states()
@@ -263,13 +264,14 @@ class Stage:
         self.proof = async_training.Proof(self.model)
         why = async_training.find_obstacle(self.model, self.steps, callbacks)
         why = why or self.proof.prove_step(function, mine.element_spec)
-        self.turns, why = async_training.begin_turns(self.proof, why)
+        spec, most = whole.element_spec, self.steps or 0
+        self.turns, why = async_training.begin_turns(self.proof, why, self.model, spec, most, self.kept)
         if self.turns is not None:
             async_training.say_turns(self.rows_of_batch or step_check.find_row_count(whole.element_spec))
             return
         self.proof = None
         self._say_no_turns(why)
-        sliced, self.whole_pipeline = pushdown.push_down_slices(whole, self.are_arrays, self._keep_first)
+        sliced = self._slice_dataset(whole)
         self.element_spec = sliced.element_spec
         iteration.iterate_instead(mine, sliced)
 

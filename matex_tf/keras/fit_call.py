@@ -162,7 +162,7 @@ class Run:
             stage.shares = leases.Leases(are_for_good=not stage.trains)
         if stage.trains:
             self.training = stage
-            stage.keeps_state = self.kept is not None
+            stage.kept = self.kept
             if stage.weak:
                 notes.print_note(
                     "weak scaling: the batch given to fit is each rank's own; a step computes "
@@ -235,6 +235,8 @@ class Run:
         self.step = 0
         if self.elastic is not None:
             self.elastic.end_epoch()
+        if self.turns is not None:
+            self.turns.forget_counts()
         ops.records.mark_between_steps()
         if self.pace is not None:
             self.pace.rows = self.rows

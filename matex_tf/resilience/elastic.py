@@ -20,6 +20,9 @@ from matex_tf.world import membership, terminal, world
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
 
+said: set[int] = set()
+"""The ranks of whose loss a line was printed before the others have come to agree on it."""
+
 _forgotten: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _inside = False
 _generation = 0
@@ -131,15 +134,23 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
             setattr(holder, attribute, None)
     for work in after_loss:
         work(before > 0 and me.rank == 0)
-    if me.rank == 0 and not settings.get_settings().quiet:
-        terminal.write_text(f"matex_tf: {_describe_loss(hosts, left)}, at: {what}\n")
+    gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
+    said.clear()
+    if gone and me.rank == 0:
+        say_loss(gone, len(left), f"at: {what}")
 
 
-def _describe_loss(hosts: list[str], left: list[int]) -> str:
-    gone = [f"{rank} ({host})" for rank, host in enumerate(hosts) if rank not in left]
+def say_loss(gone: dict[int, str], left: int, more: str) -> None:
+    """Say that ranks are lost, with their hosts, and how many go on."""
+    if not settings.get_settings().quiet:
+        terminal.write_text(f"matex_tf: {_describe_loss(gone, left)}, {more}\n")
+
+
+def _describe_loss(hosts: dict[int, str], left: int) -> str:
+    gone = [f"{rank} ({host})" for rank, host in hosts.items()]
     lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
     them = "it" if len(gone) == 1 else "them"
-    return f"{lost}; " + (f"1 rank goes on without {them}" if len(left) == 1 else f"{len(left)} go on without {them}")
+    return f"{lost}; " + (f"1 rank goes on without {them}" if left == 1 else f"{left} go on without {them}")
 
 
 def _find_largest(me: world.World, numbers: list[int]) -> list[int]:

@@ -17,11 +17,12 @@ from matex_tf.world import membership
 class Feed:
     """An iterator that gives a training function the batches that are put into it."""
 
-    def __init__(self, spec: Any, most: int):
+    def __init__(self, spec: Any, most: int, make: Callable[[Any, Any], Any] = sliced_dataset.Batch):
         """
         Args:
             spec: the element spec of the batches that are put in.
             most: how many batches are put in at once.
+            make: makes what is given of a batch and its numbers.
         """
         import tensorflow as tf
 
@@ -35,9 +36,9 @@ class Feed:
             is_there, numbers, *parts = self._queue.dequeue()
             return tf.ensure_shape(is_there, []), tf.ensure_shape(numbers, [4]), tuple(parts)
 
-        def batch(_: Any, numbers: Any, parts: Any) -> sliced_dataset.Batch:
+        def batch(_: Any, numbers: Any, parts: Any) -> Any:
             parts = [tf.ensure_shape(part, kind.shape) for part, kind in zip(parts, kinds)]
-            return sliced_dataset.Batch(tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True), numbers)
+            return make(tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True), numbers)
 
         # One after another, as the function asks for them: nothing is to be taken ahead.
         options = tf.data.Options()

@@ -46,6 +46,7 @@ class Fit:
         self.params: dict[str, Any] = {}
         self._at: int | None = None
         self._told = False
+        self.takes_turns = False  # at batches, between which ranks do not meet
         self._present: dict[str, int] = {}
         self._large: dict[Any, Any] = {}
         self._until = 1
@@ -106,6 +107,11 @@ class Fit:
 
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""
+        self._put_back_variables(make)
+        if not self.calls_python:
+            self.put_back_random()  # variables that were made have drawn their first values
+
+    def _put_back_variables(self, make: Callable[[], Any]) -> None:
         self.state.find_variables()
         self.state.save()
         make()
@@ -115,12 +121,16 @@ class Fit:
         if self.step == 0:
             self.model.reset_metrics()  # what was kept is of the epoch before
         self.missing = False
-        if not self.calls_python:
-            self.put_back_random()  # variables that were made have drawn their first values
 
     def needs_data(self) -> bool:
         """Whether training is about to begin with data that are to be brought to where they were."""
         return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
+
+    def put_back_traced(self) -> None:
+        """All variables are there, once a step was traced whose ranks take turns: put back what is missing."""
+        self.takes_turns = True
+        if self.needs_step():
+            self._put_back_variables(lambda: None)
 
     def say_rows(self) -> None:
         """The data are dealt for as many ranks as there are: say so where that number was another."""
@@ -164,6 +174,8 @@ class Fit:
                     "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
                     "draws other numbers than it would have drawn"
                 )
+        if self.takes_turns:
+            return
         self._until -= 1
         if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
             return  # of an epoch's last step the epoch's end is the better place
@@ -174,6 +186,16 @@ class Fit:
         stride = min(max(int(patience / max(seconds, 1e-6)), 1), _MOST_STEPS)
         self._until = self._save_if_due(self._at, done, stride)
         self._looked = (now, done)
+
+    def is_due(self) -> bool:
+        """Whether this rank is to keep the state, or to end the run, where ranks take turns at batches."""
+        is_asked = bool(self.run.asked) and not self.model.stop_training
+        return self._may_save and not self.is_over and (is_asked or self.run.is_due())
+
+    def keep_within(self, step: int) -> None:
+        """Before this step of the epoch, at which ranks that take turns have met. Collective."""
+        assert self._at is not None  # an epoch is under way
+        self._save_if_due(self._at, step, 1)
 
     def end_epoch(self, epoch: int) -> None:
         """After callbacks were told that an epoch has ended."""

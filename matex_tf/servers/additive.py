@@ -35,6 +35,7 @@ class Additions:
 
     def __init__(self, weights: Sequence[Any], trained: Sequence[Any]):
         self.variables: list[Any] = []
+        self.parts: list[int] = []  # of each addition which of the variables it changes
         self.why_not: str | None = None
         self._kinds: dict[int, type] = {}
         self._states = {id(find_inner(one)) for one in weights} - {id(find_inner(one)) for one in trained}
@@ -61,6 +62,12 @@ class Additions:
                 _kinds[kind] = type(kind.__name__, (_Added, kind), {"__module__": kind.__module__})
             object.__setattr__(variable, "__class__", _kinds[kind])
             self.variables.append(one)
+
+    def count_part(self, variable: Any) -> int:
+        """The number of an addition to `variable` that is about to be made: they are counted in `parts`."""
+        places = {id(find_inner(one)): place for place, one in enumerate(self.variables)}
+        self.parts.append(places[id(variable)])
+        return len(self.parts) - 1
 
     def is_state(self, variable: Any) -> bool:
         """Whether it is a weight that no optimizer trains."""
@@ -191,17 +198,27 @@ class _Added:
             is_added, more = True, (new.evaluate_at(self.read_value()) if value is None else value) - self.read_value()
         with tf.control_dependencies(variable_uses.list_users(handle)):
             if is_added:
-                ops.get_library().ops.matex_add(variable=self.handle, values=more, sign=sign)
+                ops.get_library().ops.matex_add(
+                    variable=self.handle, values=more, sign=sign, part=current.count_part(self)
+                )
             else:
                 keep = tf.cast(new.keep, self.dtype)
-                ops.get_library().ops.matex_move(variable=self.handle, keep=keep, more=more)
+                ops.get_library().ops.matex_move(
+                    variable=self.handle, keep=keep, more=more, part=current.count_part(self)
+                )
 
     def _add_rows(self, rows: Any, sign: int) -> Any:
         import tensorflow as tf
 
         values = tf.cast(rows.values, self.dtype)
         with tf.control_dependencies(variable_uses.list_users(_find_inside(self.handle))):
-            ops.get_library().ops.matex_add_rows(variable=self.handle, indices=rows.indices, values=values, sign=sign)
+            ops.get_library().ops.matex_add_rows(
+                variable=self.handle,
+                indices=rows.indices,
+                values=values,
+                sign=sign,
+                part=_under_way[-1].count_part(self),
+            )
         return self
 
 

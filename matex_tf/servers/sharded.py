@@ -38,6 +38,7 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     gradients, variables = list(gradients), list(variables)
     if not owners.is_chosen() and not update_costs.are_measured():
         return apply(gradients, variables)
+    gradients = list(map(_ensure_shape, gradients, variables))
     parts: list[Part | None] = []
     why = _find_obstacle()
     if why is None:
@@ -147,6 +148,16 @@ def _begin_holdings(optimizer: Any, parts: Sequence[Part]) -> None:
 
 def _list_holdings(parts: Sequence[Part]) -> list[Holding]:
     return list(dict.fromkeys(part.holding for part in parts))
+
+
+def _ensure_shape(gradient: Any, variable: Any) -> Any:
+    """A dense gradient with the shape of its variable: of data of any shape TensorFlow may not know it."""
+    import tensorflow as tf
+
+    shape = find_inner(variable).shape
+    if not isinstance(gradient, tf.Tensor) or gradient.shape == shape or not gradient.shape.is_compatible_with(shape):
+        return gradient
+    return tf.ensure_shape(gradient, shape)
 
 
 def _can_be_cut(variable: Any, gradient: Any) -> bool:

@@ -9,6 +9,8 @@ import ctypes
 import enum
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from matex_tf import ops
 from matex_tf.ops import interface
 from matex_tf.runtime import objects
@@ -25,18 +27,24 @@ class Begun(enum.IntEnum):
 
 
 class Turn(NamedTuple):
-    """An attempt to begin a batch: its number, if this rank has one, and the rank that it waits for, if it does."""
+    """An attempt to begin a batch: its number, if this rank has one, and the rank that it waits for, -1 for any."""
 
     begun: Begun
     batch: int
     behind: int
 
 
-def make_store(size: int) -> bool:
-    """Make a store with room for `size` bytes; whether the ranks can have one. Collective."""
+def make_store(size: int, batches: int, parts: int) -> bool:
+    """Make a store; whether the ranks can have one. Collective.
+
+    Args:
+        size: the bytes that ranks share.
+        batches: those of an epoch, at most.
+        parts: the additions of a step.
+    """
     made, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
-        failed = c.matex_store_make(size, ctypes.byref(made))
+        failed = c.matex_store_make(size, batches, parts, ctypes.byref(made))
     if failed:
         raise world.RankError(interface.get_last_error(c))
     return bool(made.value)
@@ -55,9 +63,9 @@ def view_variable(handle: Any, offset: int, writes: bool) -> None:
     ops.get_library().ops.matex_view(variable=handle, offset=offset, writes=writes)
 
 
-def deal_batches(count: int) -> None:
-    """Deal the batches from 0 to `count`; one rank does, while no other has one. Rank r begins with batch r."""
-    ops.get_library().c.matex_store_deal(count)
+def deal_batches(first: int, count: int) -> None:
+    """Deal the batches from `first` to `count`, those before being trained; one rank does, while no other has one."""
+    ops.get_library().c.matex_store_deal(first, count)
 
 
 def begin_batch(bound: int, seconds: float) -> Turn:
@@ -67,13 +75,16 @@ def begin_batch(bound: int, seconds: float) -> Turn:
     return Turn(Begun(begun), ticket.value, behind.value)
 
 
-def end_batch() -> int:
-    """The batch is trained. How many others have been since it was begun."""
-    return ops.get_library().c.matex_store_end()
+def end_batch(version: int) -> int:
+    """The batch is trained. How many others have been since it was begun.
+
+    `version`: 0 and 1 in turn, for `read_version`.
+    """
+    return ops.get_library().c.matex_store_end(version)
 
 
 def leave_batches() -> None:
-    """Nobody waits for this rank any more."""
+    """What this rank has is not trained, and nobody waits for it any more."""
     ops.get_library().c.matex_store_leave()
 
 
@@ -82,8 +93,30 @@ def stop_batches() -> None:
     ops.get_library().c.matex_store_stop()
 
 
+def note_loss(rank: int) -> tuple[bool, int | None]:
+    """That rank is lost: others train what it had begun. Whether nobody has said so before, and that batch."""
+    ticket, c = ctypes.c_int64(-1), ops.get_library().c
+    is_news = bool(c.matex_store_lose(rank, ctypes.byref(ticket)))
+    return is_news, None if ticket.value < 0 else ticket.value
+
+
+def is_lost(rank: int) -> bool:
+    """Whether somebody has said that this rank is lost."""
+    return bool(ops.get_library().c.matex_store_lost(rank))
+
+
+def read_version(rank: int) -> int:
+    """The version that a rank gave of the last batch that is known to be trained by it; 1 if there is none."""
+    return ops.get_library().c.matex_store_version(rank)
+
+
+def map_bytes(size: int) -> Any:
+    """The first `size` bytes of the store, as an array of NumPy. To be let go before the store is dropped."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ops.get_library().c.matex_store_data()))
+
+
 def count_trained() -> int:
-    """The batches that all ranks have trained since they were dealt."""
+    """The batches that were trained since they were dealt, by whomever."""
     return ops.get_library().c.matex_store_trained()
 
 

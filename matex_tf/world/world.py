@@ -256,6 +256,17 @@ def agree_on_success(done: bool) -> bool:
         return False
 
 
+def list_lost() -> list[int]:
+    """The ranks that MPI knows to be lost, of the world as it was then. Not collective."""
+    from mpi4py import MPI
+
+    me = get_world()
+    lost = me.life.Get_failed()
+    numbers = MPI.Group.Translate_ranks(lost, list(range(lost.size)), me.life.group)
+    lost.Free()
+    return list(numbers)
+
+
 def shrink_world() -> list[int]:
     """Make the world that of the ranks which are left; gives those of before, by rank. Collective among them."""
     from mpi4py import MPI

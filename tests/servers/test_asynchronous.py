@@ -1,5 +1,6 @@
 """`MATEX_STRATEGY=async`: each batch is trained once, by one rank; what a script sees between epochs is whole."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -57,3 +58,44 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
     assert said.count("remembers/last' anew in each batch") == 1, said
     assert "fit on 'probe' runs as allreduce: it is called within another" in said
     assert "train_on_batch runs as allreduce" in said and "see different rows" not in said
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    "ranks, how, losses",
+    [
+        (3, "--elastic", ("1:1:1:seen", "0:1:0:update")),
+        (2, "--restarts=2", ("1:1:3:seen", "0:1:1:update")),
+        pytest.param(3, "--elastic", ("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("2:0:0:update", "1:1:all:epoch"), marks=pytest.mark.more),
+        pytest.param(3, "--elastic", ("0:2:all:epoch", "1:0:1:seen"), marks=pytest.mark.more),
+        pytest.param(3, "--restarts=2", ("2:2:2:end", "1:0:0:update"), marks=pytest.mark.more),
+    ],
+)
+def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tmp_path):
+    """Those that are left go on, or all begin again from what is kept, within an epoch."""
+    again = how != "--elastic"
+    env = {**launch.ALL_FILES, "MATEX_STATE": str(tmp_path / "state"), "MATEX_STRATEGY": "async"}
+    env["MATEX_SAVE_SECONDS"] = "0.01" if again else "0"
+    result = launch.matex_run(ranks, how, HERE / "turns_lost_case.py", tmp_path, *losses, env=env).check()
+    left = {str(rank) for rank in range(ranks)} - ({loss[0] for loss in losses} if not again else set())
+    found = dict(np.load(tmp_path / f"rank-{left.pop()}.npz"))
+    wanted = {name.partition("|")[2]: value for name, value in found.items() if name.startswith("allreduce|")}
+    for loss in losses:
+        name = loss.replace(":", "-")
+        assert (tmp_path / name).exists(), result.output
+        got = {key: found[f"{name}|{key}"] for key in wanted}
+        counted = [key for key in wanted if wanted[key].dtype == "int64" or key.endswith("rows")]
+        assert len(counted) == 4 and all(np.array_equal(got[key], wanted[key]) for key in counted), result.output
+        if not name.endswith("update"):
+            assert [key for key in wanted if not close(got[key], wanted[key])] == [], result.output
+    said = result.stderr
+    assert "fit on 'small' runs as allreduce: an epoch has 1 batches" in said
+    assert said.count("runs as allreduce") == (3 if again else 1), said  # once in each start
+    assert found["ended"] == 1 + 13 and 4 <= found["stopped"] <= 4 + ranks, found
+    if again:
+        assert said.count("; restart ") == 2 and re.search(r"kept at epoch \d, step [1-9]", said), result.output
+    else:
+        assert said.count("is lost; ") == 2 and "restart" not in said, result.output
+    if "seen" in losses[0] and not again:
+        assert re.search(r"batch \d+ of the epoch, which it had, goes to another", said), result.output

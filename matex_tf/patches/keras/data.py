@@ -85,7 +85,9 @@ def _wrap_enumerate(original: Any) -> Any:
             yield from steps
             return
         stage.first = None
-        left = [self.steps_per_epoch, self._num_batches and self._num_batches - self._steps_seen + 1]
+        begins = first[0][0]  # later than 0 in a run that was started again
+        left = [self.steps_per_epoch and self.steps_per_epoch - begins]
+        left.append(self._num_batches and self._num_batches - self._steps_seen + 1)
         yield from stage.turns.iterate_epoch(
             steps, min(filter(None, left)), self._steps_seen - 1, _Pipeline(self, stage)
         )

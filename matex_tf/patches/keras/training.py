@@ -76,6 +76,8 @@ def _wrap_call(kind: str) -> Any:
             fit = fit_call.get_current_fit()
             if fit is not None and fit.elastic is not None:
                 fit.elastic.end_epoch()
+            if fit is not None and fit.turns is not None:
+                fit.turns.forget_counts()
             if elastic.count_losses():
                 if hasattr(source, "__next__"):
                     raise membership.make_loss_error("what a generator had given to validate with does not come again")

@@ -253,10 +253,10 @@ MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed)
   return 1;
 }
 
-// The store (store.h), made anew with room for `bytes`; all ranks call it together. `made`: whether they have it.
-MATEX_EXPORT int matex_store_make(int64_t bytes, int* made) {
+// The store (store.h), made anew; all ranks call it together. `made`: whether they have it.
+MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts, int* made) {
   std::shared_ptr<matex::SharedStore> store;
-  matex::Error error = matex::SharedStore::Make(bytes, &store);
+  matex::Error error = matex::SharedStore::Make({bytes, batches, parts}, &store);
   *made = store != nullptr;
   matex::SetTheStore(std::move(store));
   return matex::Result(error);
@@ -267,7 +267,9 @@ MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
 // The memory in which ranks have the variables of a holding (publish.h); it goes with the last variable there.
 MATEX_EXPORT void matex_drop_homes(int64_t holding) { matex::DropHomes(holding); }
 
-MATEX_EXPORT void matex_store_deal(int64_t count) { matex::TheStore()->Deal(count); }
+MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) {
+  matex::TheStore()->Deal(first, count);
+}
 
 // As `SharedStore::Begin`; -1 if there is no store.
 MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
@@ -275,9 +277,13 @@ MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticke
   return store == nullptr ? -1 : store->Begin(bound, seconds, ticket, behind);
 }
 
-MATEX_EXPORT int64_t matex_store_end() { return matex::TheStore()->End(); }
+MATEX_EXPORT int64_t matex_store_end(int version) { return matex::TheStore()->End(version); }
 MATEX_EXPORT void matex_store_stop() { matex::TheStore()->Stop(); }
-MATEX_EXPORT int64_t matex_store_trained() { return matex::TheStore()->Trained(); }
+MATEX_EXPORT int64_t matex_store_trained() { return matex::TheStore()->CountTrained(); }
+MATEX_EXPORT int matex_store_lose(int rank, int64_t* ticket) { return matex::TheStore()->Lose(rank, ticket); }
+MATEX_EXPORT int matex_store_lost(int rank) { return matex::TheStore()->IsLost(rank); }
+MATEX_EXPORT int matex_store_version(int rank) { return matex::TheStore()->VersionOf(rank); }
+MATEX_EXPORT void* matex_store_data() { return matex::TheStore()->data(); }
 MATEX_EXPORT void matex_store_want(int64_t place) { matex::WantedPlace() = place; }
 
 MATEX_EXPORT void matex_store_leave() {

@@ -2,6 +2,7 @@
 // MatexMove change it where it lies, and MatexIsWanted tells a pipeline which batch this rank is to train.
 //
 // TensorFlow's own ops must not change such a variable: where others read it they write a copy, which no rank sees.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <type_traits>
@@ -18,19 +19,29 @@ using namespace tensorflow;
 
 const char kNoStore[] = "there is no memory in which ranks train a model together";
 
+// Which of the additions of a step an op makes.
+struct Part {
+  explicit Part(OpKernelConstruction* construction) { OP_REQUIRES_OK(construction, construction->GetAttr("part", &number)); }
+  tensorflow::int64 number = 0;
+};
+
 // The variable behind input 0.
 TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable) {
   return LookupResource(context, HandleFromInput(context, 0), variable);
 }
 
-// Its memory, of which it is known that all ranks have it.
-TfStatus FindShared(OpKernelContext* context, DataType type, core::RefCountPtr<Var>* variable, char** memory) {
+// Its memory, of which it is known that all ranks have it, and as which addition of `count` numbers or rows it changes.
+TfStatus FindShared(OpKernelContext* context, DataType type, const Part& part, int64_t count,
+                    core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
   TfStatus status = FindVariable(context, variable);
   if (!status.ok()) return status;
   const Tensor& value = *(*variable)->tensor();
   *memory = static_cast<char*>(DataOf(value));
   const std::shared_ptr<SharedStore> store = TheStore();
-  if (value.dtype() == type && store != nullptr && store->Has(*memory)) return TfStatus();
+  if (value.dtype() == type && store != nullptr && store->Has(*memory)) {
+    if (store->BeginAddition(part.number, count, addition)) return TfStatus();
+    return errors::FailedPrecondition("addition ", part.number, " of the step is none of a batch that this rank trains");
+  }
   return errors::FailedPrecondition("'", HandleFromInput(context, 0).name(),
                                     "', which asynchronous ranks train together, was given a value of this rank's own. "
                                     "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
@@ -61,6 +72,18 @@ class ViewKernel : public OpKernel {
   bool writes_ = false;
 };
 
+// Changes `count` numbers or rows in blocks: of each the memory knows whether it is made, should this rank be lost.
+template <typename Work>
+void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t block, Work work) {
+  for (int64_t first = addition.first; first < count; first += block) {
+    const int64_t last = std::min(first + block, count);
+    work(first, last);
+    addition.Tell(last);
+  }
+}
+
+constexpr int64_t kBlock = 1024;  // numbers
+
 // What ranks add to one number at the same time may be lost, but no number is ever half of one. Whole numbers count
 // something, so that none of them may be.
 template <typename T>
@@ -76,11 +99,13 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
 
 // Values of a variable's shape, given as input `at`, and where the variable has its own.
 template <typename T>
-TfStatus FindBoth(OpKernelContext* context, int at, core::RefCountPtr<Var>* variable, T** to, const T** values) {
+TfStatus FindBoth(OpKernelContext* context, int at, const Part& part, core::RefCountPtr<Var>* variable, T** to,
+                  const T** values, SharedStore::Addition* addition) {
   char* memory = nullptr;
-  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, variable, &memory);
-  if (!status.ok()) return status;
   const Tensor& given = context->input(at);
+  const int64_t count = given.NumElements();
+  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, part, count, variable, &memory, addition);
+  if (!status.ok()) return status;
   const TensorShape& shape = (*variable)->tensor()->shape();
   if (given.shape() != shape) {
     return errors::InvalidArgument("a variable of shape ", shape.DebugString(), " is given an update of shape ",
@@ -94,18 +119,21 @@ TfStatus FindBoth(OpKernelContext* context, int at, core::RefCountPtr<Var>* vari
 template <typename T>
 class AddKernel : public OpKernel {
  public:
-  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* values = nullptr;
-    OP_REQUIRES_OK(context, FindBoth(context, 1, &variable, &to, &values));
-    AddTo(to, values, context->input(1).NumElements(), sign_);
+    SharedStore::Addition addition;
+    OP_REQUIRES_OK(context, FindBoth(context, 1, part_, &variable, &to, &values, &addition));
+    MakeAddition(addition, context->input(1).NumElements(), kBlock,
+                 [&](int64_t first, int64_t last) { AddTo(to + first, values + first, last - first, sign_); });
   }
 
  private:
+  const Part part_;
   int sign_ = 1;
 };
 
@@ -113,32 +141,39 @@ class AddKernel : public OpKernel {
 template <typename T>
 class MoveKernel : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {}
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* more = nullptr;
-    OP_REQUIRES_OK(context, FindBoth(context, 2, &variable, &to, &more));
+    SharedStore::Addition addition;
+    OP_REQUIRES_OK(context, FindBoth(context, 2, part_, &variable, &to, &more, &addition));
     const T keep = context->input(1).scalar<T>()();
-    const int64_t count = context->input(2).NumElements();
-    if (keep == 0) {
-      for (int64_t i = 0; i < count; ++i) to[i] = more[i];
-    } else {
-      for (int64_t i = 0; i < count; ++i) to[i] = keep * to[i] + more[i];
-    }
+    MakeAddition(addition, context->input(2).NumElements(), kBlock, [&](int64_t first, int64_t last) {
+      if (keep == 0) {
+        for (int64_t i = first; i < last; ++i) to[i] = more[i];
+      } else {
+        for (int64_t i = first; i < last; ++i) to[i] = keep * to[i] + more[i];
+      }
+    });
   }
+
+ private:
+  const Part part_;
 };
 
 template <typename T, typename Index>
 class AddRowsKernel : public OpKernel {
  public:
-  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     char* memory = nullptr;
-    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, &variable, &memory));
+    SharedStore::Addition addition;
+    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, part_, context->input(1).NumElements(), &variable,
+                                       &memory, &addition));
     const Tensor &indices = context->input(1), &values = context->input(2);
     const TensorShape& shape = variable->tensor()->shape();
     const int64_t rows = shape.dims() > 0 ? shape.dim_size(0) : 0;
@@ -151,11 +186,14 @@ class AddRowsKernel : public OpKernel {
     for (int64_t row = 0; row < indices.NumElements(); ++row) {
       OP_REQUIRES(context, at[row] >= 0 && at[row] < rows,
                   errors::InvalidArgument("row ", at[row], " of a variable of ", rows, " rows is given an update"));
-      AddTo(reinterpret_cast<T*>(memory) + at[row] * width, from + row * width, width, sign_);
     }
+    MakeAddition(addition, indices.NumElements(), 1, [&](int64_t row, int64_t) {
+      AddTo(reinterpret_cast<T*>(memory) + at[row] * width, from + row * width, width, sign_);
+    });
   }
 
  private:
+  const Part part_;
   int sign_ = 1;
 };
 
@@ -179,6 +217,7 @@ REGISTER_KERNEL_BUILDER(Name("MatexView").Device(DEVICE_CPU), ViewKernel);
 REGISTER_OP("MatexAdd")
     .Attr("T: {float, double, int32, int64}")
     .Attr("sign: int = 1")
+    .Attr("part: int")
     .Input("variable: resource")
     .Input("values: T")
     .SetIsStateful()
@@ -187,6 +226,7 @@ REGISTER_OP("MatexAdd")
 // variable = keep * variable + more
 REGISTER_OP("MatexMove")
     .Attr("T: {float, double}")
+    .Attr("part: int")
     .Input("variable: resource")
     .Input("keep: T")
     .Input("more: T")
@@ -197,6 +237,7 @@ REGISTER_OP("MatexAddRows")
     .Attr("T: {float, double}")
     .Attr("Index: {int32, int64}")
     .Attr("sign: int = 1")
+    .Attr("part: int")
     .Input("variable: resource")
     .Input("indices: Index")
     .Input("values: T")

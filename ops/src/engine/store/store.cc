@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -17,23 +16,32 @@ namespace matex {
 
 // What all ranks write, each number in a line of its own.
 struct SharedStore::Control {
-  alignas(128) std::atomic<int64_t> next{0};   // the batch that is taken next
-  alignas(128) std::atomic<int64_t> count{0};  // the first that there is not
-  alignas(128) std::atomic<int64_t> trained{0};
+  alignas(128) std::atomic<int64_t> next{0};     // batches before it are taken
+  alignas(128) std::atomic<int64_t> count{0};    // the first that there is not
+  alignas(128) std::atomic<int64_t> trained{0};  // for `End`; one more may be trained for each rank that is lost
   alignas(128) std::atomic<int64_t> stopped{0};
 };
 
-// The batch that a rank has, or one before it: no rank writes another's line. kNone: nobody need wait for this rank.
+// Of a rank; no other writes it as long as it lives.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> ticket{kNone};
+  std::atomic<int64_t> ticket{kNone};  // the oldest batch that it has, or one before it; kNone: nobody need wait for it
+  std::atomic<int64_t> progress{-1};   // the batch that its table of progress is of
+  std::atomic<int64_t> version{-2};    // of `End`: twice the batch and what it gave
+  std::atomic<int64_t> lost{0};
 };
 
 namespace {
 
-CommonLayout StoreLayout(int64_t control, int64_t bytes) {
-  return CommonLayout::Of(CommonLayout::Of(control, 0).head + bytes, 0);
-}
+// The word of a batch: rank + 1 that has it, less than 0 if nobody is to train it any more.
+constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
+
+constexpr int32_t HeldBy(int rank) { return rank + 1; }
+constexpr int32_t TrainedBy(int rank) { return -(rank + 1); }
+
+constexpr int64_t kLine = 128;
+
+int64_t InLines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 double SecondsNow() {
   timespec now;
@@ -41,74 +49,101 @@ double SecondsNow() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-std::shared_ptr<SharedStore>& KeptStore() {
-  static auto* const store = new std::shared_ptr<SharedStore>;
-  return *store;
-}
-
-std::mutex& StoreMutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
-}
-
 }  // namespace
 
-Error SharedStore::Make(int64_t bytes, std::shared_ptr<SharedStore>* made) {
+
+// What comes before the shared numbers: what all ranks write, a line of each rank, the words of all batches, and of each
+// rank a table of its progress.
+int64_t SharedStore::HeadBytes(const Sizes& sizes, int size) {
+  return CommonLayout::Of(TablesAt(sizes, size) + size * TableBytes(sizes), 0).head;
+}
+
+int64_t SharedStore::TablesAt(const Sizes& sizes, int size) {
+  return sizeof(Control) + size * sizeof(Line) + InLines(sizes.batches * sizeof(std::atomic<int32_t>));
+}
+
+int64_t SharedStore::TableBytes(const Sizes& sizes) { return InLines(sizes.parts * sizeof(std::atomic<int64_t>)); }
+
+Error SharedStore::Make(const Sizes& sizes, std::shared_ptr<SharedStore>* made) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
-  const int64_t control = sizeof(Control) + world.size * sizeof(Line);
   void* memory = nullptr;
   const auto prepare = [&world](void* head) {
     new (head) Control;
     Line* const lines = reinterpret_cast<Line*>(static_cast<Control*>(head) + 1);
     for (int rank = 0; rank < world.size; ++rank) new (lines + rank) Line;
+    // The words and tables begin as the zeros that a new file has.
   };
-  const int code = MakeCommonMemory(world.gradients, StoreLayout(control, bytes), prepare, &memory);
+  const CommonLayout layout = CommonLayout::Of(HeadBytes(sizes, world.size) + sizes.bytes, 0);
+  const int code = MakeCommonMemory(world.gradients, layout, prepare, &memory);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Bcast", "making shared memory");
-  if (memory != nullptr) made->reset(new SharedStore(memory, bytes, world.rank, world.size));
+  if (memory != nullptr) made->reset(new SharedStore(memory, sizes, world.rank, world.size));
   return Error();
 }
 
-SharedStore::SharedStore(void* memory, int64_t bytes, int rank, int size)
-    : memory_(memory), bytes_(bytes), rank_(rank), size_(size) {
-  data_ = static_cast<char*>(memory) + CommonLayout::Of(sizeof(Control) + size * sizeof(Line), 0).head;
+SharedStore::SharedStore(void* memory, const Sizes& sizes, int rank, int size)
+    : memory_(memory), sizes_(sizes), rank_(rank), size_(size), inherited_(sizes.parts), counted_(sizes.parts) {
+  data_ = static_cast<char*>(memory) + HeadBytes(sizes, size);
 }
 
-SharedStore::~SharedStore() { munmap(memory_, StoreLayout(sizeof(Control) + size_ * sizeof(Line), bytes_).Bytes(size_)); }
-
-std::atomic<int64_t>& SharedStore::LineOf(int rank) const {
-  return reinterpret_cast<Line*>(static_cast<Control*>(memory_) + 1)[rank].ticket;
+SharedStore::~SharedStore() {
+  munmap(memory_, CommonLayout::Of(HeadBytes(sizes_, size_) + sizes_.bytes, 0).Bytes(size_));
 }
 
-void SharedStore::Deal(int64_t count) {
-  Control& control = *static_cast<Control*>(memory_);
-  control.trained = 0;
-  control.stopped = 0;
-  control.count = count;
-  control.next = std::min<int64_t>(size_, count);
-  // Who has none would make no step in this epoch, and know nothing of its figures.
-  for (int rank = 0; rank < size_; ++rank) LineOf(rank) = rank < count ? rank : Line::kNone;
+SharedStore::Control& SharedStore::control() const { return *static_cast<Control*>(memory_); }
+
+SharedStore::Line& SharedStore::LineOf(int rank) const { return reinterpret_cast<Line*>(&control() + 1)[rank]; }
+
+std::atomic<int32_t>& SharedStore::WordOf(int64_t batch) const {
+  return reinterpret_cast<std::atomic<int32_t>*>(&LineOf(size_))[batch];
+}
+
+std::atomic<int64_t>* SharedStore::TableOf(int rank) const {
+  char* const table = static_cast<char*>(memory_) + TablesAt(sizes_, size_) + rank * TableBytes(sizes_);
+  return reinterpret_cast<std::atomic<int64_t>*>(table);
+}
+
+void SharedStore::Deal(int64_t first, int64_t count) {
+  control().trained = 0;
+  control().stopped = 0;
+  control().count = count;
+  control().next = std::min<int64_t>(first + size_, count);
+  for (int64_t batch = 0; batch < count; ++batch) WordOf(batch) = batch < first ? TrainedBy(0) : kFree;
+  for (int rank = 0; rank < size_; ++rank) {
+    Line& line = LineOf(rank);
+    line.progress = -1;
+    line.version = -2;
+    // Who has none would make no step in this epoch, and know nothing of its figures.
+    line.ticket = first + rank < count ? first + rank : Line::kNone;
+    if (first + rank < count) WordOf(first + rank) = HeldBy(rank);
+  }
 }
 
 // Get the next batch. The line says first that it will be none before the next: a rank that takes a later one sees that.
 bool SharedStore::Take() {
-  Control& control = *static_cast<Control*>(memory_);
-  int64_t next = control.next;
-  LineOf(rank_) = next;
-  while (!control.stopped && next < control.count) {
-    if (control.next.compare_exchange_weak(next, next + 1)) {
-      LineOf(rank_) = ticket_ = next;
+  while (!control().stopped) {
+    int64_t next = control().next;
+    if (next >= control().count) break;
+    LineOf(rank_).ticket = next;
+    if (control().stopped) break;
+    int32_t word = kFree;
+    const bool is_mine = WordOf(next).compare_exchange_strong(word, HeldBy(rank_));
+    // Whoever has it may be lost before it says so.
+    const int64_t taken = next;
+    control().next.compare_exchange_strong(next, taken + 1);
+    if (is_mine) {
+      reserved_ = taken;
       return true;
     }
   }
-  LineOf(rank_) = Line::kNone;
+  LineOf(rank_).ticket = Line::kNone;
   return false;
 }
 
 int64_t SharedStore::Oldest(int* rank) const {
   int64_t oldest = Line::kNone;
   for (int one = 0; one < size_; ++one) {
-    const int64_t ticket = LineOf(one);
+    const int64_t ticket = LineOf(one).ticket;
     if (ticket < oldest) {
       oldest = ticket;
       *rank = one;
@@ -117,61 +152,136 @@ int64_t SharedStore::Oldest(int* rank) const {
   return oldest;
 }
 
-SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
-  constexpr int kSpins = 100, kGivesWay = 200;
-  Control& control = *static_cast<Control*>(memory_);
-  if (ticket_ < 0) {
-    const int64_t dealt = LineOf(rank_);  // the first, or none
-    if (dealt != Line::kNone) {
-      ticket_ = dealt;
-    } else if (!Take()) {
-      return kEnd;
+// The oldest batch that a lost rank has and did not train.
+int64_t SharedStore::FindHeld(int rank) const {
+  const int64_t from = LineOf(rank).ticket;
+  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load()); ++batch) {
+    if (WordOf(batch) == HeldBy(rank)) return batch;
+  }
+  return Line::kNone;
+}
+
+// Take over what lost ranks had, if one of them has a batch that may be trained now, and is older than what this rank has.
+// A lost rank's line stays where it is until its batch is another's: nobody gets further ahead of it than the bound.
+bool SharedStore::TakeOver(int64_t bound) {
+  for (int rank = 0; rank < size_; ++rank) {
+    Line &lost = LineOf(rank), &mine = LineOf(rank_);
+    while (lost.lost && lost.ticket != Line::kNone) {
+      int64_t said = lost.ticket;
+      const int64_t held = FindHeld(rank);
+      if (held != said) {
+        lost.ticket.compare_exchange_strong(said, held);
+        continue;
+      }
+      int behind = -1;
+      if ((reserved_ >= 0 && reserved_ < held) || held - Oldest(&behind) > bound) break;
+      SetProgress(held, rank);
+      mine.ticket = held;
+      int32_t word = HeldBy(rank);
+      if (WordOf(held).compare_exchange_strong(word, HeldBy(rank_))) {
+        ticket_ = held;
+        return true;
+      }
+      mine.ticket = reserved_ >= 0 ? reserved_ : Line::kNone;
     }
   }
+  return false;
+}
+
+// Before this rank adds anything of a batch: as far as the rank `from` came with it, if any, it is added.
+void SharedStore::SetProgress(int64_t ticket, int from) {
+  const bool is_begun = from >= 0 && LineOf(from).progress == ticket;
+  LineOf(rank_).progress = -1;
+  for (int64_t part = 0; part < sizes_.parts; ++part) {
+    inherited_[part] = is_begun ? TableOf(from)[part].load() : 0;
+    counted_[part] = 0;
+    TableOf(rank_)[part] = inherited_[part];
+  }
+  LineOf(rank_).progress = ticket;
+}
+
+bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition) {
+  if (ticket_ < 0 || part >= sizes_.parts) return false;
+  addition->before_ = counted_[part].fetch_add(count);
+  addition->first = std::min(std::max(inherited_[part] - addition->before_, int64_t{0}), count);
+  addition->progress_ = TableOf(rank_) + part;
+  return true;
+}
+
+// Whether no batch is left, nor under way.
+bool SharedStore::IsOver() {
+  while (done_ < control().count && WordOf(done_) < kFree) ++done_;
+  int behind = -1;
+  return done_ >= control().count || (control().stopped && Oldest(&behind) == Line::kNone);
+}
+
+SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
+  constexpr int kSpins = 100, kGivesWay = 200;
   const double until = SecondsNow() + seconds;
-  // The rank that has the oldest never waits, so somebody always goes on.
-  for (int looks = 0; ticket_ - Oldest(behind) > bound; ++looks) {
+  const int64_t dealt = LineOf(rank_).ticket;  // its first
+  if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
+  // Of those that live the rank that has the oldest never waits, so somebody always goes on.
+  for (int looks = 0; !TakeOver(bound); ++looks) {
+    if (reserved_ < 0 && !Take() && IsOver()) return kEnd;
+    if (reserved_ >= 0 && reserved_ - Oldest(behind) <= bound) {
+      SetProgress(reserved_, -1);
+      ticket_ = std::exchange(reserved_, -1);
+      break;
+    }
     if (looks >= kSpins + kGivesWay) {
-      if (SecondsNow() >= until) return kNotYet;
+      if (SecondsNow() >= until) {
+        Oldest(behind);
+        return kNotYet;
+      }
       const timespec pause{0, 20'000};
       nanosleep(&pause, nullptr);
     } else if (looks >= kSpins) {
       sched_yield();
     }
   }
-  seen_ = control.trained;
+  seen_ = control().trained;
   *ticket = ticket_;
   return kTaken;
 }
 
-int64_t SharedStore::End() {
-  const int64_t others = static_cast<Control*>(memory_)->trained++ - seen_;
-  Leave();
+int64_t SharedStore::End(int version) {
+  LineOf(rank_).version = 2 * ticket_ + version;
+  WordOf(ticket_) = TrainedBy(rank_);
+  const int64_t others = control().trained++ - seen_;
+  ticket_ = -1;
+  LineOf(rank_).ticket = reserved_ >= 0 ? reserved_ : Line::kNone;
   return others;
 }
 
 void SharedStore::Leave() {
-  ticket_ = -1;
-  LineOf(rank_) = Line::kNone;
+  for (int64_t* const held : {&ticket_, &reserved_}) {
+    if (*held >= 0) WordOf(*held) = kRefused;
+    *held = -1;
+  }
+  done_ = 0;
+  LineOf(rank_).ticket = Line::kNone;
 }
 
-void SharedStore::Stop() { static_cast<Control*>(memory_)->stopped = 1; }
+void SharedStore::Stop() { control().stopped = 1; }
 
-int64_t SharedStore::Trained() const { return static_cast<Control*>(memory_)->trained; }
-
-std::shared_ptr<SharedStore> TheStore() {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  return KeptStore();
+bool SharedStore::Lose(int rank, int64_t* ticket) {
+  const int64_t held = FindHeld(rank);
+  *ticket = held == Line::kNone ? -1 : held;
+  return LineOf(rank).lost.exchange(1) == 0;
 }
 
-void SetTheStore(std::shared_ptr<SharedStore> store) {
-  std::lock_guard<std::mutex> lock(StoreMutex());
-  KeptStore().swap(store);
+bool SharedStore::IsLost(int rank) const { return LineOf(rank).lost != 0; }
+
+int SharedStore::VersionOf(int rank) const {
+  const int64_t last = LineOf(rank).version;
+  const bool is_trained = last >= 0 && WordOf(last / 2) == TrainedBy(rank);
+  return static_cast<int>(is_trained ? last & 1 : 1 - (last & 1));
 }
 
-std::atomic<int64_t>& WantedPlace() {
-  static std::atomic<int64_t> place{-1};
-  return place;
+int64_t SharedStore::CountTrained() const {
+  int64_t trained = 0;
+  for (int64_t batch = 0; batch < control().count; ++batch) trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
+  return trained;
 }
 
 }  // namespace matex

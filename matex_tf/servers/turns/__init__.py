@@ -1,0 +1,1 @@
+"""What a training in which ranks take turns at batches (`servers.asynchronous`) has to do with others."""

@@ -1,0 +1,140 @@
+"""Ranks that take turns are lost, each in a call of fit; what the others have is stored.
+
+Arguments: the folder, and for each call of fit "rank:epoch:number:moment": the rank by its number at the start, and how
+many batches of that epoch it has had before ("all" at its end). Where a loss is before the update the result is that
+of the script alone.
+"""
+
+import os
+import posix  # the ranks' own view of files leaves it alone
+import signal
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import matex_tf
+from matex_tf import settings
+
+folder, losses = sys.argv[1], [one.split(":") for one in sys.argv[2:]]
+me = str(matex_tf.rank())
+ROWS, BATCH, EPOCHS = 52, 4, 3
+at = {"epoch": -1, "batch": -1, "lost": None}
+x = np.random.default_rng(0).normal(size=(ROWS, 5))
+x[:, 0] = np.arange(ROWS)
+y = x[:, 1:2] * 2
+keras.config.set_floatx("float64")
+
+
+def lose(moment):
+    place = f"{folder}/{'-'.join(at['lost'] or [])}"
+    number = "all" if moment == "epoch" else str(at["batch"])
+    if at["lost"] == [me, str(at["epoch"]), number, moment] and not os.path.exists(place):
+        posix.close(posix.open(place, os.O_CREAT | os.O_WRONLY))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Losing(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        at["epoch"], at["batch"] = epoch, -1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        at["batch"] += 1
+        lose("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        lose("end")
+
+    def on_epoch_end(self, epoch, logs=None):
+        lose("epoch")
+
+
+def passing(value, moment):
+    """`value`, once the moment is over."""
+
+    def look(one):
+        lose(moment)
+        return one
+
+    return tf.ensure_shape(tf.py_function(look, [value], value.dtype), value.shape)
+
+
+class Seen(keras.layers.Layer):
+    """Counts how often each row was trained, before anything else of its batch; its number is its first entry."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(ROWS,), dtype="int64", initializer="zeros", trainable=False, name="seen")
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(x[:, 0], tf.int32), ROWS, dtype=tf.int64), 0))
+            with tf.control_dependencies([passing(x[:, 0], "seen")]):
+                x = tf.identity(x)
+        return x[:, 1:]
+
+
+class Slow(keras.optimizers.SGD):
+    """Its last weight is changed after the moment within the update."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        if variable.shape == (1,):
+            gradient = passing(gradient, "update")
+        super().update_step(gradient, variable, learning_rate)
+
+
+class Rows(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="rows")
+        self.count = self.add_variable((), initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], self.count.dtype))
+
+    def result(self):
+        return self.count
+
+
+def train(strategy, loss):
+    settings.get_settings().strategy, at["lost"] = strategy, loss  # as if the environment said so
+    keras.utils.set_random_seed(3)
+    layers = [Seen(), keras.layers.Dense(64, "tanh"), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, name="last")])
+    model.compile(Slow(0.01, momentum=0.9), "mse", metrics=[Rows()])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=2).batch(BATCH)
+    history = model.fit(data, epochs=EPOCHS, verbose=0, validation_data=(x, y), callbacks=[Losing()])
+    name = strategy if loss is None else "-".join(loss)
+    values = {str(number): np.asarray(one) for number, one in enumerate((*model.weights, *model.optimizer.variables))}
+    found.update({f"{name}|{key}": value for key, value in {**values, **history.history}.items()})
+
+
+class Stopping(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch >= 3
+
+
+def make_small():
+    model = keras.Sequential([keras.layers.Dense(1)], name="small")  # whose variables the first trace makes
+    model.compile("sgd", "mse")
+    return model
+
+
+def end_early():
+    """Data of one batch, data that end within an epoch, and a callback that stops; nobody is lost."""
+    settings.get_settings().strategy = "async"
+    model = make_small()
+    model.fit(x[:BATCH], y[:BATCH], BATCH, verbose=0)
+    batches = ((x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))
+    model.fit(batches, epochs=2, steps_per_epoch=9, verbose=0)
+    found["ended"] = np.asarray(model.optimizer.iterations)
+    model = make_small()
+    model.fit(x, y, BATCH, epochs=2, verbose=0, callbacks=[Stopping()])
+    found["stopped"] = np.asarray(model.optimizer.iterations)
+
+
+found = {}
+end_early()
+train("allreduce", None)
+for loss in losses:
+    train("async" if loss[3] == "update" else "async:0", loss)
+np.savez(f"{folder}/rank-{me}.npz", **found)
