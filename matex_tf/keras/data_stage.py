@@ -196,12 +196,13 @@ class Stage:
     def _is_to_take_turns(self) -> bool:
         if not self.trains or not (asynchronous.is_chosen() or update_costs.are_measured()):
             return False
-        if (why := async_training.find_call_obstacle(self.is_by_steps)) is not None:
-            self._say_no_turns(why)
+        why = async_training.find_call_obstacle(self.is_by_steps)
+        self._say_no_turns(why)
         return why is None and asynchronous.is_chosen()
 
-    def _say_no_turns(self, why: str) -> None:
-        asynchronous.say_not(f"fit on '{self.model.name}'", why)
+    def _say_no_turns(self, why: str | None) -> None:
+        if why is not None:
+            asynchronous.say_not(f"fit on '{self.model.name}'", why)
 
     def decide_sharing(self, function: Any, make_anew: Callable[[], Any], callbacks: Sequence[Any] = ()) -> bool:
         """See whether ranks can share the step that `function` makes; else every rank computes whole batches.
@@ -218,8 +219,7 @@ class Stage:
         if self.may_take_turns:
             self._take_turns(function, callbacks)
         elif self.trains and update_costs.are_measured():
-            if (why_not := async_training.find_obstacle(self.model, self.steps, callbacks)) is not None:
-                self._say_no_turns(why_not)
+            self._say_no_turns(async_training.find_obstacle(self.model, self.steps, callbacks))
         (whole, mine), self.pending = self.pending, None
         if self.turns is not None:
             return True
