@@ -14,8 +14,8 @@ from matex_tf.runtime.replace import patch_when_imported
 
 _ONCE_TENSORFLOW_IS_THERE = "*"
 _IN_ORDER = """
-    tf.tape* tf.function* tf.function_loop* tf.xla* tf.control_flow* tf.printing* tf.dataset* v1.session* v1.iterators*
-    tf.strategy* tf.errors* keras.callbacks keras.calls keras.resume keras.data keras.losses keras.metrics
+    imports tf.tape* tf.function* tf.function_loop* tf.xla* tf.control_flow* tf.printing* tf.dataset* v1.session*
+    v1.iterators* tf.strategy* tf.errors* keras.callbacks keras.calls keras.resume keras.data keras.losses keras.metrics
     keras.optimizers keras.training keras.batch_normalization tf.random files.saving files.downloads files.python
     files.libraries files.tensorflow files.datasets* files.commands
 """.split()

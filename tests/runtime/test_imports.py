@@ -42,16 +42,19 @@ KERAS_FIRST = BEGIN + "import keras\n" + FIT
 IN_A_THREAD = (
     BEGIN
     + """
-import random, threading
-before = random.random()
+import gc, random, threading
+before, collected = random.random(), []
 def load():
     global keras
+    gc.callbacks.append(lambda phase, _: collected.append(phase))
     import tensorflow
+    gc.callbacks.clear()
     keras = tensorflow.keras
 thread = threading.Thread(target=load)
 thread.start()
 thread.join()
 print("DRAWN", before)
+assert gc.isenabled() and (len(collected) < 50) == ("matex_tf" in sys.modules), len(collected)
 """
     + FIT
 )
