@@ -152,11 +152,13 @@ def end_process(code: int) -> None:
 
 if __name__ == "__main__":
     before = dict(os.environ)
+    gc.disable()
     for module in IMPORTS:
         __import__(module)
     added = {name: value for name, value in os.environ.items() if name not in before}
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
     job = serve(sys.argv[1])
     prepare(job, added)
