@@ -88,10 +88,10 @@ VERBS = set("""
 OTHER_BEGINNINGS = set("""
     allows are as can chooses does ends exists fits from has have hides is keeps looks may needs to uses was
 """.split())  # fmt: skip
-# Of the public interface, and of those of others that ours stand for: MPI, reprlib, os.DirEntry, TensorFlow, IPython.
+# Of the public interface, and of what ours stand for: MPI, reprlib, os.DirEntry, TensorFlow, IPython, loaders.
 FOREIGN = set("""
     Alltoallv BufferedInputStream CopyFile CreateDir DeleteFile DeleteRecursively File FileExists GetChildren
-    GetMatchingFiles Iprobe IsDirectory RecursivelyCreateDir RenameFile Stat WritableFile _ipython_display_
+    GetMatchingFiles Iprobe IsDirectory RecursivelyCreateDir RenameFile Stat WritableFile _ipython_display_ exec_module
     _repr_html_ allgather allgather_rows allreduce barrier bcast chunk_rows inode isend local_rank local_size main
     metrics next_test_batch next_train_batch next_validation_batch now rank recognises recv rendezvous repr_bytes
     repr_instance settled size stat state together
