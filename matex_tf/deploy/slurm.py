@@ -154,7 +154,8 @@ def submit_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
     """Queue `text`, kept and noted in `folder`, as a job. `where` are the folder `cwd` and the environment `env`.
 
     Raises:
-        JobError: Slurm refused it. Nothing of it is queued and its script is removed; where nobody knows, it stays.
+        JobError: Slurm refused it. Nothing of it is queued and its script is removed.
+        UnreachableError: nobody knows whether it is queued. Its script stays.
     """
     script = folder / SCRIPT
     try:
@@ -170,7 +171,7 @@ def submit_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
         if not left:
             script.unlink(missing_ok=True)
         elif isinstance(error, JobError):
-            raise JobError(f"{error}\n{left}") from None
+            raise UnreachableError(f"{error}\n{left}") from None
         raise
     return Job(number, str(folder))
 

@@ -161,6 +161,8 @@ def begin_turns(
     made = asynchronous.Turns(proof.shared, proof.told, most, len(proof.parts), rescue, kept)
     if not made.open_turns():
         return None, "the ranks have no memory in common, or too little of it is left"
+    if kept is not None:
+        kept.takes_turns = True
     if rescue is not None:
         rescue.watch_losses(made)
     return made, ""

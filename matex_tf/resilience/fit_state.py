@@ -128,7 +128,6 @@ class Fit:
 
     def put_back_traced(self) -> None:
         """All variables are there, once a step was traced whose ranks take turns: put back what is missing."""
-        self.takes_turns = True
         if self.needs_step():
             self._put_back_variables(lambda: None)
 

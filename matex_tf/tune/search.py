@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from matex_tf.deploy.job import JobError, format_count
+from matex_tf.deploy.job import JobError, UnreachableError, format_count
 from matex_tf.tune import rungs, warm_start
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
@@ -19,6 +19,7 @@ from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 
 LOOK_EACH = 0.05
+AGAIN = 30.0  # seconds until a scheduler that gave no answer is asked again
 ALIKE = 3
 """As many trials that fail alike, before any has come to an end, end the search."""
 
@@ -66,7 +67,7 @@ class Searching:
     look_each: float = LOOK_EACH
     stop: str = ""
     """Why it is to end before its time; set by signals."""
-    _is_full: bool = False
+    _full_until: float = 0.0
     _free: list[Slot] = field(default_factory=list)
     _under: dict[int, UnderWay] = field(default_factory=dict)
     _known: dict[int, Record] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Searching:
     # Starting
 
     def _start_trials(self) -> None:
-        while self._free and not self._is_full and not self.stop:
+        while self._free and time.monotonic() >= self._full_until and not self.stop:
             record = self._choose_next()
             if record is None:
                 return
@@ -134,11 +135,18 @@ class Searching:
             self.screen.show_start(record)
 
     def _wait_for_room(self, record: Record, error: JobError) -> None:
-        """A trial that a scheduler refuses beside others, of which a user may have so many, is started after them."""
-        if not self._under and not self.stop:
+        """A trial that a scheduler refuses beside others, of which a user may have so many, is started after them.
+
+        A scheduler that has taken trials, and gives no answer now, is asked again.
+        """
+        is_away = isinstance(error, UnreachableError) and bool(self._under or self._ended)
+        if not self._under and not is_away and not self.stop:
             raise SearchError(str(error)) from None
         self._waiting.insert(0, record)
-        self._is_full = True
+        self._full_until = time.monotonic() + AGAIN if is_away else math.inf
+        if is_away:
+            self.starter.say_once("away", f"{error}; it is asked again each {AGAIN:.0f} s")
+            return
         self.starter.say_once(
             "full", f"{error}\nThe search goes on with {format_count(len(self._under), 'job')} at once"
         )
@@ -182,7 +190,7 @@ class Searching:
             if outcome is not None:
                 del self._under[number]
                 self._free.append(under.slot)
-                self._is_full = False
+                self._full_until = 0.0
                 if outcome.state == STOPPED:  # not by the search: it goes on from its state
                     seconds = under.record.seconds + outcome.seconds
                     self._waiting.append(replace(under.record, seconds=seconds))

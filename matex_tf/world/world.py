@@ -6,6 +6,7 @@ tensor goes between ranks by `runtime.objects`, so that it takes a number in the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass, field
@@ -261,6 +262,8 @@ def list_lost() -> list[int]:
     from mpi4py import MPI
 
     me = get_world()
+    with contextlib.suppress(MPI.Exception):  # of one that is lost already
+        me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI hears of a loss only in a call of it
     lost = me.life.Get_failed()
     numbers = MPI.Group.Translate_ranks(lost, list(range(lost.size)), me.life.group)
     lost.Free()

@@ -22,7 +22,7 @@ from matex_tf.planner import plan_file, report, strategies
 from matex_tf.planner.choice import Choice, choose_ranks
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
-from matex_tf.planner.plan_file import LinkMeasurement, Plan
+from matex_tf.planner.plan_file import LinkMeasurement, Plan, Size
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.world import placement
 
@@ -161,9 +161,19 @@ def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
         made = _make_plan(asked, script, found, launch, made.links)
     is_turned = made.update is not None and not made.update.not_async and made.scaling == "strong"
     if is_turned and copies > 1 and any(1 < ranks <= asked.ranks_per_host for ranks in asked.ranks):
-        # By MATEX_STRATEGY=async each rank trains whole batches beside the others.
-        made = replace(made, whole=_measure_copies(script, 1, copies, asked).size)
+        made = replace(made, whole=_measure_whole(script, found[1].size, copies, asked))
     return made
+
+
+def _measure_whole(script: Sequence[str], alone: Size, copies: int, asked: Asked) -> Size | None:
+    """By MATEX_STRATEGY=async each rank trains whole batches beside the others. None if so many at once do not fit."""
+    if copies * alone.peak_bytes * memory.MARGIN > memory.measure_free():
+        return None
+    try:
+        return _measure_copies(script, 1, copies, asked).size
+    except phantoms.NotMeasured as error:
+        print(f"matex: async is estimated from rank 0 of 1: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def _measure_size(

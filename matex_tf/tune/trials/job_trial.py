@@ -29,6 +29,8 @@ from matex_tf.tune.trials.trial import (
 )
 from matex_tf.world import task_environment
 
+FORGETS = 300.0
+"""Seconds after which Slurm forgets a job that has ended (MinJobAge), unless told otherwise."""
 BEGAN, CODE, TOLD = "began", "exit-code", "told"
 _OUTSIDE = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 """Ends of jobs that are not their trials': these go on from their states."""
@@ -200,5 +202,5 @@ class Jobs:
     def _make_trial(
         self, folder: Path, job: Job, objective: Objective, limit: float, pause: int | None, found: bool = False
     ) -> Trial:
-        each = following.ASK_EACH * self.parallel
+        each = min(following.ASK_EACH * self.parallel, FORGETS / 2)
         return JobTrial(folder, job, objective, limit, pause or 0, each, self.say, found)

@@ -103,7 +103,8 @@ class Processes:
         limit: float, pause: int | None,
     ) -> Trial:  # fmt: skip
         """Start a trial of `target` in its folder."""
-        words = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *target]
+        told = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # to other hosts
+        words = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *told, *target]
         return ProcessTrial(folder, words, variables, objective, slot, limit, pause)
 
     def make_options(self, slot: Slot) -> list[str]:

@@ -47,8 +47,10 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     if parallel > 1 and hosts and not (len(hosts) == 1 and is_here(hosts[0])):
         slots = deal_hosts(hosts, parallel)
         for slot in slots:
-            if sum(host.slots for host in slot.hosts) < ranks:
-                names = ", ".join(f"{host.name} ({host.slots})" for host in slot.hosts)
+            sharing = int(slot.part.partition("/")[2] or 1)
+            if sum(max(1, host.slots // sharing) for host in slot.hosts) < ranks:
+                part = f" of {sharing} trials" if sharing > 1 else ""
+                names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
                 raise HostsError(
                     f"a trial has {ranks} ranks, and one of {parallel} at once would have the host {names}, which does "
                     "not take so many. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"

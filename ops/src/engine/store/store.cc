@@ -166,8 +166,9 @@ int64_t SharedStore::FindHeld(int rank) const {
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
-    while (lost.lost && lost.ticket != Line::kNone) {
+    while (lost.lost) {
       int64_t said = lost.ticket;
+      if (said == Line::kNone) break;  // another has cleared it since
       const int64_t held = FindHeld(rank);
       if (held != said) {
         lost.ticket.compare_exchange_strong(said, held);
