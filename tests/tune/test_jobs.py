@@ -20,7 +20,7 @@ import matex_tf
 from matex_tf.deploy import following, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, WAITING, Job, State, UnreachableError
 from matex_tf.launch import cli
-from matex_tf.tune import setup
+from matex_tf.tune import search, setup
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials import job_trial
 from matex_tf.tune.trials.job_trial import JobTrial
@@ -192,6 +192,24 @@ def test_what_slurm_refuses_is_said_in_its_words(cluster, capfd):
     assert said.count("a limit of your account is reached") == 1 and "The search goes on with 1 job at once" in said
     assert cluster.most_at_once == 1 and {len(made(one.number)) for one in records()} <= {1, 3, 9}
     assert all("--partition=big\n" in path.read_text() for path in Path("runs").glob("*/trial-*/job.sh"))
+
+
+def test_a_slurm_that_is_away_for_a_while_is_asked_again(cluster, monkeypatch, capfd):
+    monkeypatch.setattr(search, "AGAIN", 0.1)
+    away = f"""
+if [ $(cat {cluster.folder}/last) -gt 100 ] && [ $(wc -l < {cluster.folder}/missed) -lt 4 ]; then
+    echo >> {cluster.folder}/missed
+    echo "Unable to contact slurm controller (connect failure)" >&2; exit 1
+fi
+"""
+    (cluster.folder / "missed").touch()
+    for path in (cluster.folder / "sbatch", cluster.folder / "squeue"):
+        first, _, others = path.read_text().partition("\n")
+        path.write_text(f"{first}\n{away}{others}")
+    assert cli.main(["tune", *WORDS, "--trials", "3", "--parallel", "1", "train.py"]) == 0
+    said = capfd.readouterr().err
+    assert said.count("it is asked again each 0 s") == 1 and "Unable to contact" in said, said
+    assert len((cluster.folder / "missed").read_text()) == 4 and cluster.most_at_once == 1
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,11 @@ def test_hosts_are_dealt(tmp_path, monkeypatch):
     assert slots.make_slots(2, 1, ["--host", "localhost:4"], "")[0].hosts == (), "cores of this machine are dealt"
     with pytest.raises(slots.HostsError, match=r"has 4 ranks, and one of 3 at once would have the host a \(2\)"):
         slots.make_slots(3, 4, words, str(tmp_path))
+    assert len(slots.make_slots(5, 1, words, str(tmp_path))) == 5
+    with pytest.raises(
+        slots.HostsError, match=r"has 2 ranks, and one of 5 at once would have the host a \(2 of 2 trials\)"
+    ):
+        slots.make_slots(5, 2, words, str(tmp_path))
 
 
 def test_a_trial_in_an_allocation_has_hosts_of_its_own(tmp_path, monkeypatch):
