@@ -87,6 +87,7 @@ class Searching:
             self._resume_trials()
             self._free = list(self.slots)
             try:
+                self._find_jobs()
                 while not self.stop and self._is_unfinished():
                     self._start_trials()
                     time.sleep(self.look_each)
@@ -119,6 +120,17 @@ class Searching:
             self._add_warm_starts()
 
     # Starting
+
+    def _find_jobs(self) -> None:
+        """Take up all jobs that a search which was killed has left, however many trials may run at once now."""
+        for record in [one for one in self._waiting if self.starter.has_job(one.number)]:
+            slot = self._free.pop(0) if self._free else self.slots[-1]
+            try:
+                self._under[record.number] = self.starter.start_trial(record, slot)
+            except JobError as error:
+                raise SearchError(str(error)) from None
+            self._waiting.remove(record)
+            self.screen.show_start(record)
 
     def _start_trials(self) -> None:
         while self._free and time.monotonic() >= self._full_until and not self.stop:
@@ -189,7 +201,8 @@ class Searching:
             outcome = under.trial.poll()
             if outcome is not None:
                 del self._under[number]
-                self._free.append(under.slot)
+                if len(self._under) + len(self._free) < len(self.slots):
+                    self._free.append(under.slot)
                 self._full_until = 0.0
                 if outcome.state == STOPPED:  # not by the search: it goes on from its state
                     seconds = under.record.seconds + outcome.seconds

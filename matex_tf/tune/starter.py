@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from matex_tf.deploy import slurm
 from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
@@ -113,6 +114,10 @@ class Starter:
             what = f"after {trial.pause} epochs there is nothing to judge them by"
             self.say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
         return make_record(under.record, outcome)
+
+    def has_job(self, number: int) -> bool:
+        """Whether a job of a trial was submitted, of whose end nobody knows yet."""
+        return (get_trial_folder(self.folder, number) / slurm.SCRIPT).is_file()
 
     def forget_job(self, number: int) -> None:
         """The job of a trial has ended, and what it found is written down."""

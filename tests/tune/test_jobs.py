@@ -160,6 +160,22 @@ def test_a_job_of_which_nothing_was_noted_is_found_in_the_queue(cluster):
     assert setup.run_search(note.parents[1]).best.state == "done" and cluster.queue == []
 
 
+def test_all_jobs_of_a_killed_search_are_taken_up_however_few_may_run_now(cluster):
+    cluster.hold(True)
+    child, where = start(*WORDS, "--trials", "4", "--parallel", "3", "train.py"), Path("runs/tune-train-1")
+    wait_for(lambda: len(list(where.glob("trial-*/job.json"))) == 3, "the jobs are queued")
+    child.kill()
+    child.communicate()
+    child = start("--resume", str(where), "--parallel", "1")
+    wait_for(lambda: any(call.startswith("scontrol") for call in cluster.calls), "it asks for them")
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=60)
+    assert child.returncode == 130 and cluster.queue == []
+    cluster.hold(False)
+    assert setup.run_search(where).best.state == "done"
+    assert len(records()) == 4 and cluster.queue == []
+
+
 def test_ctrl_c_ends_jobs_and_keeps_what_there_is(cluster):
     where = Path("runs/tune-train-1")
     child = start(*WORDS[:-2], "--trials", "3", "--parallel", "2", "train.py", SLEEP="0.3")
