@@ -62,15 +62,6 @@ def build_ops(verbose: bool = False, engine: Plan | None = None) -> Path:
     return ensure_library(make_plan(engine), verbose)
 
 
-def build_engine(verbose: bool = False) -> Path:
-    """The compiled engine of this MPI, for which TensorFlow is not imported, built like the ops.
-
-    Raises:
-        cache.BuildError: as `build_ops`.
-    """
-    return ensure_library(make_engine_plan(), verbose)
-
-
 def build_xla(verbose: bool = False) -> Path:
     """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
 

@@ -97,7 +97,12 @@ def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
     if ranks == 1:
         return 0.0
     moved = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
-    return 2 * ceil(log2(ranks)) * memory.estimate_message(0) + memory.estimate_message(moved) + size * ADDITION
+    return estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(moved) + size * ADDITION
+
+
+def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
+    """The two meetings of a host's ranks about what they write into memory that all see and read out of it."""
+    return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
 
 
 def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:

@@ -9,7 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil
 
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import ADDITION, AnyLink, Link
@@ -28,7 +28,9 @@ def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLi
         return 0.0
     piece = size / owners
     added = (ranks - 1) * piece * ADDITION
-    return _estimate_meetings(ranks, memory) + memory.estimate_message(size + ranks * piece) + added
+    return (
+        collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(size + ranks * piece) + added
+    )
 
 
 def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -36,11 +38,7 @@ def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: 
     if ranks == 1:
         return 0.0
     others = size - size / owners if owners == ranks else size
-    return _estimate_meetings(ranks, memory) + memory.estimate_message(others)
-
-
-def _estimate_meetings(ranks: int, memory: AnyLink) -> float:
-    return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
+    return collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(others)
 
 
 def estimate_publishing_by_messages(

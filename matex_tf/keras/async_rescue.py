@@ -151,8 +151,7 @@ class Rescue:
 
     def _count_bytes(self) -> int:
         """Of the counts of a rank."""
-        size = sum(one.nbytes for one in self._read_counts())
-        return -(-size // store.ALIGNED) * store.ALIGNED
+        return store.pad_bytes(sum(one.shape.num_elements() * one.dtype.size for one in self._list_metrics()))
 
     def _find_slot(self, rank: int, version: int) -> np.ndarray:
         size = self._count_bytes()

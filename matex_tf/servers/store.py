@@ -20,6 +20,11 @@ ALIGNED = 64
 """Bytes. TensorFlow ends the process where it finds a tensor at another place."""
 
 
+def pad_bytes(size: int) -> int:
+    """So many bytes with those after them, so that what follows lies at a place for a tensor."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
 class Begun(enum.IntEnum):
     """What the attempt to begin a batch came to."""
 

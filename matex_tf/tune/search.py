@@ -126,11 +126,10 @@ class Searching:
         for record in [one for one in self._waiting if self.starter.has_job(one.number)]:
             slot = self._free.pop(0) if self._free else self.slots[-1]
             try:
-                self._under[record.number] = self.starter.start_trial(record, slot)
+                self._start_trial(record, slot)
             except JobError as error:
                 raise SearchError(str(error)) from None
             self._waiting.remove(record)
-            self.screen.show_start(record)
 
     def _start_trials(self) -> None:
         while self._free and time.monotonic() >= self._full_until and not self.stop:
@@ -139,12 +138,15 @@ class Searching:
                 return
             self._known[record.number] = record
             try:
-                self._under[record.number] = self.starter.start_trial(record, self._free[0])
+                self._start_trial(record, self._free[0])
             except JobError as error:
                 self._wait_for_room(record, error)
                 return
             self._free.pop(0)
-            self.screen.show_start(record)
+
+    def _start_trial(self, record: Record, slot: Slot) -> None:
+        self._under[record.number] = self.starter.start_trial(record, slot)
+        self.screen.show_start(record)
 
     def _wait_for_room(self, record: Record, error: JobError) -> None:
         """A trial that a scheduler refuses beside others, of which a user may have so many, is started after them.

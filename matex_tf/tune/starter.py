@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matex_tf.deploy import slurm
 from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
-from matex_tf.tune.trials.job_trial import Jobs, forget_job
+from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import (
     DONE,
@@ -117,7 +116,7 @@ class Starter:
 
     def has_job(self, number: int) -> bool:
         """Whether a job of a trial was submitted, of whose end nobody knows yet."""
-        return (get_trial_folder(self.folder, number) / slurm.SCRIPT).is_file()
+        return has_job(get_trial_folder(self.folder, number))
 
     def forget_job(self, number: int) -> None:
         """The job of a trial has ended, and what it found is written down."""

@@ -20,7 +20,7 @@ class SharedValues:
         self.size = 0
         for one in self._variables:
             self._places.append(self.size)
-            self.size += -(-one.shape.num_elements() * one.dtype.size // store.ALIGNED) * store.ALIGNED
+            self.size += store.pad_bytes(one.shape.num_elements() * one.dtype.size)
 
     def view_store(self, writes: bool) -> None:
         """From now on they lie in the store. `writes`: what they are now is put there."""

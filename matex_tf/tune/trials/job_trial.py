@@ -155,6 +155,11 @@ def read_exit_code(folder: Path) -> int | None:
     return int(text) if text.endswith("\n") else None
 
 
+def has_job(folder: Path) -> bool:
+    """Whether a job of the trial there was submitted, or nobody knows, and what became of it is not written down."""
+    return (folder / slurm.SCRIPT).is_file()
+
+
 def forget_job(folder: Path) -> None:
     """Remove what tells of a job in the folder of its trial."""
     for name in (slurm.SCRIPT, run_folder.NOTE, BEGAN, CODE, TOLD):
@@ -178,7 +183,7 @@ class Jobs:
 
     def find_trial(self, folder: Path, objective: Objective, limit: float, pause: int | None) -> Trial | None:
         """The trial whose job a search that was killed has submitted. Raises JobError where nobody knows."""
-        if not (folder / slurm.SCRIPT).is_file():
+        if not has_job(folder):
             return None
         number = run_folder.read_note(folder)[1] if (folder / run_folder.NOTE).is_file() else ""
         if not number and (folder / BEGAN).is_file():

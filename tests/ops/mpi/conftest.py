@@ -103,7 +103,7 @@ def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def engine_file() -> Path:
     """The library of the engine alone: that it is there shows that nothing in it knows TensorFlow."""
-    return build.build_engine()
+    return build.ensure_library(build.make_engine_plan())
 
 
 @pytest.fixture
