@@ -94,10 +94,23 @@ class Hosts:
         if len(set(self.nodes)) == 1:
             sums = estimate_gradient_pieces(ranks, owners, weights, self.memory)
             return sums + update + estimate_publishing_in_memory(ranks, owners, weights, self.memory)
-        # There every rank sums all gradients, whoever owns what.
+        published = estimate_publishing_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
+        return self._estimate_sums(weights) + update + published
+
+    def estimate_whole_step(self, weights: float, slots: float) -> float:
+        """Seconds of the same parts of a step in which every rank updates all weights."""
+        ranks = len(self.nodes)
+        update = estimate_update(1, weights, slots, self.memory)
+        if len(set(self.nodes)) == 1:
+            return collectives.estimate_shared_memory(ranks, weights, self.memory) + update
+        return self._estimate_sums(weights) + update
+
+    def _estimate_sums(self, weights: float) -> float:
+        """Between hosts every rank sums all gradients, whoever owns what."""
         per_host, links = self.per_host, (self.network, self.memory)
-        sums = min(collectives.estimate_sum(name, ranks, per_host, weights, *links) for name in collectives.EXACT)
-        return sums + update + estimate_publishing_by_messages(ranks, per_host, owners, weights, *links)
+        return min(
+            collectives.estimate_sum(name, len(self.nodes), per_host, weights, *links) for name in collectives.EXACT
+        )
 
     def find_overfull(self, chosen: Sequence[int], slots: float) -> int | None:
         """A node whose memory does not hold what the ranks `chosen` to own a piece have of the slots; None without."""

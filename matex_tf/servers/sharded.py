@@ -36,15 +36,18 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
         variables: what they are gradients of.
     """
     gradients, variables = list(gradients), list(variables)
-    if not owners.is_chosen() and not update_costs.are_measured():
+    if not owners.is_chosen() and not update_costs.are_noted():
         return apply(gradients, variables)
     gradients = list(map(_ensure_shape, gradients, variables))
     parts: list[Part | None] = []
     why = _find_obstacle()
     if why is None:
         parts, why = _prove_update(optimizer, apply, gradients, variables)
+    if update_costs.are_noted():
+        update_costs.note_shares(optimizer, gradients, parts, why)
     if not owners.is_chosen():
-        return update_costs.measure_update(optimizer, apply, gradients, variables, parts, why)
+        is_measured = update_costs.are_measured() and any(part is not None for part in parts)
+        return update_costs.measure_update(apply, gradients, variables) if is_measured else apply(gradients, variables)
     if why is not None:
         say_not(optimizer, why)
     cut = [part for part in parts if part is not None]

@@ -61,6 +61,23 @@ def test_on_equal_hosts_every_rank_owns_a_piece(hosts, per_host):
                 assert owners.choose_count(known, weights, slots)[0] == len(nodes)
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 0], [0, 0, 2, 2]])
+def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
+    """Each rank writes, reads and adds less on one host; between hosts an update is shared, and its result travels."""
+    known = Hosts(nodes, {0: 1e12}, Link(0.0, 1e-9))
+    monkeypatch.setattr(owners, "_known", [known])
+    other, gain = owners.compare_strategies(1e8, 2e8)
+    best = min(known.estimate_step(count, 1e8, 2e8) for count in range(1, len(nodes) + 1))
+    assert other == "servers:auto" and gain == known.estimate_whole_step(1e8, 2e8) - best
+    memory, update, ranks = known.memory, pieces.estimate_update(1, 1e8, 2e8, known.memory), len(nodes)
+    if len(set(nodes)) == 1:
+        assert known.estimate_whole_step(1e8, 2e8) == collectives.estimate_shared_memory(ranks, 1e8, memory) + update
+        assert gain > 0.4 * update
+    else:
+        assert gain < 0, "a network that is slower than memory"
+    assert owners.compare_strategies(0, 0) == ("", 0.0), "nothing of the update can be in pieces"
+
+
 def test_where_memory_is_short_others_own_the_pieces():
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
