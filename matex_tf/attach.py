@@ -160,12 +160,16 @@ def _say_what_changes_results() -> None:
 
 
 def _say_who_updates() -> None:
-    """An error where there are fewer ranks than are to own a piece of the weights."""
+    """Say it, and note what a choice depends on.
+
+    Raises:
+        RankError: there are fewer ranks than are to own a piece of the weights.
+    """
     from matex_tf.observe import link_costs
     from matex_tf.servers.pieces import owners
 
     owners.say_owners()
-    if owners.are_to_be_counted():
+    if owners.are_to_be_counted() or owners.are_compared():
         link = link_costs.find_link(world.get_world().hosts)
         owners.note_hosts((link.start_up, link.byte) if link is not None else None)
 

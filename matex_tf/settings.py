@@ -13,6 +13,7 @@ from typing import Any
 
 PREFIX = "MATEX_"
 STRATEGIES = ("allreduce", "sharded", "async", "servers:auto", "servers:S", "async:K", "local:H")
+ADAPT = ("off", "on", "ranks")
 _MOST = 2**53  # in every language's numbers
 
 
@@ -59,6 +60,11 @@ def parse_strategy(text: str) -> str:
     if value not in STRATEGIES[:4] and not (is_whole and least is not None and int(number) >= least):
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
+
+
+def parse_adapt(text: str) -> str:
+    """One of `ADAPT`. Raises ValueError."""
+    return _make_choice_parser(*ADAPT)(text)
 
 
 def get_strategy_name(strategy: str) -> str:
@@ -253,11 +259,12 @@ TABLE = (
     ),
     Setting(
         "adapt",
-        _make_choice_parser("off", "on"),
+        parse_adapt,
         "off",
-        "off, on",
+        ", ".join(ADAPT),
         "on: a rank that is slower than others gets fewer rows of each batch. The result stays that of the script "
-        "alone, whose batches are not changed. docs/adapt.md has more. `matex run --adapt` sets it.",
+        "alone, whose batches are not changed. ranks: under `matex run`, their number also changes as hosts come and "
+        "go, and the strategy where that is worth it. docs/adapt.md has more. `matex run --adapt` sets it.",
     ),
     Setting(
         "microbatch",
@@ -617,10 +624,10 @@ class Settings:
                 except ValueError as expected:
                     raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
-        if self.adapt == "on" and is_asynchronous(self.strategy):
+        if self.adapt != "off" and is_asynchronous(self.strategy):
             raise SettingError(
-                "MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole batches, "
-                "and a slower one takes fewer of them as it is. Set one of the two."
+                f"MATEX_ADAPT={self.adapt} and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole "
+                "batches, and a slower one takes fewer of them as it is. Set one of the two."
             )
         if self.elastic:
             if self.overlap == "on":

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from matex_tf import ops, settings
+from matex_tf.adapt import leaving
 from matex_tf.adapt.control import Control
+from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
 from matex_tf.observe import bottlenecks
 from matex_tf.runtime import notes, objects
@@ -46,6 +48,10 @@ class Window:
     last: tuple[int, int]
     ahead: leases.Place
     """The first that its pipeline has not asked for."""
+    offer: Offer | None = None
+    """What `matex run` could start instead, on ranks that look for it."""
+    left: int = 0
+    """The steps that are left."""
 
 
 Choose = Callable[[int, Sequence[float]], "tuple[int, ...] | None"]
@@ -63,7 +69,7 @@ def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
 
 def is_on() -> bool:
     """Whether shares are to follow the speed of ranks."""
-    return settings.get_settings().adapt == "on" and world.is_active()
+    return settings.get_settings().adapt != "off" and world.is_active()
 
 
 def find_obstacle() -> str:
@@ -117,6 +123,7 @@ class Adapting:
         self._first = (0, 0)
         self._is_warm = _choose is not None
         self._begun = self._outside = self._waited = 0.0
+        self._fit = None if ahead is None else leaving.find_fit()
 
     @property
     def shares(self) -> leases.Shares:
@@ -139,6 +146,8 @@ class Adapting:
         took = time.perf_counter() - self._begun
         mine = took - (ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS) - self._outside)
         self._steps.append((mine, took))
+        if self._fit is not None:
+            leaving.note_step()
         if len(self._steps) == 1:
             self._first = _compute_rows(numbers())
         if len(self._steps) < self._window:
@@ -156,6 +165,8 @@ class Adapting:
             self._first,
             last,
             ahead,
+            None if self._fit is None else leaving.read_offer(),
+            0 if self._fit is None else self._fit.count_left(),
         )
         everyone = objects.allgather(mine, "what their parts of steps take the ranks")
         if _steps == 0:
@@ -164,6 +175,9 @@ class Adapting:
         if not self._is_warm:
             # In the first window functions are traced and memory is allocated.
             self._is_warm = True
+            return
+        offer = next((one.offer for one in everyone if one.offer is not None), None)
+        if offer is not None and self._fit is not None and leaving.leave_hosts(self._fit, offer):
             return
         if not self._has_agreed_shares(everyone):
             return  # the shares that are in force came in the middle of it
@@ -178,6 +192,10 @@ class Adapting:
         rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
         seconds = [one.seconds for one in everyone]
         before = row_shares.count_dealt_rows(rows, self.shares)
+        if offer is not None and self._fit is not None:
+            least = max(rows // (self._control.parts or rows), 1)
+            if leaving.leave_if_worth(self._fit, offer, everyone[0].left, before, seconds, least):
+                return
         shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if shares is None:
             return

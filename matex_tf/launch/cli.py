@@ -26,11 +26,12 @@ from matex_tf.launch import (
     run_options,
     simulate,
 )
+from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log, live
 from matex_tf.launch.monitoring.command import show_top, write_report
 from matex_tf.launch.planning.command import make_plan_command
 from matex_tf.launch.planning.option_types import HERE, Bytes
-from matex_tf.launch.run_options import Count, Run, RunCommand, Strategy
+from matex_tf.launch.run_options import Adapt, Count, Run, RunCommand, Strategy
 from matex_tf.ops import cache
 from matex_tf.tune import command as tuning
 from matex_tf.version import __version__
@@ -85,7 +86,7 @@ def matex(ctx: click.Context) -> int:
     metavar="NAME",
     help="sharded: each rank updates a piece of the weights. async: ranks train whole batches in turn.",
 )
-@click.option("--adapt", is_flag=True, help="Give slower ranks fewer rows of each batch; the result stays the same.")
+@click.option("--adapt", flag_value="on", is_flag=False, type=Adapt(), metavar="[=ranks]", help=run_options.ADAPTS)
 @click.option("--memory", type=Bytes(), metavar="SIZE", help="Of a rank, or here: larger slices are computed in parts.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
@@ -231,7 +232,7 @@ def make_command_line(run: Run) -> list[str]:
     if run.strategy:
         variables["MATEX_STRATEGY"] = run.strategy
     if run.adapt:
-        variables["MATEX_ADAPT"] = "on"
+        variables["MATEX_ADAPT"] = run.adapt
     if run.memory:
         in_parts = {"MATEX_MICROBATCH": "auto"} if "MATEX_MICROBATCH" not in os.environ else {}
         variables |= in_parts | ({"MATEX_MEMORY": f"{run.memory:.0f}"} if run.memory != HERE else {})
@@ -245,7 +246,8 @@ def make_command_line(run: Run) -> list[str]:
             )
         variables["MATEX_ELASTIC"] = "1"
     by_memory = probe.has_memory_for(run.ranks, mpirun)
-    environment = {name: value for name, value in os.environ.items() if name != "MATEX_RECORD" or not run.record}
+    told = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
+    environment = {name: value for name, value in os.environ.items() if not told.get(name)}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
     )
@@ -257,13 +259,15 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     shared = cache.find_cache_folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
         return restarts.run_with_restarts(
-            restarts.Attempt(asked.ranks, asked.options),
+            Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks"),
             asked.restarts,
-            lambda attempt: make_command_line(replace(asked, ranks=attempt.ranks, options=attempt.options)),
-            find_mpirun(),
+            lambda one: make_command_line(
+                replace(asked, ranks=one.ranks, options=one.options, strategy=one.strategy or asked.strategy)
+            ),
             shared,
             os.environ.get("MATEX_STATE") or restarts.name_state_folder(asked.target),
             tell,
+            may_choose=not (asked.strategy or "MATEX_STRATEGY" in os.environ),
         )
     with process.make_proof_folder(shared) as folder:
         return process.run_to_end(make_command_line(asked), folder)

@@ -67,11 +67,24 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
 
 
 def wait_for_ranks(
-    command: Sequence[str], folder: str, heard: set[int], instead: Mapping[int, int] | None = None
+    command: Sequence[str],
+    folder: str,
+    heard: set[int],
+    instead: Mapping[int, int] | None = None,
+    look: Callable[[], bool] | None = None,
 ) -> int:
-    """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one."""
+    """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one.
+
+    The other arguments are those of `wait_for_command`.
+    """
     with rank_ends.RankEnds(folder) as ends:
-        code = exit_marks.translate_exit_code(wait_for_command(command, instead, heard, ends.look_for_ranks), folder)
+
+        def look_around() -> bool:
+            ranks_are_missing = ends.look_for_ranks()
+            return (look is not None and look()) or ranks_are_missing
+
+        code = wait_for_command(command, instead, heard, look_around)
+        code = exit_marks.translate_exit_code(code, folder)
         first = ends.find_first()
     # The blank line parts it from what mpirun has to say, which may end within a line.
     if cause := error_records.find_cause(folder):

@@ -1,6 +1,7 @@
 """`matex run --restarts`: a run that is lost is started again, on the hosts that are left; what it says and ends with.
 
-docs/reliability.md says when a run is lost; `run_state` keeps the state that it goes on from.
+docs/reliability.md says when a run is lost, docs/adapt.md when it goes on otherwise though none was. `run_state` keeps
+the state that it goes on from.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf.launch import hosts, process
-from matex_tf.launch.mpirun_command import Mpirun, list_oversubscribe_options
+from matex_tf.adapt import offers
+from matex_tf.launch import process
+from matex_tf.launch.hosts.places import Attempt, Places
+from matex_tf.launch.hosts.watch import Watch
 from matex_tf.resilience import state_files
 from matex_tf.runtime import exit_marks
-from matex_tf.world.hosts import host_lists
-from matex_tf.world.mpirun_options import ALLOCATIONS, OPENMPI
+from matex_tf.world.mpirun_options import ALLOCATIONS
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-WELL, OWN, ASKED, LOST, INTERRUPTED = "well", "own", "asked", "lost", "interrupted"
+WELL, OWN, ASKED, LOST, INTERRUPTED, CHANGED = "well", "own", "asked", "lost", "interrupted", "changed"
 _NAME = ".matex_tf-state-"
 # mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
 _INSTEAD: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
@@ -41,23 +43,19 @@ def name_state_folder(target: Sequence[str]) -> str:
     return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
 
 
-@dataclass
-class Attempt:
-    """How often a run is to be started, and where: on `ranks` ranks with mpirun's `options`."""
-
-    ranks: int
-    options: list[str] = field(default_factory=list)
-
-
 def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
     """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
     # Ranks that were asked to end have ended together, too, and mpirun may call that 0: where Slurm preempts a job it
     # asks ranks and mpirun's daemons alike.
-    if code == 0 and exit_marks.is_proof_given(folder) and not exit_marks.needs_requeue(folder):
+    has_changed = offers.has_change(folder)
+    has_left = has_changed or exit_marks.needs_requeue(folder)
+    if code == 0 and exit_marks.is_proof_given(folder) and not has_left:
         return WELL
     if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED
-    if exit_marks.needs_requeue(folder) or code == exit_marks.EXIT_REQUEUE:
+    if has_changed and not heard & _ASKS and not exit_marks.needs_requeue(folder):
+        return CHANGED
+    if has_left or code == exit_marks.EXIT_REQUEUE:
         return ASKED
     if exit_marks.is_proof_given(folder):
         return OWN
@@ -88,34 +86,76 @@ def compute_pause(restart: int) -> float:
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
 
+@dataclass
+class _Pending:
+    """A change that is under way: what the run was before, and when that was left."""
+
+    change: offers.Change
+    before: Attempt
+    must: bool
+    left: float
+
+
 def run_with_restarts(
-    first: Attempt,
+    places: Places,
     restarts: int,
     command: Callable[[Attempt], Sequence[str]],
-    mpirun: Mpirun,
     shared: str | os.PathLike | None,
     state: str,
     tell: Callable[[str], None] = lambda text: None,
+    may_choose: bool = False,
 ) -> int:
     """Start `command(attempt)` until it has ended well, at most `restarts` times again; the exit code.
 
-    `tell` is told what is said to the user.
+    Args:
+        places: where; whether the ranks may have it changed, too.
+        tell: is told what is said to the user.
+        may_choose: whether the ranks may choose their strategy.
     """
 
     def say(text: str) -> None:
         print(f"matex: {text}", file=sys.stderr, flush=True)
         tell(text)
 
-    attempt, known = first, host_lists.list_hosts(first.options, os.environ)
+    attempt = places.first
     lost: list[str] = []
+    pending: _Pending | None = None
+    seconds = 0.0
+
+    def note_step() -> float:
+        nonlocal seconds, pending
+        if pending is None:
+            return 0.0
+        seconds = pending.change.seconds + time.monotonic() - pending.left
+        say(_describe_change(pending.change, seconds))
+        pending = None
+        return seconds
+
     while True:
         heard: set[int] = set()
         began = time.monotonic()
-        with process.make_proof_folder(shared) as folder:
-            code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD)
+        with (
+            process.make_proof_folder(shared) as folder,
+            Watch(places, attempt, folder, seconds, may_choose, note_step) as watch,
+        ):
+            look = watch.look if places.follows else None
+            code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD, look)
             end = judge_end(code, folder, heard)
+            if places.follows:
+                watch.look()
+        if end == CHANGED and watch.change is not None:
+            places.drop_rank(watch.change.without)
+            pending = _Pending(watch.change, attempt, watch.must, watch.changed_at)
+            strategy = attempt.strategy if watch.change.strategy is None else watch.change.strategy
+            attempt = places.make_attempt(watch.list_usable(), strategy)
+            continue
         if end == INTERRUPTED:
             return _report_interrupt(heard & _PERSONS, state, say)
+        if end in (LOST, OWN) and pending is not None and not pending.must:
+            places.drop_rank(pending.change.without, back=True)
+            say(f"--adapt: {pending.change.what} came to no step ({explain_end(code)}); going on as before")
+            attempt, pending, places.follows = pending.before, None, False
+            continue
         if end == WELL:
             _remove_state(state)
         if end != LOST:
@@ -136,7 +176,7 @@ def run_with_restarts(
         try:
             with _raise_on_signals():
                 time.sleep(wait)
-                attempt = _make_next_attempt(attempt, first, known, mpirun, say)
+                attempt = _make_next_attempt(attempt, places, say)
         except _AskedError as asked:
             if asked.number in _PERSONS:
                 return _report_interrupt({asked.number}, state, say)
@@ -146,6 +186,10 @@ def run_with_restarts(
                 f"(exit code {exit_marks.EXIT_REQUEUE})"
             )
             return exit_marks.EXIT_REQUEUE
+
+
+def _describe_change(change: offers.Change, seconds: float) -> str:
+    return f"--adapt: {change.what} from {change.where} on: {change.why}. The change took {seconds:.1f} s"
 
 
 def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
@@ -183,23 +227,19 @@ def _raise_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _make_next_attempt(
-    attempt: Attempt, first: Attempt, known: list[host_lists.Host], mpirun: Mpirun, say: Callable[[str], None]
-) -> Attempt:
-    """The next attempt: on those of the `known` hosts of the `first` one that answer."""
+def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], None]) -> Attempt:
+    """The next attempt: on those of the hosts that answer."""
+    known = places.read_hosts()
     if len(known) < 2:
         return attempt
-    left = hosts.find_answering(known, mpirun.path, first.options)
+    left = places.find_answering()
     if not left or len(left) == len(known):
-        return first
-    ranks = hosts.count_ranks_on(left, known, first.ranks)
-    names = [host.name for host in left]
+        return places.make_attempt(known, attempt.strategy)
+    following = places.make_attempt(left, attempt.strategy)
+    ranks, names = following.ranks, [host.name for host in left]
     gone = ", ".join(host.name for host in known if host.name not in names)
     say(f"no answer from {gone}; going on with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
-    options = host_lists.replace_hosts(first.options, left, mpirun.family)
-    if ranks > sum(host.slots for host in known if host.name in names) and mpirun.family == OPENMPI:
-        options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(mpirun)]
-    return Attempt(ranks, options)
+    return following
 
 
 def _describe_end(end: str, code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
-RESTARTS = 3  # where ranks that are left cannot go on by themselves
+RESTARTS = 3  # where ranks that are left cannot go on by themselves, and where hosts come and go
+ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: go on with more or fewer ranks, too."
 MOST = 2**31 - 1  # of what MPI counts
 
 
@@ -38,7 +40,7 @@ class Run:
     record: str = ""
     live: bool = False
     strategy: str | None = None
-    adapt: bool = False
+    adapt: str = ""
     memory: float = 0.0
 
 
@@ -70,13 +72,27 @@ class Strategy(click.ParamType):
             raise click.UsageError(f"--strategy expects {error}; {str(value)!r} was given") from None
 
 
+class Adapt(click.ParamType):
+    """One of those that the setting takes."""
+
+    name = "adapt"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return settings.parse_adapt(str(value))
+        except ValueError as error:
+            raise click.UsageError(f"--adapt=... expects {error}; {str(value)!r} was given") from None
+
+
 class RunCommand(click.Command):
     """A command among whose options may stand any of mpirun's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_names = {name for option in self.params for name in option.opts}
         takes = {
-            name.lstrip("-"): 0 if getattr(one, "is_flag", False) else 1 for one in self.params for name in one.opts
+            name.lstrip("-"): 0 if getattr(one, "is_flag", False) or isinstance(one.type, Adapt) else 1
+            for one in self.params
+            for name in one.opts
         }
         words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **takes})
         own: list[str] = []
@@ -114,6 +130,18 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
         print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
 
 
+def read_adapt(given: str | None, first: str) -> str:
+    """What `--adapt` was given, else MATEX_ADAPT=ranks, which concerns this command, too; else nothing.
+
+    Raises:
+        click.UsageError: the word after `--adapt` is meant for it.
+    """
+    if given and first in settings.ADAPT and not os.path.isfile(first):
+        raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first}")
+    of_ranks = os.environ.get("MATEX_ADAPT", "").strip().lower() == "ranks"
+    return given or ("ranks" if of_ranks else "")
+
+
 def read_run(ctx: click.Context) -> Run:
     """What was asked, once click has read the options.
 
@@ -130,6 +158,7 @@ def read_run(ctx: click.Context) -> Run:
     if ranks is None and not check:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
     ranks = ranks or 2
+    adapt = read_adapt(given["adapt"], target[0])
     if given["steps"] is not None and not check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
     of_several = {
@@ -137,7 +166,6 @@ def read_run(ctx: click.Context) -> Run:
         "explain": "tells what ranks share",
         "record": "tells what ranks use and wait for",
         "live": "shows what ranks use and wait for",
-        "adapt": "shares rows out by the speed of ranks",
         "elastic": "goes on without a rank that is lost",
     }
     for name in ("restarts", *of_several):
@@ -146,6 +174,15 @@ def read_run(ctx: click.Context) -> Run:
     for name, does in of_several.items():
         if given[name] and ranks == 1:
             raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
+    if adapt == "on" and ranks == 1:
+        raise click.UsageError("--adapt shares rows out by the speed of ranks: -n expects 2 or more")
+    is_adapting = adapt in ("on", "ranks")
+    if is_adapting and check:
+        raise click.UsageError("--adapt and --check do not go together: what is checked is a few first steps")
+    if adapt == "ranks" and given["elastic"]:
+        raise click.UsageError(
+            "--adapt=ranks and --elastic do not go together: ranks that go on without a lost one are not started again"
+        )
     strategy = given["strategy"] or ""
     owners = settings.get_strategy_number(strategy, ranks)
     if settings.get_strategy_name(strategy) == "servers" and owners > ranks:
@@ -153,7 +190,7 @@ def read_run(ctx: click.Context) -> Run:
             f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
             "trains, too"
         )
-    if settings.is_asynchronous(strategy) and given["adapt"]:
+    if settings.is_asynchronous(strategy) and is_adapting:
         raise click.UsageError(
             "--strategy async and --adapt do not go together: asynchronous ranks train whole batches, and a slower one "
             "takes fewer of them as it is"
@@ -171,12 +208,12 @@ def read_run(ctx: click.Context) -> Run:
         check=check,
         steps=given["steps"] or check_run.STEPS,
         profile=given["profile"],
-        restarts=again or (RESTARTS if given["elastic"] else 0),
+        restarts=again or (RESTARTS if given["elastic"] or adapt == "ranks" else 0),
         elastic=given["elastic"],
         explain=given["explain"],
         record=given["record"] or "",
         live=given["live"],
         strategy=given["strategy"],
-        adapt=given["adapt"],
+        adapt=adapt,
         memory=given["memory"] or 0.0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +45,9 @@ class Fit:
         self.data_taken = self.data_are_back = False
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
+        self._change: Callable[[str, float], None] | None = None
         self._at: int | None = None
+        self._done = self._made = self._longest = 0  # steps of this epoch, since the start, and of a whole epoch
         self._told = False
         self.takes_turns = False  # at batches, between which ranks do not meet
         self._present: dict[str, int] = {}
@@ -52,6 +55,7 @@ class Fit:
         self._until = 1
         self._looked: tuple[float, int] = (time.monotonic(), 0)
         self._may_save = run.may_save(self.number)
+        self._may_change = True
         if self.is_over:
             notes.print_note("calls of fit that had ended before the run was started again are passed over")
         elif self.saved is not None:
@@ -86,6 +90,7 @@ class Fit:
         if resumes and self.step > 0:
             self.put_back()
         self._at = epoch
+        self._done = self.step if resumes else 0
         self._until, self._looked = 1, (time.monotonic(), self.step if resumes else 0)
 
     def put_back(self) -> None:
@@ -163,6 +168,8 @@ class Fit:
 
     def end_batch(self, done: int) -> None:
         """After `done` steps of an epoch."""
+        self._made += done - self._done
+        self._done = done
         if self.is_over:
             self.model.stop_training = True  # it was for what the step makes
             return
@@ -186,6 +193,25 @@ class Fit:
         self._until = self._save_if_due(self._at, done, stride)
         self._looked = (now, done)
 
+    def ask_change(self, mark: Callable[[str, float], None]) -> None:
+        """Have all ranks leave for a change at the next step at which they meet. To be called on all of them.
+
+        Args:
+            mark: tells `matex run` of it, given the place that was kept and when ranks began to keep it.
+        """
+        self._change = mark
+
+    def may_change(self) -> bool:
+        """Whether ranks may leave for a change, and have not been asked to."""
+        return self._may_change and self._may_save and not self.is_over and self._change is None
+
+    def count_left(self) -> int:
+        """The steps that are left of this call; where nobody knows them, as many as it has made since its start."""
+        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._longest
+        if not epochs or not steps or self._at is None:
+            return self._made
+        return max((epochs - self._at) * steps - self._done, 0)
+
     def is_due(self) -> bool:
         """Whether this rank is to keep the state, or to end the run, where ranks take turns at batches."""
         is_asked = bool(self.run.asked) and not self.model.stop_training
@@ -200,6 +226,7 @@ class Fit:
         """After callbacks were told that an epoch has ended."""
         if self.is_over:
             return
+        self._longest = max(self._longest, self._done)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
@@ -227,11 +254,16 @@ class Fit:
         asked = next((asked for asked, *_ in everyone if asked), None)
         _, due, stops, stride = everyone[0]
         # Where training stops, the end of the call is near, and is saved.
-        if (asked and not stops) or due:
+        leaves = (asked or self._change) and not stops
+        since = time.monotonic()
+        if leaves or due:
             self._save_state("state", epoch, step)
-        if asked and not stops:
+        if leaves:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
-            self.run.leave_run(asked, f"{where} of call {self.number + 1} of fit")
+            where += f" of call {self.number + 1} of fit"
+            change = None if asked or self._change is None else functools.partial(self._change, where, since)
+            self.run.leave_run(asked, where, change)
+            self._may_change, self._change = False, None  # its state could not be kept
         return stride
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:

@@ -250,14 +250,23 @@ class Run:
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart()}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
 
-    def leave_run(self, asked: str, where: str) -> None:
-        """End all ranks, which have come to this together, once all is on the disk. Collective."""
+    def leave_run(self, asked: str | None, where: str, mark: Callable[[], None] | None = None) -> None:
+        """End all ranks, which have come to this together, once all is on the disk. Collective.
+
+        Where `matex run` starts them again at once, of which `mark` tells it, they end only if the state could be kept.
+        """
         failed = None
         if self.writer is not None:
             with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
+        if mark is not None:
+            if failed:
+                return
+            mark()
+            self.writer = None  # what is kept is to stay
+            sys.exit(0)  # of another code mpirun would have much to say
         if world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
             exit_marks.mark_requeue()

@@ -28,26 +28,26 @@ def announce_ranks() -> None:
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
-    _write_mark(_BEGUN)
+    write_mark(_BEGUN)
     me = world.get_world()
-    _write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
+    write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
 
 
 def mark_ended() -> None:
     """Say that all ranks have ended, which they have just agreed on."""
     if world.get_world().local_rank == 0:
-        _write_mark(_ENDED)
+        write_mark(_ENDED)
 
 
 def mark_separate_processes() -> None:
     """Say that each process that mpirun started is for itself, with an exit code of its own."""
-    _write_mark(_NEEDLESS)
+    write_mark(_NEEDLESS)
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
 def mark_requeue() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
-    _write_mark(_ASK_AGAIN)
+    write_mark(_ASK_AGAIN)
 
 
 def has_begun(folder: str | os.PathLike[str]) -> bool:
@@ -73,7 +73,8 @@ def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
-def _write_mark(name: str, text: str = "") -> None:
+def write_mark(name: str, text: str = "") -> None:
+    """Leave `text` for `matex run`, where this rank sees its folder."""
     folder = settings.get_settings().proof
     with real_files.use_real_files():
         if folder and os.path.isdir(folder):

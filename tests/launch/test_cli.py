@@ -83,6 +83,12 @@ def test_what_run_was_asked(words, expected):
         ("--strategy servers:3 -n 2 train.py", "--strategy servers:3 expects 3 ranks or more; -n 2 was given"),
         ("--strategy local:4 --check train.py", "--strategy local and --check do not go together"),
         ("--strategy async --adapt -n 2 train.py", "--strategy async and --adapt do not go together"),
+        ("--adapt=rank -n 2 train.py", "--adapt=... expects one of off, on, ranks; 'rank' was given"),
+        ("-n 2 --adapt ranks train.py", "--adapt takes its value with an equals sign: --adapt=ranks"),
+        ("-n 1 --adapt train.py", "--adapt shares rows out by the speed of ranks: -n expects 2 or more"),
+        ("-n 2 --adapt=ranks --check train.py", "--adapt and --check do not go together"),
+        ("-n 2 --adapt=ranks --elastic train.py", "--adapt=ranks and --elastic do not go together"),
+        ("--strategy async --adapt=ranks -n 2 train.py", "--strategy async and --adapt do not go together"),
         ("--strategy async:0 --check train.py", "--strategy async and --check do not go together"),
         ("--elastic=1 -n 2 train.py", "Option '--elastic' does not take a value"),
     ],
@@ -189,6 +195,17 @@ def test_a_strategy_is_a_setting_of_the_ranks(capsys):
     for strategy in ("sharded", "servers:auto", "async:3", "local:4"):
         assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", strategy, "x.py"]) == 0
         assert f"MATEX_STRATEGY={strategy}" in capsys.readouterr().out
+
+
+def test_what_is_adapted_is_a_setting_of_the_ranks(capsys, monkeypatch):
+    monkeypatch.setenv("MATEX_ADAPT", "ranks")
+    assert cli.parse_run("-n 2 x.py".split()).adapt == "ranks" and cli.parse_run("-n 2 x.py".split()).restarts == 3
+    for option, adapt, restarts in (("--adapt", "on", 0), ("--adapt=off", "off", 0), ("--adapt=Ranks", "ranks", 3)):
+        assert cli.main(["run", option, "-n", "2", "--dry-run", "x.py"]) == 0
+        words = shlex.split(capsys.readouterr().out)
+        assert [word for word in words if "ADAPT" in word] == [f"MATEX_ADAPT={adapt}"]
+        assert cli.parse_run([option, "-n", "2", "x.py"]).restarts == restarts
+    assert cli.parse_run("--adapt=ranks -n 1 x.py --adapt".split()).target == ["x.py", "--adapt"]
 
 
 @pytest.mark.parametrize(

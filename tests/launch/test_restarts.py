@@ -14,9 +14,11 @@ from pathlib import Path
 
 import click
 import pytest
+from fake_mpirun import started
 
 import launch as launching
-from matex_tf.launch import cli, hosts, mpirun_command, restarts
+from matex_tf.launch import cli, restarts
+from matex_tf.launch.hosts import answering
 from matex_tf.resilience import script_file
 from matex_tf.world import error_records, mpirun_options
 from matex_tf.world.hosts import host_lists
@@ -42,6 +44,10 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (75, ["begun"], [], restarts.ASKED),
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
+        (0, ["begun", "ended", "change"], [], restarts.CHANGED),
+        (0, ["begun", "ended", "change"], [signal.SIGTERM], restarts.ASKED),  # which is for good
+        (0, ["begun", "ended", "change", "ask-again"], [], restarts.ASKED),
+        (0, ["begun", "ended", "change"], [signal.SIGINT], restarts.INTERRUPTED),
         (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
         (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
         (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough
@@ -119,13 +125,13 @@ def test_hosts_that_are_left():
         == "--mca pml ob1 --tag-output --host a:2,c:4".split()
     )
     assert host_lists.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
-    assert hosts.count_ranks_on(left, HOSTS, 8) == 6 and hosts.count_ranks_on(left, HOSTS, 4) == 3
-    assert hosts.count_ranks_on(HOSTS[:1], HOSTS, 1) == 1
+    assert answering.count_ranks(left, 8, 8) == 6 and answering.count_ranks(left, 8, 4) == 3
+    assert answering.count_ranks(HOSTS[:1], 8, 1) == 1
 
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
     words = "--host a:2 --mca plm_rsh_agent agent -x NAME=1 --prtemca a b".split()
-    asked = hosts.make_reach_command("mpirun", words, HOSTS[1])
+    asked = answering.make_reach_command("mpirun", words, HOSTS[1])
     assert asked == "mpirun --mca plm_rsh_agent agent --prtemca a b --host b -n 1 true".split()
 
 
@@ -133,30 +139,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text('#!/bin/sh\ncase "$*" in *"--host b "*) exit 1;; esac\n')
     mpirun.chmod(0o755)
-    assert hosts.find_answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
-
-
-def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=()):
-    """Exit code, messages and starts of a run whose mpirun ends as `ends` says, one time after the other."""
-    monkeypatch.chdir(tmp_path)
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text(
-        '#!/bin/sh\ncase "$*" in *"-n 1 true"*) case "$*" in *"--host b"*) exit 1;; esac; exit 0;; esac\n'
-        'printf "%s\\n" "$*" >> starts\nn=$(wc -l < starts)\ntouch "$MATEX_PROOF/begun"\ncase $n in\n'
-        + "".join(f"{number}) {end};;\n" for number, end in enumerate(ends, 1))
-        + "esac\n"
-    )
-    mpirun.chmod(0o755)
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
-    code = restarts.run_with_restarts(
-        restarts.Attempt(4, list(options)),
-        restart,
-        lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), "train.py"],
-        mpirun_command.Mpirun(str(mpirun), mpirun_options.OPENMPI, "5.0"),
-        None,
-        str(tmp_path / "state"),
-    )
-    return code, capfd.readouterr().err, (tmp_path / "starts").read_text().splitlines()
+    assert answering.find_answering(HOSTS, str(mpirun), []) == [HOSTS[0], HOSTS[2]]
 
 
 def test_a_lost_run_is_started_again_until_it_ends_well(tmp_path, monkeypatch, capfd):
@@ -232,7 +215,7 @@ def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkey
 
 
 def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts, "_SECONDS", 2.0)
+    monkeypatch.setattr(answering, "SECONDS", 2.0)
     patience, wait = [], subprocess.Popen.wait
 
     def noted(child, timeout=None):
@@ -244,17 +227,17 @@ def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch)
     mpirun.write_text('#!/bin/sh\ncase "$*" in *good*) exit 0;; esac\nexec sleep 300\n')
     mpirun.chmod(0o755)
     asked = [host_lists.Host(name, 1) for name in ("b", "c", "d", "good", "e")]
-    assert hosts.find_answering(asked, str(mpirun), []) == [host_lists.Host("good", 1)]
+    assert answering.find_answering(asked, str(mpirun), []) == [host_lists.Host("good", 1)]
     asked_for = [seconds for seconds in patience if seconds is not None]
     assert asked_for[0] > 0 and asked_for[1] == 0, "the second has as long as the first"
 
 
 def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts, "_SECONDS", 0.5)
+    monkeypatch.setattr(answering, "SECONDS", 0.5)
     mpirun, note = tmp_path / "mpirun", tmp_path / "child"
     mpirun.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {note}; echo $OMPI_ALLOW_RUN_AS_ROOT >> {note}; wait\n")
     mpirun.chmod(0o755)
-    assert hosts.find_answering([host_lists.Host("b", 1)], str(mpirun), []) == []
+    assert answering.find_answering([host_lists.Host("b", 1)], str(mpirun), []) == []
     child, root = note.read_text().splitlines()
     assert root == ("1" if os.geteuid() == 0 else os.environ.get("OMPI_ALLOW_RUN_AS_ROOT", ""))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Which hosts answer, and how many ranks go on with those that are left."""
+"""Which hosts answer, and how many ranks those that are left take."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from matex_tf.world import mpirun_options
+from matex_tf.world import child_process, mpirun_options
 from matex_tf.world.hosts.host_lists import Host, group_options, is_here
 
-_SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
+SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
 _LAST_SECONDS = 5.0  # for what asks to end when it is told to
 
 
@@ -26,11 +26,11 @@ def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[
     return [mpirun, *kept, "--host", host.name, "-n", "1", "true"]
 
 
-def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
-    """Those of `hosts` that can be reached, all asked at once."""
+def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dict[str, subprocess.Popen]:
+    """By the name of each of `hosts` but this one a process that ends well once it answers."""
     allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
-    asked = {
+    return {
         host.name: subprocess.Popen(
             make_reach_command(mpirun, options, host),
             env=environment,
@@ -38,15 +38,22 @@ def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # While mpirun runs, this process blocks signals by which what it starts is to end.
+            preexec_fn=child_process.make_preparation((), os.getpid()),
         )
         for host in hosts
         if not is_here(host)
     }
-    deadline = time.monotonic() + _SECONDS
+
+
+def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
+    """Those of `hosts` that can be reached, all asked at once."""
+    asked = ask_hosts(hosts, mpirun, options)
+    deadline = time.monotonic() + SECONDS
     try:
         return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name], deadline)]
     finally:
-        _end_children([child for child in asked.values() if child.poll() is None])
+        end_children(asked.values())
 
 
 def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
@@ -56,8 +63,9 @@ def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
         return False
 
 
-def _end_children(children: Sequence[subprocess.Popen]) -> None:
-    """End what leads sessions, and what it has started: an srun that waits for cores would go on waiting."""
+def end_children(asked: Iterable[subprocess.Popen]) -> None:
+    """End those that have not, and what they have started: an srun that waits for cores would go on waiting."""
+    children = [child for child in asked if child.poll() is None]
     for child in children:
         os.killpg(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + _LAST_SECONDS
@@ -69,6 +77,6 @@ def _end_children(children: Sequence[subprocess.Popen]) -> None:
         child.wait()
 
 
-def count_ranks_on(left: Sequence[Host], all_hosts: Sequence[Host], ranks: int) -> int:
-    """How many of `ranks` ranks on `all_hosts` the hosts that are left take: one at least."""
-    return max(ranks * sum(host.slots for host in left) // sum(host.slots for host in all_hosts), 1)
+def count_ranks(left: Sequence[Host], places: int, ranks: int) -> int:
+    """How many ranks the hosts that are left take, where `ranks` went with so many `places`: one at least."""
+    return max(ranks * sum(host.slots for host in left) // places, 1)

@@ -1,0 +1,84 @@
+"""Ranks that leave a call of `fit` for `matex run` to start them again otherwise: what they are offered and ask for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from matex_tf import settings
+from matex_tf.adapt import changes, offers
+from matex_tf.adapt.offers import Change, Offer
+from matex_tf.resilience import run_state
+from matex_tf.resilience.fit_state import Fit
+from matex_tf.runtime import notes
+from matex_tf.servers.pieces import owners, update_costs
+from matex_tf.world import world
+
+_has_trained = False
+_said: set[str] = set()
+
+
+def find_fit() -> Fit | None:
+    """The call of `fit` that ranks may leave; None where nobody would start them again, or nothing of it is kept."""
+    run = run_state.get_current()
+    chosen = settings.get_settings()
+    return run.within if chosen.adapt == "ranks" and chosen.proof and run is not None else None
+
+
+def note_step() -> None:
+    """A step was made: the first tells `matex run` what a start takes."""
+    global _has_trained
+    if not _has_trained:
+        _has_trained = True
+        offers.mark_training()
+
+
+def read_offer() -> Offer | None:
+    """What is offered, where this is the rank of its host that looks."""
+    return offers.read_offer() if world.get_world().local_rank == 0 else None
+
+
+def leave_hosts(fit: Fit, offer: Offer) -> bool:
+    """Whether the ranks leave because they must. To be called on all ranks, with the same offer."""
+    size = world.get_world().size
+    if not offer.must or not fit.may_change():
+        return False
+    what = changes.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
+    _ask_change(fit, Change(offer.ranks, what, offer.must))
+    return True
+
+
+def leave_if_worth(
+    fit: Fit, offer: Offer, left: int, rows: Sequence[int], seconds: Sequence[float], least: int
+) -> bool:
+    """Whether the ranks leave because it is worth it. To be called on all ranks alike.
+
+    Args:
+        left: how many steps there are.
+        rows, seconds, least: those of `changes.propose_change`.
+    """
+    if not fit.may_change():
+        return False
+    other = ("", 0.0)
+    if offer.may_choose:
+        other = owners.compare_strategies(*update_costs.count_bytes())
+    found = changes.propose_change(offer, world.get_world().hosts, rows, seconds, least, other)
+    if found is None:
+        return False
+    if found.is_worth(left, offer.seconds):
+        _ask_change(fit, found.change)
+        return True
+    if found.change.strategy is None and found.change.what not in _said:
+        _said.add(found.change.what)
+        notes.print_note(
+            f"--adapt: {found.change.what} are to be had, which would take {offer.seconds:.1f} s; {left} steps are "
+            f"left, and {found.change.why}: it is not worth it"
+        )
+    return False
+
+
+def _ask_change(fit: Fit, change: Change) -> None:
+    fit.ask_change(
+        lambda where, since: offers.mark_change(replace(change, where=where, seconds=time.monotonic() - since))
+    )

@@ -1,0 +1,95 @@
+"""What `matex run` and the ranks tell each other of changes (`--adapt=ranks`), by files in the run's private folder.
+
+`matex run` offers what the run could go on with. Ranks that have kept their state for a change say which, and end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.runtime import exit_marks, real_files
+from matex_tf.world import world
+
+_OFFER, _TRAINING, _CHANGE = "offer", "training", "change"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the run could be started with, from its kept state."""
+
+    ranks: int
+    seconds: float
+    """What that takes until the first step."""
+    must: str = ""
+    """Why the run is to leave where it is, whatever that costs; empty where it may stay."""
+    may_choose: bool = False
+    """Whether the strategy is the ranks' to choose."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the run is to go on with."""
+
+    ranks: int
+    what: str
+    why: str
+    strategy: str | None = None
+    """None: the one that it has."""
+    without: str = ""
+    """The host on which there is to be a rank less."""
+    where: str = ""
+    """The place in the script whose state was kept."""
+    seconds: float = 0.0
+    """What keeping it took."""
+
+
+def write_offer(offer: Offer, folder: str | os.PathLike[str]) -> None:
+    """For `matex run`."""
+    part = Path(folder, f"{_OFFER}.part")
+    part.write_text(json.dumps(asdict(offer)))
+    part.rename(Path(folder, _OFFER))  # read whole or not at all
+
+
+def read_offer() -> Offer | None:
+    """For ranks; None where `matex run` offers nothing, or its folder is not seen here."""
+    folder = settings.get_settings().proof
+    with real_files.use_real_files():
+        found = _read_file(folder, _OFFER) if folder else None
+    return None if found is None else Offer(**found)
+
+
+def mark_training() -> None:
+    """For ranks: a step was made since the start."""
+    if world.get_world().local_rank == 0:
+        exit_marks.write_mark(_TRAINING)
+
+
+def has_trained(folder: str | os.PathLike[str]) -> bool:
+    return Path(folder, _TRAINING).exists()
+
+
+def mark_change(change: Change) -> None:
+    """For ranks: the state is kept, from which the run is to go on so."""
+    if world.get_world().local_rank == 0:
+        exit_marks.write_mark(_CHANGE, json.dumps(asdict(change)))
+
+
+def has_change(folder: str | os.PathLike[str]) -> bool:
+    return Path(folder, _CHANGE).exists()
+
+
+def read_change(folder: str | os.PathLike[str]) -> Change | None:
+    found = _read_file(folder, _CHANGE)
+    return None if found is None else Change(**found)
+
+
+def _read_file(folder: str | os.PathLike[str], name: str) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(Path(folder, name).read_text()))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,108 @@
+"""What is seen of a run while it trains (`--adapt=ranks`): its first step, and hosts that come and go."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from matex_tf.adapt import offers
+from matex_tf.adapt.offers import Change, Offer
+from matex_tf.launch.hosts import answering
+from matex_tf.launch.hosts.places import Attempt, Places
+from matex_tf.world.hosts import host_lists
+from matex_tf.world.hosts.host_lists import Host
+
+EVERY, AGAIN = 1.0, 30.0
+"""Seconds from one look at the host files to the next, and from one question to a host that is away to the next."""
+
+
+class Watch:
+    """Within it `look` tells the ranks of `attempt` what the run could go on with.
+
+    Args:
+        folder: the private one of the run.
+        seconds: what a change has taken; 0 where there was none: then what this start takes until its first step.
+        may_choose: whether the strategy is the ranks' to choose.
+        note_step: is told that a step was made, and gives the seconds of a change that ends with it, 0 if none does.
+    """
+
+    def __init__(
+        self, places: Places, attempt: Attempt, folder: str, seconds: float, may_choose: bool,
+        note_step: Callable[[], float],
+    ):  # fmt: skip
+        self.change: Change | None = None
+        self.changed_at = 0.0
+        self.has_trained = False
+        self.seconds = seconds
+        self._places, self._attempt, self._folder = places, attempt, folder
+        self._may_choose, self._note_step = may_choose, note_step
+        self._began = time.monotonic()
+        self._due = 0.0
+        self._named: Sequence[Host] = ()
+        self._offer: Offer | None = None
+        self._asked: dict[str, tuple[subprocess.Popen, float]] = {}
+        self._answered = {host.name for host in attempt.hosts}
+
+    @property
+    def must(self) -> bool:
+        """Whether the run is to leave where it is."""
+        return self._offer is not None and bool(self._offer.must)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        answering.end_children(child for child, _ in self._asked.values())
+
+    def look(self) -> bool:
+        """Look again, without waiting for anybody; True, as it is to be called some times a second."""
+        now = time.monotonic()
+        if not self.has_trained and offers.has_trained(self._folder):
+            self.has_trained = True
+            self.seconds = self._note_step() or self.seconds or now - self._began
+        if self.change is None and (change := offers.read_change(self._folder)):
+            self.change, self.changed_at = change, now
+        if self.has_trained and self.change is None and now >= self._due:
+            self._due = now + EVERY
+            self._make_offer(now)
+        return True
+
+    def list_usable(self) -> list[Host]:
+        """The hosts that are named and answer, as far as is known."""
+        return [host for host in self._places.known if host.name in self._answered]
+
+    def _make_offer(self, now: float) -> None:
+        named = self._places.read_hosts()
+        was, self._named = self._named, list(named)
+        if was != self._named:
+            return  # a file that is just being written may lack some
+        self._ask_hosts(now)
+        usable = self.list_usable()
+        ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
+        places = {host.name: host.slots for host in self._named}
+        less = [host for host in self._attempt.hosts if host.slots > places.get(host.name, 0)]
+        must = ""
+        if less and usable:
+            must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
+        offer = Offer(ranks, self.seconds, must, self._may_choose)
+        if offer != self._offer:
+            self._offer = offer
+            offers.write_offer(offer, self._folder)
+
+    def _ask_hosts(self, now: float) -> None:
+        """Ask hosts that are named and away, and hear who has answered."""
+        self._answered &= {host.name for host in self._named}
+        away = [host for host in self._named if host.name not in self._answered]
+        self._answered |= {host.name for host in away if host_lists.is_here(host)}
+        for host in away:
+            child, since = self._asked.get(host.name, (None, -AGAIN))
+            if child is not None and child.poll() == 0:
+                self._answered.add(host.name)
+            if child is not None and child.poll() is None and now - since > answering.SECONDS:
+                answering.end_children([child])
+            if host.name in self._answered or now - since < AGAIN or (child is not None and child.poll() is None):
+                continue
+            (again,) = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options).values()
+            self._asked[host.name] = again, now

@@ -1,0 +1,53 @@
+"""Ranks come and go within one command, with the result of the script alone; each change is told with its cost."""
+
+import html
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+from matex_tf.monitor import recording
+from matex_tf.monitor.report import page
+
+CASE = Path(__file__).with_name("changing_case.py")
+
+
+LESS = r"a step is to take [\d.]+ ms less\. The"
+STRATEGY = rf"--adapt: the strategy servers:auto from .* of call 1 of fit on: by the planner's model {LESS}"
+RANKS = [
+    rf"--adapt: 3 ranks in place of 2 from .* of call 1 of fit on: {LESS}",
+    r"--adapt: 2 ranks in place of 3 from .*: localhost has 2 of 3 places left\. The",
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "strategy, wanted",
+    [
+        ({"MATEX_STRATEGY": "allreduce"}, RANKS),
+        pytest.param({}, [STRATEGY, *RANKS], marks=pytest.mark.more, id="and another strategy"),
+    ],
+)
+def test_two_ranks_three_and_two_again_give_what_the_script_gives_alone(tmp_path, strategy, wanted):
+    for name in ("alone", "ranks"):
+        (tmp_path / name).mkdir()
+    hosts = tmp_path / "ranks" / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    env = {"MATEX_STATE": str(tmp_path / "state"), "MATEX_RECORD": str(tmp_path / "run"), **strategy}
+    ended = launch.matex_run(2, "--adapt=ranks", "--hostfile", hosts, CASE, hosts.parent, env=env).check()
+    found = dict(np.load(hosts.parent / "result.npz"))
+    assert [ranks for ranks, _ in itertools.groupby(found.pop("ranks"))] == [2, 3, 2], ended.stderr
+    launch.run_alone(CASE, tmp_path / "alone", len(found["loss"])).check()
+    want = dict(np.load(tmp_path / "alone" / "result.npz"))
+    assert not [name for name in found if not close(found[name], want[name])]
+    told = [line.removeprefix("matex: ") for line in ended.stderr.splitlines() if "The change took" in line]
+    assert len(told) == len(wanted) and all(map(re.match, wanted, told)), ended.stderr
+    assert all(float(line.split()[-2]) > 0 for line in told)
+    report = page.format_page(recording.open_run(tmp_path / "run"))
+    assert all(html.escape(line) in report for line in told)
+    assert "exited with non-zero status" not in ended.stderr, "nothing has failed"
+    assert not (tmp_path / "state").exists()
