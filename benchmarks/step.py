@@ -1,6 +1,6 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--fit [--elastic]] [--xla] [--imported] [--models mlp cnn resnet20 alexnet] [--rounds 5]
+    python benchmarks/step.py [--fit [--elastic]] [--xla] [--imported] [--compare] [--models mlp cnn resnet20 alexnet]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
 each process, and every process computes the same number of rows in each setting: ranks take batches of their own
@@ -11,7 +11,7 @@ step ranks wait for the slower of them: "slower/copies" is what that alone costs
 copies' n-th steps over that of all. Ranks use the BatchNormalization of each rank's own rows, as the copies do; for a
 model that has it, a second line sets that of the global batch against it. --elastic adds a line for `matex run
 --elastic`. --xla has XLA compile the steps of all. --imported adds the library in a process of its own, which is not
-under mpirun.
+under mpirun. --compare adds what else is installed that trains on several processes (peers.py), all with Keras 2.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 
 from models import CASES
+from peers import MIRRORED, TITLES, find_peers, list_commands
 
 from matex_tf.launch import cli
 from matex_tf.world import placement
@@ -79,6 +80,14 @@ class Workers:
                 }
                 run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
                 self._start(cli.make_command_line(run), cpus, told)
+                expected += len(cpus)
+            for setting in TITLES.keys() & set(settings):
+                # `fit` deals a batch of all processes out under TensorFlow's strategy, and takes its own elsewhere.
+                times = len(cpus) if setting == MIRRORED and "--fit" in words else 1
+                words_of_peer = [*worker(setting), "--ranks", str(times)]
+                ranks = cli.make_command_line(cli.Run(len(cpus), words_of_peer))
+                for command, cores, told in list_commands(setting, words_of_peer, cpus, ranks):
+                    self._start(command, cores, told)
                 expected += len(cpus)
             for _ in range(expected):
                 connection, _ = listener.accept()
@@ -146,6 +155,7 @@ def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[f
         GLOBAL: ("global normalisation", "ranks"),
         ELASTIC: ("elastic", GLOBAL if GLOBAL in rounds else "ranks"),
         IMPORTED: ("library imported", "alone"),
+        **{peer: (title, "copies") for peer, title in TITLES.items()},
     }
     for setting in rounds.keys() & extras:
         title, below = extras[setting]
@@ -184,10 +194,15 @@ def main() -> int:
     parser.add_argument("--xla", action="store_const", const=["--xla"], default=[], help="compile the steps of all")
     parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
     parser.add_argument("--elastic", action="store_const", const=[ELASTIC], default=[], help="time elastic ranks, too")
+    parser.add_argument("--compare", action="store_true", help="time what else trains on several processes, too")
     arguments = parser.parse_args()
     if arguments.elastic and not arguments.fit:
         parser.error("--elastic is for --fit: a loop of one's own is not made again with fewer ranks")
     more = [*arguments.elastic, *[IMPORTED] * arguments.imported]
+    if arguments.compare:
+        ENVIRONMENT["TF_USE_LEGACY_KERAS"] = "1"
+        more += find_peers()
+        print(*(f"{title} is not installed" for peer, title in TITLES.items() if peer not in more), sep="\n", end="")
     cores = placement.list_cores()
     if len(cores) < arguments.ranks:
         parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")

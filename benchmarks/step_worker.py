@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 import tensorflow as tf
 from models import CASES, Case
-from training import fitted, prepared
+from peers import Alone, join
+from training import fitted, prepared, use_one_thread
 
 WARM_UP = 3
 MOST = 10**6  # steps, more than are asked for
@@ -40,9 +41,9 @@ class Clock:
         return self._to_do > 0
 
 
-def loop(case: Case, batch: int, xla: bool, clock: Clock) -> int:
+def loop(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
     """Trains in a loop until the clock stops it; gives the number of parameters."""
-    model, data, step = prepared(case, 2 * batch, xla)
+    model, data, step = prepared(case, 2 * batch, xla, peer)
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
     expected = case.batch * (sys.modules["matex_tf"].size() if "matex_tf" in sys.modules else 1)
     for number, (x, y) in enumerate(batches):
@@ -56,9 +57,9 @@ def loop(case: Case, batch: int, xla: bool, clock: Clock) -> int:
     return model.count_params()
 
 
-def fit(case: Case, batch: int, xla: bool, clock: Clock) -> int:
+def fit(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
     """The same by `fit`; a step lasts from the end of the last one, but for what the clock waits."""
-    model, data = fitted(case, 2 * batch, xla)
+    model, data = fitted(case, 2 * batch, xla, peer)
 
     class Watch(tf.keras.callbacks.Callback):
         last = 0.0
@@ -86,12 +87,14 @@ def main() -> None:
     parser.add_argument("--xla", action="store_true", help="compile the step")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
+    use_one_thread()
+    peer = join(arguments.setting)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(arguments.address)
         with connection.makefile("rw") as channel:
             clock = Clock(channel)
             clock.tell(arguments.setting)
-            clock.tell(arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock))
+            clock.tell(arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer))
 
 
 if __name__ == "__main__":

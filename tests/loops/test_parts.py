@@ -25,7 +25,7 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     "ranks, env",
     [
-        (1, PARTS),
+        pytest.param(1, PARTS, marks=pytest.mark.more),
         pytest.param(2, PARTS, marks=pytest.mark.more),
         (2, {"MATEX_MICROBATCH": "auto", "MATEX_MEMORY": "1MiB"}),
     ],

@@ -92,7 +92,8 @@ def losses(result):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("style", ["fit", pytest.param("loop", marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("style", ["fit", "loop"])
 def test_a_killed_run_goes_on_with_another_number_of_ranks(tmp_path, style):
     want = losses(launch.run_alone(RESTART, tmp_path / "alone", style))
     assert launch.run(3, RESTART, tmp_path, style, 2).returncode != 0
