@@ -224,7 +224,7 @@ def find_mpirun() -> mpirun_command.Mpirun:
 
 def make_command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun, cores = find_mpirun(), len(placement.list_cores())
+    mpirun, cores, given = find_mpirun(), len(placement.list_cores()), run.environment or os.environ
     chosen = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain}
     variables = {name: "1" for name, is_on in chosen.items() if is_on}
     if run.record:
@@ -234,7 +234,7 @@ def make_command_line(run: Run) -> list[str]:
     if run.adapt:
         variables["MATEX_ADAPT"] = run.adapt
     if run.memory:
-        in_parts = {"MATEX_MICROBATCH": "auto"} if "MATEX_MICROBATCH" not in os.environ else {}
+        in_parts = {"MATEX_MICROBATCH": "auto"} if "MATEX_MICROBATCH" not in given else {}
         variables |= in_parts | ({"MATEX_MEMORY": f"{run.memory:.0f}"} if run.memory != HERE else {})
     if run.restarts:
         variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
@@ -247,7 +247,7 @@ def make_command_line(run: Run) -> list[str]:
         variables["MATEX_ELASTIC"] = "1"
     by_memory = probe.has_memory_for(run.ranks, mpirun)
     told = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
-    environment = {name: value for name, value in os.environ.items() if not told.get(name)}
+    environment = {name: value for name, value in given.items() if not told.get(name)}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
     )

@@ -6,7 +6,7 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,10 @@ MOST = 2**31 - 1  # of what MPI counts
 
 @dataclass(frozen=True)
 class Run:
-    """What `matex run` was asked: the number of ranks, the script or module with its arguments, mpirun's options."""
+    """What `matex run` was asked: the number of ranks, the script or module with its arguments, mpirun's options.
+
+    `environment` is that in which mpirun is started, of which other hosts are told; None: this process's own.
+    """
 
     ranks: int
     target: list[str]
@@ -42,6 +45,7 @@ class Run:
     strategy: str | None = None
     adapt: str = ""
     memory: float = 0.0
+    environment: Mapping[str, str] | None = None
 
 
 class Count(click.ParamType):

@@ -146,6 +146,10 @@ class Plan:
     """None in the file of an older version, which did not measure it."""
     whole: Size | None = None
     """Whole batches, as many copies at once as a host has ranks; None where ranks cannot train so."""
+    memory: float = 0.0
+    """Bytes that a rank was given while it was measured, with MATEX_MICROBATCH=auto; 0: what this host left."""
+    microbatch: int = 0
+    """As MATEX_MICROBATCH: the rows of a part, AUTO for those that fit; 0: slices are computed at once."""
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from matex_tf.launch.planning import ranks
 MINE = a_plan().links[0]
 
 
-def launch(count, target, options):
+def launch(count, target, options, environment):
     """In place of ranks a program that prints a measurement as they would: of so many hosts as are named apart."""
     names = {part.partition(":")[0] for part in options[1].split(",")} if options else {"here"}
     if "nowhere" in names:

@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from planner_plans import a_plan
 
 import launch
+from matex_tf import settings
+from matex_tf.launch.planning import ranks
+from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 
 MOMENTA_AND_PIECES = {"fit": (20, 20), "reader": (20, 20), "function": (20, 20), "eager": (20, 0), "session": (0, 0)}
@@ -49,16 +53,30 @@ def test_a_script_that_cannot_be_measured_says_how_far_it_came(script, why, tmp_
     assert ("nothing_of_this_name" in ended.output) == ("nothing" in script)
 
 
-def test_a_copy_may_take_what_a_rank_may_take(tmp_path, monkeypatch):
+def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checked(tmp_path, monkeypatch, capsys):
     given = []
 
+    def note_limits(environment):
+        given.append((environment.get("MATEX_MEMORY"), environment.get("MATEX_MICROBATCH")))
+
     def start_copy(script, copy, folder, environment):
-        given.append(environment.get("MATEX_MEMORY"))
+        note_limits(environment)
         raise phantoms.NotMeasured
 
+    def launch_ranks(count, target, options, environment):
+        note_limits(environment)
+        assert environment["MATEX_PLAN"].startswith("0:") and options == (["--host", "a:2"] if count == 2 else [])
+        return ["sh", "-c", "exit 3"]
+
     monkeypatch.setattr(phantoms, "_start_copy", start_copy)
-    monkeypatch.delenv("MATEX_MEMORY", raising=False)
+    for name in ("MATEX_MEMORY", "MATEX_MICROBATCH"):
+        monkeypatch.delenv(name, raising=False)
     for limit in (2 << 30, 0):
         with pytest.raises(phantoms.NotMeasured):
-            phantoms.measure_copies(["train.py"], 4, 2, tmp_path, memory=limit)
-    assert given == [str(2 << 30), None]
+            phantoms.measure_copies(["train.py"], 4, 2, tmp_path, limits=phantoms.make_limits(limit))
+    assert given == [(str(2 << 30), None), (None, None)]
+    for made in (a_plan(memory=2.0**30, microbatch=settings.AUTO), a_plan(microbatch=32), a_plan()):
+        plan_file.save_plan(made, tmp_path / "plan.json")
+        assert ranks.check_predictions(tmp_path / "plan.json", [1, 2, 4], launch_ranks, ["a"]) == 1
+    assert given[2:] == [(str(2**30), "auto")] * 3 + [(None, "32")] * 3 + [(None, None)] * 3
+    assert "failed with exit code 3" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,8 +21,10 @@ from matex_tf.planner.plan_file import PlanFileError
 def make_plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
     """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
 
-    def make_launch_command(ranks: int, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-        return command_line(Run(ranks=ranks, target=list(target), options=list(options)))
+    def make_launch_command(
+        ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
+    ) -> list[str]:
+        return command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
 
     @click.command(
         "plan",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
 from matex_tf import settings
+from matex_tf.ops import cache
 from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
@@ -17,9 +18,10 @@ from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
 from matex_tf.world import placement
 
-CHECKED_STEPS = 25
-Launch = Callable[[int, Sequence[str], Sequence[str]], list[str]]
-"""The command line that starts so many ranks of a script, with further options of mpirun."""
+CHECKED_STEPS = 60
+"""By the 36th ranks have chosen whether updates overlap."""
+Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
+"""The command line that starts so many ranks of a script, with further options of mpirun, in an environment."""
 
 
 def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
@@ -39,7 +41,7 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
     where = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
-    words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options)
+    words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
     try:
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
         link = plan_file.read_link(ended.stdout)
@@ -85,12 +87,15 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
 
 def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
     """The typical step of the plan's script on that many ranks, seconds."""
-    with tempfile.TemporaryDirectory(prefix="matex-plan-") as name:
+    limits = phantoms.make_limits(made.memory, made.microbatch)
+    shared = cache.find_cache_folder() if options else None  # all hosts are to see the mirror
+    with tempfile.TemporaryDirectory(prefix="matex-plan-", dir=shared) as name:
         folder = Path(name)
         if one.ranks == 1:
-            return phantoms.measure_copies(made.script, 1, 1, folder, CHECKED_STEPS, made.scaling).size.typical
+            alone = phantoms.measure_copies(made.script, 1, 1, folder, scaling=made.scaling, limits=limits)
+            return alone.size.typical
 
-        def start_run(words: Sequence[str]) -> list[str]:
-            return launch(one.ranks, words, options)
+        def start_run(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+            return launch(one.ranks, words, options, environment)
 
-        return phantoms.measure_real(start_run, made.script, folder, CHECKED_STEPS, made.scaling)
+        return phantoms.measure_real(start_run, made.script, folder, CHECKED_STEPS, made.scaling, limits)

@@ -185,7 +185,8 @@ def _measure_size(
 def _measure_copies(script: Sequence[str], ranks: int, copies: int, asked: Asked) -> phantoms.Measurement:
     print(f"matex: measuring rank 0 of {ranks}, {copies} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        return phantoms.measure_copies(script, ranks, copies, Path(folder), asked.steps, asked.scaling, asked.memory)
+        limits = phantoms.make_limits(asked.memory)
+        return phantoms.measure_copies(script, ranks, copies, Path(folder), asked.steps, asked.scaling, limits)
 
 
 def _find_extra_size(made: Plan) -> int:
@@ -240,5 +241,6 @@ def _make_plan(
         tuple(script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         found[most].overlaps, batch if asked.scaling == "strong" else batch // most, asked.epoch_steps,
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
-        tuple(assumptions), found[sorted(found)[min(1, len(found) - 1)]].update,
+        tuple(assumptions), found[sorted(found)[min(1, len(found) - 1)]].update, None, asked.memory,
+        settings.get_settings().microbatch,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import settings
 from matex_tf.io.mirror import make_mirror_command, mirror_folder
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
@@ -27,11 +28,13 @@ from matex_tf.planner.plan_file import Size, Update, compute_typical_step
 STEPS = 25
 LIMIT = 300
 """Seconds for the script to come to the end of its steps; imports and traces are among them."""
+SETTLED = 20
+"""Steps of ranks that are measured, the last: before them they choose buckets, and whether updates overlap."""
 _NOT_TAKEN = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
 
 
-Launch = Callable[[Sequence[str]], list[str]]
-"""The command line that starts ranks of a script, given it with its arguments."""
+Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
+"""The command line that starts ranks of a script, given it with its arguments, and their environment."""
 
 
 class NotMeasured(RuntimeError):
@@ -50,11 +53,9 @@ class Measurement:
 
 def measure_copies(
     script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong",
-    memory: float = 0.0,
+    limits: Mapping[str, str] | None = None,
 ) -> Measurement:  # fmt: skip
-    """The script as rank 0 of `ranks`, `copies` of it at once.
-
-    With MATEX_MICROBATCH=auto each may take `memory` bytes; 0: what this host leaves.
+    """The script as rank 0 of `ranks`, `copies` of it at once, within `limits` (`make_limits`).
 
     Raises:
         NotMeasured: it fails, does not train, or ends before it has trained enough.
@@ -62,8 +63,7 @@ def measure_copies(
     processes, others = [], machine.Others()
     try:
         for copy in range(copies):
-            asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling)
-            asked |= {"MATEX_MEMORY": f"{memory:.0f}"} if memory else {}
+            asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
             processes.append(_start_copy(script, copy, folder, asked))
         codes = _await_copies(processes)
     finally:
@@ -84,7 +84,10 @@ def measure_copies(
     return Measurement(size, first, found[0][2], Update(**json.loads(str(found[0][0]["update"]))))
 
 
-def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str) -> float:
+def measure_real(
+    launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
+    limits: Mapping[str, str] | None = None,
+) -> float:  # fmt: skip
     """The typical step of `script` on the ranks that `launch` starts, in seconds.
 
     Raises:
@@ -92,10 +95,11 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
     """
     place, source = folder / "place-0", Path.cwd().resolve()
     mirror_folder(source, place)
-    words = launch(make_copy_command(script, source, place)[3:])
+    asked = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits)
+    words = launch(make_copy_command(script, source, place)[3:], asked)
     with (folder / "said-0").open("wb") as said:
         process = subprocess.Popen(
-            words, cwd=place, env=make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto"),
+            words, cwd=place, env=asked,
             stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     until = time.monotonic() + LIMIT
@@ -108,7 +112,7 @@ def measure_real(launch: Launch, script: Sequence[str], folder: Path, steps: int
             process.wait(10)
         _end_process(process)
     _, found, _ = read_copy(folder, 0, process.returncode, 0)
-    return compute_typical_step(found.seconds)
+    return compute_typical_step(found.seconds[-SETTLED:])
 
 
 def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[str]:
@@ -116,11 +120,25 @@ def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[
     return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, place)]
 
 
-def make_copy_environment(plan: str, scaling: str, overlap: str = "on") -> dict[str, str]:
+def make_limits(memory: float, microbatch: int = 0) -> dict[str, str]:
+    """The variables of a process that may take so many bytes, and computes slices in parts of `microbatch` rows.
+
+    0: as the environment says.
+    """
+    parts = "auto" if microbatch == settings.AUTO else str(microbatch)
+    return {
+        **({"MATEX_MEMORY": f"{memory:.0f}"} if memory else {}),
+        **({"MATEX_MICROBATCH": parts} if microbatch else {}),
+    }
+
+
+def make_copy_environment(
+    plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results."""
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
     own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": plan.split(":", 4)[4], "MATEX_QUIET": "1"}
-    return {"MATEX_OVERLAP": overlap, **kept, **own, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {"MATEX_OVERLAP": overlap, **kept, **own, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def _start_copy(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
