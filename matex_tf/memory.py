@@ -39,25 +39,24 @@ def _read_left_to_control_groups() -> Iterator[int]:
     for line in _read_lines("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
         if controllers == "":
-            root, names = _CGROUPS, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
+            root, names, cached = _CGROUPS, ("memory.max", "memory.current"), ("inactive_file", "active_file")
+        elif "memory" in controllers.split(","):  # whose groups' own figures leave out those of the groups below
             root, names = f"{_CGROUPS}/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cached = ("total_inactive_file", "total_active_file")
         else:
             continue
         while True:
             most, taken = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
             if most.isdigit() and taken.isdigit():
-                yield int(most) - int(taken) + _read_cached(f"{root}{path}/memory.stat")
+                yield int(most) - int(taken) + _read_cached(f"{root}{path}/memory.stat", cached)
             if path in ("", "/"):
                 break
             path = os.path.dirname(path)
 
 
-def _read_cached(path: str) -> int:
+def _read_cached(path: str, names: tuple[str, str]) -> int:
     """Bytes of files that are kept for whoever reads them again: they count as taken, and give way."""
-    return sum(
-        int(line.split()[1]) for line in _read_lines(path) if line.startswith(("inactive_file ", "active_file "))
-    )
+    return sum(int(line.split()[1]) for line in _read_lines(path) if line.split()[0] in names)
 
 
 def _read_lines(path: str) -> list[str]:
