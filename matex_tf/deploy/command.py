@@ -32,9 +32,14 @@ def find_own_command() -> str:
     return shlex.join([beside] if beside else [sys.executable, "-m", "matex_tf.launch.cli"])
 
 
-def prepare_job(asked: type[Options], target: Sequence[str], given: dict[str, Any]) -> Options:
-    """The options of a job that runs `target`, the script or `-m` and a module first. Raises ValueError, TypeError."""
-    return fill_name_and_command(merge_options(asked, given), target)
+def prepare_job(
+    asked: type[Options], target: Sequence[str], given: dict[str, Any], ranks: int | None = None
+) -> Options:
+    """The options of a job that runs `target`, the script or `-m` and a module first, on so many `ranks` in all.
+
+    Raises ValueError, TypeError.
+    """
+    return fill_name_and_command(merge_options(asked, given, ranks), target)
 
 
 def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
@@ -73,6 +78,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="As a job of Slurm.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="As an MPIJob of Kubernetes.")
+@click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="How many in all; as many a node.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
 @add_slurm_options
 @click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
@@ -87,8 +93,9 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def submit_script(
-    cluster: str | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...], **given: Any
-) -> int:
+    cluster: str | None, ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...],
+    **given: Any,
+) -> int:  # fmt: skip
     """Queue SCRIPT.py, unchanged, as a job of a cluster. Follow it to its end, and end with its exit code.
 
     \b
@@ -111,7 +118,7 @@ def submit_script(
     target = ["-m", *script] if is_module else [*script]
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     try:
-        asked = prepare_job(kind, target, _check_names(kind, chosen))
+        asked = prepare_job(kind, target, _check_names(kind, chosen), ranks)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if isinstance(asked, kubernetes.Kubernetes) and not asked.image:

@@ -111,11 +111,13 @@ def list_files() -> list[Path]:
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
 
-def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
+def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | None = None) -> Asked:
     """The options `given`, over the defaults of the user's files. Lists add up: the files' come first.
 
+    With `ranks`, those in all, the files do not say how many each node has.
+
     Raises:
-        ValueError, TypeError: a name or a value is wrong; of a file with its name.
+        ValueError, TypeError: a name or a value is wrong; of a file with its name. Or `ranks` and nodes do not match.
     """
     known = [one.name for one in fields(asked)]
     lists = {one.name for one in fields(asked) if isinstance(one.default, tuple)}
@@ -136,8 +138,10 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any]) -> Asked:
     for path in list_files():
         if path.is_file():
             add_options(_read_table(path, asked.get_kind()), f"{path}: ")
+    if ranks is not None:
+        settled.pop("ranks_per_node", None)
     add_options(given, "")
-    return asked(**settled)
+    return asked(**settled) if ranks is None else deal_ranks(asked(**settled), ranks)
 
 
 def format_options(asked: Options) -> list[str]:

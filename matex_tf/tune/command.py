@@ -13,7 +13,7 @@ import click
 
 from matex_tf.deploy.command import add_slurm_options
 from matex_tf.deploy.job import JobError
-from matex_tf.deploy.options import deal_ranks, merge_options, parse_time
+from matex_tf.deploy.options import merge_options, parse_time
 from matex_tf.deploy.slurm import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
@@ -158,9 +158,7 @@ def tune_command(
 def _settle_job(run: tuple[str, ...], ranks: int | None, given: dict[str, Any]) -> dict[str, Any]:
     """The settings of a search whose trials are jobs. Raises click.UsageError."""
     try:
-        asked = merge_options(Slurm, {**given, **({"run": run} if run else {})})
-        if ranks is not None:
-            asked = deal_ranks(asked, ranks)
+        asked = merge_options(Slurm, {**given, **({"run": run} if run else {})}, ranks)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
     return {"slurm": asdict(asked), "ranks": asked.ranks}

@@ -134,6 +134,10 @@ def test_defaults_of_two_files_and_of_the_command_line(tmp_path, capsys):
     assert "--account=mine\n" in said and "--partition=fast\n" in said and "--ntasks-per-node=2\n" in said
     assert "module load a\nmodule load b\nmodule load c\n" in said
     assert "run --restarts 3 -n 4 x.py --time & child" in said and not (tmp_path / "runs").exists()
+    assert cli.main(["submit", "--slurm", "--dry-run", "-n", "6", "--nodes", "2", "x.py"]) == 0
+    assert "--ntasks-per-node=3\n" in capsys.readouterr().out, "the command line wins"
+    assert cli.main(["submit", "--slurm", "--dry-run", "-n", "6", "--ranks-per-node", "2", "x.py"]) == 2
+    assert "6 ranks do not go with 1 nodes of 2 ranks each" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
