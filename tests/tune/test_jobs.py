@@ -20,6 +20,7 @@ import matex_tf
 from matex_tf.deploy import following, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, WAITING, Job, State, UnreachableError
 from matex_tf.launch import cli
+from matex_tf.tune import command as tuning
 from matex_tf.tune import search, setup
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials import job_trial
@@ -251,6 +252,14 @@ def test_without_slurm(cluster, capsys, monkeypatch):
     assert not Path("runs").exists()
 
 
+def test_the_command_line_wins_over_the_users_file(cluster):
+    Path("matex.toml").write_text("[slurm]\nranks-per-node = 8\naccount = 'mine'\n")
+    for given, ranks, each in (({}, None, 8), ({}, 3, 3), ({"nodes": 2}, 4, 2), ({"ranks_per_node": 2}, None, 2)):
+        found = tuning._settle_job((), ranks, given)
+        assert (found["slurm"]["ranks_per_node"], found["slurm"]["account"]) == (each, "mine")
+        assert found["ranks"] == each * given.get("nodes", 1)
+
+
 def test_from_python(cluster):
     found = matex_tf.tune("train.py", search="space.yaml", trials=1, cluster=matex_tf.Slurm(partition="all"))
     assert found.command.startswith("matex submit --slurm --partition=all train.py --x=") and cluster.queue == []
@@ -299,7 +308,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
         (State(ENDED, "OUT_OF_MEMORY"), True, FAILED, "OUT_OF_MEMORY"),
         (State(ENDED, "FAILED", code=1), False, FAILED, "no output: does the job's node see"),
         (State(ENDED, "FAILED", code=78), True, FAILED, "exit code 78"),
-        (State(FORGOTTEN, "is not known"), False, STOPPED, ""),
+        (State(FORGOTTEN, "is not known"), True, FAILED, "its job is not known"),
     ],
 )
 def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, expected, why):

@@ -109,12 +109,12 @@ class JobTrial(Trial):
         if now is None or now.phase not in (ENDED, FORGOTTEN):
             return None
         code = read_exit_code(self.folder)  # it may have been noted since
-        if code is None and now.phase == FORGOTTEN:
-            return Outcome(STOPPED, seconds=self.seconds)
         return self._judge_state(now) if code is None else self.judge_outcome(code)
 
     def _judge_state(self, now: State) -> Outcome:
-        """What became of it, of which Slurm alone knows how it ended."""
+        """What became of it, of which Slurm alone knows how it ended, if anybody does."""
+        if now.phase == FORGOTTEN:  # what a node or a time limit ends is queued again: it was cancelled
+            return self.judge_outcome(1, f"its job {now.words}")
         if now.words in _OUTSIDE:
             return self.judge_outcome(EXIT_REQUEUE, now.words)
         if now.words == "FAILED" and not (self.folder / OUTPUT).is_file():
