@@ -4,45 +4,116 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-COPIED_BYTES, ENTRIES = 16 << 20, 5000
+COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
 NOT_MIRRORED = {".git", ".venv", "venv", "__pycache__", "node_modules"}
 
+Stamp = tuple[int, int]
 
-def mirror_folder(source: Path, target: Path) -> dict[str, tuple[int, int]]:
-    """Make `target` look like the folder `source`: small files copied, large ones linked.
 
-    A script that reads and writes beside itself then leaves the user's own files alone. Returns size and time of
-    modification of everything in it.
+@dataclass
+class Mirror:
+    """What was laid out: the copies, with size and time of modification; links, with what they say; and of the
+    originals, the files and folders that the mirror shares, being too large for copies or not to be read.
     """
-    count = 0
-    for folder, inside, names in os.walk(source):
-        inside[:] = [name for name in inside if name not in NOT_MIRRORED]
-        there = target / os.path.relpath(folder, source)
-        there.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            count += 1
-            if count > ENTRIES:
-                return list_files(target)
-            file = Path(folder, name)
-            if not file.is_file():
+
+    copies: dict[Path, Stamp] = field(default_factory=dict)
+    links: dict[Path, str] = field(default_factory=dict)
+    files: dict[Path, Stamp] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+
+    def copy_file(self, path: Path, here: Path) -> None:
+        """Have a copy of `path` at `here`, unless a script has written something else there."""
+        if not here.exists():
+            shutil.copy2(path, here)
+        if read_stamp(here) == read_stamp(path):
+            self.copies[here] = read_stamp(here)
+
+    def make_link(self, here: Path, leads: Path) -> None:
+        """Have a link at `here`, unless a script has written something else there."""
+        if not os.path.lexists(here):
+            here.symlink_to(leads)
+        if here.is_symlink() and os.readlink(here) == str(leads):
+            self.links[here] = str(leads)
+
+
+def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = ()) -> Mirror:
+    """Make `target` look like the folder `source`, less `leave_out`: files copied, large ones and what is much linked.
+
+    The uppermost folders come first, so that what is linked whole is deep down. A link into `source` is one into
+    `target`; what others lead to is copied as if it lay there. What a script has written in `target` stays.
+    """
+    source = source.resolve()
+    made, places, waiting, copied = Mirror(), {source: target}, [source], 0
+    entries = _count_entries(source)
+    target.mkdir(parents=True, exist_ok=True)
+    while waiting:
+        folder = waiting.pop(0)
+        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+            path, here = Path(entry.path), places[folder] / entry.name
+            real = Path(os.path.realpath(path))
+            if entry.name in NOT_MIRRORED or path in leave_out or real == target:
                 continue
-            if file.stat().st_size <= COPIED_BYTES:
-                shutil.copy2(file, there / name)
-            else:
-                (there / name).symlink_to(file.resolve())
-    return list_files(target)
+            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, leave_out)):
+                made.make_link(here, inside)
+                continue
+            is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
+            is_to_copy = not here.is_symlink() and os.access(path, os.R_OK)
+            if is_folder and is_to_copy and os.access(path, os.X_OK) and not here.is_file():
+                count = _count_entries(real)
+                if entries + count <= ENTRIES:
+                    entries += count
+                    here.mkdir(exist_ok=True)
+                    places[real] = here
+                    waiting.append(real)
+                    continue
+            elif is_file and is_to_copy and len(made.copies) < ENTRIES:
+                size = entry.stat().st_size
+                if size <= min(COPIED_BYTES, ALL_COPIED_BYTES - copied):
+                    copied += size
+                    made.copy_file(path, here)
+                    continue
+            if is_folder or is_file:
+                made.make_link(here, real)
+            if is_folder:
+                made.folders.append(path)
+            elif is_file:
+                made.files[real] = read_stamp(real)
+    return made
 
 
-def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
+    """Where `real` is in the mirror; None if it is not there."""
+    for above in (real, *real.parents):
+        if above.name in NOT_MIRRORED or above in leave_out:
+            return None
+        if above in places:
+            return places[above] / real.relative_to(above)
+    return None
+
+
+def _count_entries(folder: Path) -> int:
+    """How much is in a folder itself."""
+    with os.scandir(folder) as entries:
+        return sum(1 for _ in entries)
+
+
+def read_stamp(path: Path) -> Stamp:
+    """Size and time of modification of a file."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def list_files(folder: Path) -> dict[str, Stamp]:
     """Size and time of modification of every file in `folder`, by its path."""
     files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
     return {
-        str(file.relative_to(folder)): (file.stat().st_size, file.stat().st_mtime_ns)
+        str(file.relative_to(folder)): read_stamp(file)
         for file in files
-        if "__pycache__" not in file.parts
+        if "__pycache__" not in file.parts and file.exists()
     }
 
 

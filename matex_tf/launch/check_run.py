@@ -37,6 +37,7 @@ class Outcome:
     figures: list[list[float]]
     weights: list[np.ndarray]
     agree: bool  # the weights are the same on all ranks, bit for bit
+    shared: Sequence[str] = ()  # the user's own folders, in which a run writes as in any other
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
     """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal."""
     place, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
-    before = mirror_folder(source, place)
+    shared = [str(path.relative_to(source)) for path in mirror_folder(source, place).folders]
+    before = list_files(place)
     started = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
@@ -98,7 +100,7 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
     agree = all(
         rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
     )
-    return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree)
+    return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree, shared)
 
 
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
@@ -127,6 +129,8 @@ def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     count = [str(len(outcome.files)) for outcome in (alone, together)]
     odd = sorted(set(alone.files) ^ set(together.files))
     note = f"only in one: {', '.join(odd[:3])}" if odd else ""
+    if alone.shared and not odd:
+        note = f"less those in {', '.join(alone.shared[:3])}: too many for a copy, so that yours are used"
     rows.append(Row("files written", count[0], count[1], "differs" if odd else "equal", note))
     return rows
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matex_tf.io.mirror import make_mirror_command
+from matex_tf.io.mirror import Mirror, make_mirror_command, mirror_folder
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place
@@ -35,7 +35,7 @@ class UnderWay:
     record: Record
     trial: Trial
     slot: Slot
-    layout: place.Layout
+    layout: Mirror
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Starter:
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
-            layout = place.lay_out_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
+            layout = mirror_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
             if not trial:
                 place.fill_placeholders(folder / PLACE, self.asked, record.config)
         target = make_mirror_command(self.target, self.source, folder / PLACE)

@@ -79,6 +79,12 @@ def test_what_differs_is_named(changes, what, verdict):
     assert {row.what: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
 
 
+def test_folders_of_which_there_is_no_copy_are_named():
+    shared = outcome(shared=["data/images"])
+    rows = check_run.compare_outcomes(shared, shared)
+    assert "less those in data/images: too many for a copy" in rows[-1].note and rows[-1].verdict == "equal"
+
+
 def test_what_check_is_asked():
     asked = cli.parse_run("--check --steps 7 train.py --steps 3".split())
     assert asked == run_options.Run(2, ["train.py", "--steps", "3"], check=True, steps=7)

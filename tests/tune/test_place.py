@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from matex_tf.io import mirror
 from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
@@ -34,7 +35,7 @@ def source(tmp_path):
 
 def lay_out(source, tmp_path):
     target = tmp_path / "trial" / "place"
-    return target, place.lay_out_folder(source, target, {source / "runs"})
+    return target, mirror.mirror_folder(source, target, {source / "runs"})
 
 
 def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
@@ -51,9 +52,47 @@ def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
     assert (tmp_path / "elsewhere" / "b.csv").exists(), "what a link leads to is not ours"
 
 
+def test_links_stay_within_the_place_and_those_of_the_trial_are_its_own(source, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    for name, leads in {
+        "again": "linked", "latest": "later", "current": source / "data", "up": "..", "old": "runs/old", "odd": "odd",
+        "bad": tmp_path / "loop",
+    }.items():  # fmt: skip
+        (source / name).symlink_to(leads)
+    (elsewhere / "back").symlink_to(elsewhere)
+    (tmp_path / "loop").symlink_to("loop")
+    (source / "runs" / "old" / "log").write_text("theirs")
+    target, made = lay_out(source, tmp_path)
+    for name in ("linked", "again", "current", "linked/back", "linked/back/back"):
+        (target / name / "new").write_text("new")
+    (target / "later").mkdir()
+    (target / "latest" / "weights").write_text("1")
+    assert (target / "old" / "log").read_text() == "theirs" and (target / "up" / "user" / "train.py").exists()
+    (target / "mine").symlink_to("later")
+    (target / "logs").rename(target / "aside")
+    (target / "logs").symlink_to(source / "logs")
+    assert mirror.mirror_folder(source, target, {source / "runs"}).copies.keys() < made.copies.keys()
+    place.clean_folder(target, made)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["b.csv", "back"] and (source / "logs/old").exists()
+    assert not (source / "data" / "new").exists() and not (source / "later").exists()
+    assert {path.name for path in target.iterdir() if path.is_symlink()} == {"mine", "logs"}
+    assert (target / "later" / "weights").exists() and (target / "data" / "new").exists()
+
+
+def test_however_many_folders_there_are_no_more_than_so_many_entries_are_copied(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "ENTRIES", 40)
+    for number in range(20):
+        (source / "far" / str(number)).mkdir()
+        for name in range(9):
+            (source / "far" / str(number) / str(name)).write_text("x")
+    target, made = lay_out(source, tmp_path)
+    assert len(made.copies) <= 40 and len(made.folders) == 19
+    assert all((target / "far" / str(number) / "8").read_text() == "x" for number in range(20)), "all of it is there"
+
+
 def test_large_files_are_linked_and_a_trial_that_writes_one_is_found_out(source, tmp_path, monkeypatch):
     (source / "large").write_text("x" * 100)
-    monkeypatch.setattr(place, "COPIED_BYTES", 50)
+    monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
     target, made = lay_out(source, tmp_path)
     assert (target / "large").is_symlink() and not (target / "train.py").is_symlink()
     assert place.list_changed_originals(made) == []
@@ -62,7 +101,7 @@ def test_large_files_are_linked_and_a_trial_that_writes_one_is_found_out(source,
 
 
 def test_all_copies_together_have_a_limit(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(place, "ALL_COPIED_BYTES", 9)
+    monkeypatch.setattr(mirror, "ALL_COPIED_BYTES", 9)
     target, _ = lay_out(source, tmp_path)
     assert not (target / "train.py").is_symlink() and (target / "logs" / "old").is_symlink()
 
@@ -70,7 +109,7 @@ def test_all_copies_together_have_a_limit(source, tmp_path, monkeypatch):
 def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_path, monkeypatch):
     for number in range(30):
         (source / "data" / str(number)).write_text("")
-    monkeypatch.setattr(place, "ENTRIES", 20)
+    monkeypatch.setattr(mirror, "ENTRIES", 20)
     target, made = lay_out(source, tmp_path)
     assert made.folders[0] == source / "data" and (target / "data").is_symlink()
     assert (target / "data" / "29").exists() and not (target / "logs").is_symlink()
@@ -110,9 +149,9 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
     place.fill_placeholders(target, found, {"lr": 0.25, "o": "b"})
     assert (target / "conf.yaml").read_text() == "lr: 0.25\nmomentum: none\no: b {}\n"
     assert "{{lr}}" in (source / "conf.yaml").read_text()
-    monkeypatch.setattr(place, "COPIED_BYTES", 0)
+    monkeypatch.setattr(mirror, "COPIED_BYTES", 0)
     linked = tmp_path / "other" / "place"
-    place.lay_out_folder(source, linked, set())
+    mirror.mirror_folder(source, linked)
     place.fill_placeholders(linked, found, {"lr": 0.5, "o": "b"})
     assert "lr: 0.5" in (linked / "conf.yaml").read_text() and "{{lr}}" in (source / "conf.yaml").read_text()
 
