@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from matex_tf.tune import database as databases
-from matex_tf.tune import warm_start
+from matex_tf.tune import setup, warm_start
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.space import Number, Space
@@ -90,6 +90,42 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_written(database):
     database._file.execute("pragma max_page_count = 100000")
     database.end_trial(search.id, Record(record.number, {}, "engine", "done", 1.0))
     assert database.list_trials(search.id)[0].value == 1.0
+
+
+VERSION_1 = """
+create table searches (
+    id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
+    objective text not null, began real not null);
+create table tasks (
+    search integer primary key references searches, rows integer, columns integer, classes integer, parameters integer,
+    loss text);
+create table trials (
+    search integer not null references searches, number integer not null, config text not null, origin text not null,
+    state text not null, value real, kind text not null default '', why text not null default '',
+    tail text not null default '', seconds real not null default 0, began real not null, ended real,
+    primary key (search, number));
+create table curves (
+    search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
+    primary key (search, number, place));
+insert into searches values (1, '/runs/a', '["train.py"]', 'search: ...', '{"trials": 3, "run": []}', 'min', 7.0);
+insert into tasks values (1, 1000, 8, 2, 500, 'mse');
+insert into trials values (1, 1, '{"--x": 0.5}', 'engine', 'done', 0.25, '', '', '', 3.0, 7.0, 9.0);
+insert into curves values (1, 1, 0, 1, 0.25);
+pragma user_version = 1;
+"""
+
+
+def test_a_file_of_an_older_version_goes_on(tmp_path):
+    with sqlite3.connect(tmp_path / "tune.db") as file:
+        file.executescript(VERSION_1)
+    file.close()
+    database = Database(tmp_path / "tune.db")
+    done = Record(1, {"--x": 0.5}, "engine", "done", 0.25, seconds=3.0, curve=(Point(1, 0.25),))
+    assert database.list_trials(1) == [done] and database.read_task(1) == TASK
+    assert setup.merge_settings(database.find_search(1), parallel=2) == setup.Settings(trials=3, parallel=2)
+    paused = Record(database.add_trial(1, {}, "engine").number, {}, "engine", "paused", 2.0, rungs=(3.0, 2.0))
+    database.end_trial(1, paused)
+    assert Database(database.path).list_trials(1) == [done, paused]
 
 
 def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
