@@ -86,6 +86,32 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
+def resnet50(keras: Any, shape: tuple[int, ...]) -> Any:
+    """He et al. 2016, as Keras has it: 23.5 million parameters."""
+    return keras.applications.ResNet50(weights=None, input_shape=shape, classes=10, classifier_activation=None)
+
+
+def unet(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Ronneberger et al. 2015, with four floors and few filters; a mean over the image stands for its last layer."""
+    layers = keras.layers
+
+    def twice(x: Any, filters: int) -> Any:
+        for _ in range(2):
+            x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+        return x
+
+    x = inputs = keras.Input(shape)
+    kept = []
+    for filters in (16, 32, 64, 128):
+        kept.append(twice(x, filters))
+        x = layers.MaxPooling2D()(kept[-1])
+    x = twice(x, 256)
+    for beside in reversed(kept):
+        x = layers.Conv2DTranspose(beside.shape[-1], 2, 2)(x)
+        x = twice(layers.Concatenate()([x, beside]), beside.shape[-1])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
 DEVICE = 100e9  # floating-point operations a second of the device that `on_device` stands for
 
 
@@ -152,4 +178,8 @@ CASES = {
 ON_DEVICE = {
     "alexnet-device": on_device(CASES["alexnet"]),
     "normalised-device": on_device(CASES["alexnet"], normalises=True),
+}
+LARGE = {
+    "unet": Case("U-Net", (128, 128, 3), 32, 3, unet),
+    "resnet50": Case("ResNet-50", (112, 112, 3), 32, 3, resnet50, normalises=True),
 }
