@@ -47,9 +47,12 @@ class Smac:
                 self._known, n_trials=_MOST, deterministic=True, seed=seed, output_directory=Path(self._folder.name)
             )
             first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
+            # Unless told otherwise, one forest proposes eight configurations, of which it learns nothing meanwhile.
+            selector = Facade.get_config_selector(scenario, retrain_after=1)
             self._facade = Facade(
-                scenario, lambda config, seed=0: 0.0, initial_design=first, overwrite=True, logging_level=False
-            )
+                scenario, lambda config, seed=0: 0.0, initial_design=first, config_selector=selector, overwrite=True,
+                logging_level=False,
+            )  # fmt: skip
 
     def ask(self) -> Config:
         with _quiet():
