@@ -100,4 +100,3 @@ def list_commands(
         ([sys.executable, *words], [cpu], {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})})
         for cpu, task in zip(cpus, ({"type": "worker", "index": index} for index in range(len(cpus))))
     ]
-
