@@ -13,6 +13,8 @@ from matex_tf.analysis import declarations
 _UNLIKE = {"seed", "seed2", "message", "shared_name", "container", "token"}
 """Attributes that differ from trace to trace."""
 REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
+_CALLS = ("Call", "If", "While", "Case", "Dataset")
+"""What is in the names of ops that call functions."""
 
 
 def keep_alive(value: Any) -> None:
@@ -98,10 +100,24 @@ def list_functions(node: Any) -> list[str]:
     return names
 
 
+def iterate_graphs(graph: Any) -> Iterator[Any]:
+    """`graph`, and those of the functions that its ops call, and these in turn, each once; the nearest first."""
+    pending, seen = [graph], {id(graph)}
+    for one in pending:
+        yield one
+        for name in (name for op in one.get_operations() if _is_call(op) for name in list_functions(op.node_def)):
+            called = getattr(one._get_function(name), "graph", None)
+            if called is not None and id(called) not in seen:
+                seen.add(id(called))
+                pending.append(called)
+
+
+def _is_call(op: Any) -> bool:
+    return any(kind in op.type for kind in _CALLS)
+
+
 def _is_reduction_call(op: Any) -> bool:
-    if not any(kind in op.type for kind in ("Call", "If", "While", "Case", "Dataset")):
-        return False
-    return any(_has_function_reductions(op.graph, name, set()) for name in list_functions(op.node_def))
+    return _is_call(op) and any(_has_function_reductions(op.graph, name, set()) for name in list_functions(op.node_def))
 
 
 def _has_function_reductions(graph: Any, name: str, seen: set[str]) -> bool:

@@ -18,6 +18,7 @@ from matex_tf import ops, settings
 from matex_tf.analysis import programs
 from matex_tf.ops import overlap
 from matex_tf.runtime import objects
+from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
 KIND_GRADIENTS = 1
@@ -47,7 +48,10 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        # A function that is called in another one that is traced anew is so, too.
+        # A function that is called in another one that is traced anew is so, too. What it changes by addition in memory
+        # that ranks share, its own trace changes otherwise.
+        if step_weight.is_alone():
+            return original(function._clone(None), *args, **kwargs)
         return original(function if overlap.is_told() is None else _clone_function(function), *args, **kwargs)
     if not _may_be_tried(function):
         return original(function, *args, **kwargs)

@@ -20,10 +20,14 @@ _left_out: dict[int, Any] = {}
 
 
 def leave_out(variables: Iterable[Any], is_apart: Callable[[], bool]) -> None:
-    """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then."""
+    """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then.
+
+    That is a method of what these variables hold, and which is not held here.
+    """
+    method = weakref.WeakMethod(is_apart)
     for variable in map(reduction.find_tf_variable, variables):
         key = id(variable)
-        _left_out[key] = is_apart, weakref.ref(variable, functools.partial(_forget_left_out, key))
+        _left_out[key] = method, weakref.ref(variable, functools.partial(_forget_left_out, key))
 
 
 def _forget_left_out(key: int, _: object) -> None:
@@ -31,7 +35,8 @@ def _forget_left_out(key: int, _: object) -> None:
 
 
 def _is_apart(variable: Any) -> bool:
-    is_apart, _ = _left_out.get(id(variable), (None, None))
+    method, _ = _left_out.get(id(variable), (lambda: None, None))
+    is_apart = method()
     return is_apart is not None and is_apart()
 
 

@@ -18,8 +18,8 @@ from matex_tf.servers.variable_swap import find_inner
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
-_proofs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""Of models what the traces of their steps showed."""
+_proofs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Of graphs of steps what their traces showed."""
 
 _TYPES = ("float32", "float64", "int32", "int64")
 
@@ -48,17 +48,15 @@ class Proof:
         functions = elastic_step.list_functions(function)
         if not functions:
             return step_check.EAGER
-        key = id(functions[0]), step_check.describe_shapes(spec.data)
-        known = _proofs.setdefault(self._model, {})
-        self._is_traced = False
         try:
-            functions[0].get_concrete_function(iterator_ops.IteratorSpec(spec))
+            concrete = functions[0].get_concrete_function(iterator_ops.IteratorSpec(spec))
         except Exception as error:  # of the script's code, any: where it is a fault, its real step raises it, too
             return f"its step cannot be traced by itself ({type(error).__name__})"
-        if self._is_traced:
-            known[key] = weakref.ref(functions[0]), self.shared, self.told, self.parts, self.why_not
-        function_of, self.shared, self.told, self.parts, self.why_not = known.get(key, (lambda: None, [], [], [], None))
-        return None if function_of() is functions[0] else "it is none of Keras' training steps"
+        graph = step_check.find_step(concrete, _proofs)
+        if graph is None:
+            return step_check.NOT_KERAS
+        self.shared, self.told, self.parts, self.why_not = _proofs[graph]
+        return None
 
     @contextlib.contextmanager
     def enter_trace(self) -> Iterator[None]:
@@ -79,7 +77,7 @@ class Proof:
                 "a step of asynchronous training changes other variables, or in another order, than a trace of it that "
                 "was made before"
             )
-        self._is_traced, self.parts = True, additions.parts
+        self.parts = additions.parts
         graph, variables = tf.compat.v1.get_default_graph(), additions.variables
         sums = metrics.list_variables(self._model)  # a metric makes its own in its first step
         shared = {id(find_inner(one)) for one in variables}
@@ -91,6 +89,7 @@ class Proof:
         for one in self.shared:
             if find_inner(one).dtype.name not in _TYPES:
                 self.why_not = f"'{reduction.find_name(one)}' is of {find_inner(one).dtype.name}"
+        _proofs[graph] = self.shared, self.told, self.parts, self.why_not
 
 
 def find_call_obstacle(is_by_steps: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether ranks can train by themselves for some steps of a call of `fit` (`servers.local`), and that training."""
+"""Whether ranks can train by themselves for some steps of a call of `fit` (`servers.local_sgd`), and that training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matex_tf.servers import local_sgd
 from matex_tf.servers.pieces import update_costs
 
 _trained: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_outer: weakref.WeakKeyDictionary[Any, local_sgd.Outer] = weakref.WeakKeyDictionary()
 
 
 def list_trained(model: Any) -> list[Any]:
@@ -31,7 +32,7 @@ def begin_averaging(model: Any, has: Callable[[], Sequence[Any]]) -> local_sgd.A
         local_sgd.say_not(f"fit on '{model.name}'", why)
     if why is not None or not local_sgd.is_chosen():
         return None
-    return local_sgd.Averaging(list_trained(model), has)
+    return local_sgd.Averaging(list_trained(model), has, _outer.setdefault(model, local_sgd.Outer()))
 
 
 def _find_obstacle(model: Any) -> str | None:

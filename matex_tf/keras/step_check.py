@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from matex_tf.analysis import dry_trace, programs
+from matex_tf.analysis import dry_trace, graph_ops, programs
 from matex_tf.gradients import overlap_trial
 from matex_tf.loops import open_shapes, traces
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import objects
 
+NOT_KERAS = "it is none of Keras' training steps"
 EAGER = "it is not traced (run_eagerly=True)"
 OTHER = "its Python does something else each time it is traced: keep what it changes in a tf.Variable"
-_known: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, Any]]] = weakref.WeakKeyDictionary()
-"""Of each model, by kinds and shapes of data, why its step cannot be sharded, and a reference to the graph."""
+_traced: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Of each graph of a step, why that cannot be sharded."""
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""Of each model, by kinds and shapes of data, a reference to the graph of the step for them."""
 _made_for_whole: weakref.WeakSet = weakref.WeakSet()
 """Functions that were made once a step was known to be computed whole."""
 _meeting: weakref.WeakKeyDictionary[Any, dict[str, programs.Program]] = weakref.WeakKeyDictionary()
@@ -45,8 +48,7 @@ def make_whole(model: Any, kind: str, spec: Any) -> None:
 
 
 def _find_graph(model: Any, of_kind: Any) -> Any:
-    known = _known.get(model, {}).get(of_kind)
-    return known[1]() if known else None
+    return _known.get(model, {}).get(of_kind, lambda: None)()
 
 
 def forget_to_make_whole(model: Any, kind: str) -> None:
@@ -67,8 +69,8 @@ def is_made_for_whole(function: Any) -> bool:
     return function in _made_for_whole
 
 
-def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
-    """The step of `model` for `kind` was traced for batches such as `data`; `reason`: why it cannot be sharded."""
+def note_traced(model: Any, kind: str, reason: Any) -> None:
+    """The step of `model` for `kind` was traced, as the graph being built; `reason`: why it cannot be sharded."""
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
@@ -76,7 +78,7 @@ def note_traced(model: Any, kind: str, data: Any, reason: Any) -> None:
     own = _meeting.get(model, {}).get(kind)
     if own is not None and programs.read_program(graph, own).is_unlike(own):
         why = why or OTHER
-    _known.setdefault(model, {})[kind, describe_shapes(data)] = why, weakref.ref(graph)
+    _traced[graph] = why
 
 
 def find_obstacle(model: Any, kind: str, function: Any, spec: Any, is_fixed: bool = False) -> str:
@@ -93,13 +95,24 @@ def find_obstacle(model: Any, kind: str, function: Any, spec: Any, is_fixed: boo
     functions = elastic_step.list_functions(function)
     if not functions:
         return EAGER
-    known = _known.setdefault(model, {})
     try:
         with open_shapes.watch_rows(is_fixed):
-            overlap_trial.trace_function(functions[0], (iterator_ops.IteratorSpec(spec),), {})
+            concrete = overlap_trial.trace_function(functions[0], (iterator_ops.IteratorSpec(spec),), {})
     except Exception:  # of the script's code, any: where it is a fault, its real step raises it, too
         return traces.NAMED
-    return known.get((kind, describe_shapes(spec.data)), ("it is none of Keras' training steps", None))[0]
+    graph = find_step(concrete, _traced)
+    if graph is None:
+        return NOT_KERAS
+    _known.setdefault(model, {})[kind, describe_shapes(spec.data)] = weakref.ref(graph)
+    return _traced[graph]
+
+
+def find_step(concrete: Any, traced: Container[Any]) -> Any:
+    """The graph of the step within what Keras calls; None if it is none of `traced`.
+
+    It may have been traced for other shapes, of which these are some: TensorFlow takes what it has.
+    """
+    return next((graph for graph in graph_ops.iterate_graphs(concrete.graph) if graph in traced), None)
 
 
 def find_obstacle_if_whole(

@@ -1,14 +1,19 @@
-"""Whose code a frame of the stack runs, and for whom. Its module says so; a path does not: scripts lie anywhere."""
+"""Whose code a frame of the stack runs, and for whom. Its module says so; a path does not: scripts lie anywhere.
+
+Of a stack that is shown to people, the path has to do.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
+_SHOWN = 16  # frames of a stack
 
 
 def find_package(frame: FrameType) -> str:
@@ -61,3 +66,22 @@ def is_library(path: str) -> bool:
             os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(os.path.dirname(__file__))),
         )
     )
+
+
+def describe_place(stack: list[traceback.FrameSummary]) -> str:
+    """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+    if not stack:
+        return "its end"
+    own = [one for one in stack if not is_library(one.filename)]
+    place = _format_frame(own[-1]) if own else "no line of its own"
+    return place if own and own[-1] is stack[-1] else f"{place}, within {_format_frame(stack[-1])}"
+
+
+def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
+    """The innermost frames of `stack`, for people, without those of who started the script."""
+    first = next((number for number, one in enumerate(stack) if not is_library(one.filename)), 0)
+    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_SHOWN:])
+
+
+def _format_frame(frame: traceback.FrameSummary) -> str:
+    return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"

@@ -25,8 +25,7 @@ from matex_tf.world import terminal, world
 _PATIENCE = 5.0  # seconds for an answer
 _SUSPENDED = 5.0  # seconds by which a look is late where the whole process was stopped
 _NAMED = 8  # of hundreds of ranks, a few tell enough
-_STACKS = 2  # and of their stacks fewer, of so many frames each
-_FRAMES = 16
+_STACKS = 2  # and of their stacks fewer
 _KIND_GRADIENTS = 1
 _PROMPT = ("at the prompt of an interactive session", math.inf)
 
@@ -110,6 +109,7 @@ class _Stall:
 class _Watch:
     def __init__(self) -> None:
         self.me = world.get_world()
+        self.ranks = list(range(self.me.size))  # those that are left
         self.communicator = world.get_communicator("watch")
         self.limit = _get_limits()[1]
         self.stall = min(limit for limit in _get_limits() if limit)
@@ -128,12 +128,26 @@ class _Watch:
     def _watch_until_lost(self) -> None:
         from mpi4py import MPI
 
-        try:
-            self._watch_ranks()
-        except MPI.Exception:
-            # A rank was lost: those that are left, if they can go on, begin to watch anew.
-            if not settings.get_settings().elastic:
-                raise
+        while not self.ended.is_set():
+            try:
+                self._watch_ranks()
+            except MPI.Exception:
+                if not settings.get_settings().elastic:
+                    raise
+                if self.communicator.Is_revoked():
+                    return  # those that are left, if they can go on, begin to watch anew
+                self._leave_out_lost()
+
+    def _leave_out_lost(self) -> None:
+        """Others go on without those that are lost, and may not come to agree on it soon: watch them."""
+        from mpi4py import MPI
+
+        self.communicator.Ack_failed()
+        lost = self.communicator.Get_failed()
+        gone = MPI.Group.Translate_ranks(lost, None, self.communicator.group)
+        lost.Free()
+        self.ranks = [rank for rank in range(self.me.size) if rank not in gone]
+        self.stalled = None  # who waits for others says so again
 
     def _watch_ranks(self) -> None:
         looked = time.monotonic()
@@ -173,11 +187,11 @@ class _Watch:
             mine = _Answer(
                 waiting.number,
                 waiting.what,
-                _describe_place(stack),
+                script_frames.describe_place(stack),
                 does,
                 is_waited_for,
                 updates,
-                _format_frames(stack),
+                script_frames.format_stack(stack),
             )
             self._send_message(rank, "here", mine)
         elif kind == "here" and self.stalled is not None:
@@ -193,6 +207,8 @@ class _Watch:
             self.number, self.teller, self.heard, self.reported = waiting.number, 0, True, 0.0
         if not self.heard and now > self.reported + _PATIENCE and self.teller < self.me.rank:
             self.teller, self.reported = self.teller + 1, 0.0
+        while self.teller not in self.ranks:
+            self.teller, self.heard, self.reported = self.teller + 1, True, 0.0
         if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
             self.reported, self.heard = now, False
             self._send_message(self.teller, "waits", waiting.number, waited, waiting.what)
@@ -207,12 +223,12 @@ class _Watch:
             if waited < (min(due, self.limit) if stalled.told < self.limit else due):
                 return
             stalled.asked, stalled.answers = now, {}
-            for rank in range(self.me.size):
+            for rank in self.ranks:
                 self._send_message(rank, "where")
             return
-        if now < stalled.asked + _PATIENCE and len(stalled.answers) < self.me.size:
+        if now < stalled.asked + _PATIENCE and not stalled.answers.keys() >= set(self.ranks):
             return
-        late = [rank for rank in range(self.me.size) if not self._is_waiting(stalled, rank)]
+        late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
         if ops.read_waiting().number > stalled.number:
             self.stalled = None
             return
@@ -232,7 +248,7 @@ class _Watch:
 
     def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
         hosts = self.me.hosts
-        here = [rank for rank in range(self.me.size) if rank not in late]
+        here = [rank for rank in self.ranks if rank not in late]
         some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
         some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
         updates = ops.count_completed(_KIND_GRADIENTS)
@@ -259,12 +275,12 @@ class _Watch:
         reasons = "each for others, which have gone another way, or for what they exchange, if that takes so long"
         after = f"after {ops.count_completed(_KIND_GRADIENTS)} updates"
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
-        for rank in range(self.me.size)[:_NAMED]:
+        for rank in self.ranks[:_NAMED]:
             answer = stalled.answers[rank]
             waits = f"waits at {answer.waits_at} (collective number {answer.number})"
             lines.append(f"  rank {rank} ({hosts[rank]}) {waits}; it is at {answer.place}")
-        if self.me.size > _NAMED:
-            lines.append(f"  and {self.me.size - _NAMED} more")
+        if len(self.ranks) > _NAMED:
+            lines.append(f"  and {len(self.ranks) - _NAMED} more")
         return "\n".join(lines) + "\n"
 
     def _read_stack(self) -> list[traceback.FrameSummary]:
@@ -275,25 +291,6 @@ class _Watch:
         return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
 
 
-def _describe_place(stack: list[traceback.FrameSummary]) -> str:
-    """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
-    if not stack:
-        return "its end"
-    own = [one for one in stack if not script_frames.is_library(one.filename)]
-    place = _format_frame(own[-1]) if own else "no line of its own"
-    return place if own and own[-1] is stack[-1] else f"{place}, within {_format_frame(stack[-1])}"
-
-
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
     """Whether this rank waits for a person to type: for as long as that takes."""
     return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)
-
-
-def _format_frames(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
-    """The innermost frames of `stack`, for people, without those of who started the script."""
-    first = next((number for number, one in enumerate(stack) if not script_frames.is_library(one.filename)), 0)
-    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_FRAMES:])
-
-
-def _format_frame(frame: traceback.FrameSummary) -> str:
-    return f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"

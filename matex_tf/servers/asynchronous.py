@@ -57,8 +57,7 @@ class _End(NamedTuple):
     early: str | None
     first: tuple[int, int] | None
     taken: int
-    trained: int
-    told: list[Any]
+    told: values.Told
 
 
 class Turns:
@@ -83,7 +82,7 @@ class Turns:
         state: protocols.State | None,
     ):
         self._shared = values.SharedValues(shared)
-        self._told = list(told)
+        self._own = values.OwnValues(told)
         self._most, self._parts, self._rescue, self._state = most, parts, rescue, state
         self._behind = read_bound()
         self.is_within = False  # an epoch, in which ranks are at batches of their own
@@ -92,7 +91,7 @@ class Turns:
         self._iterator: Any = None
         self._batch = -1
         self._count = self._done = self._begin = 0  # batches of the epoch; those before are trained; its first step
-        self._taken = self._trained = -1  # the last batch
+        self._taken = self._trained = -1  # the newest batch, and the last
         self._waited, self._made = 0.0, 0  # seconds, and updates of all ranks
         self._others: Counter[int] = Counter()
 
@@ -117,6 +116,7 @@ class Turns:
         """
         self._first, self._data = first, data
         self._taken = self._trained = -1
+        self._own.forget_batches()
         self._enter_epoch(0, count)
         batch = self._begin_batch()
         for number, step in enumerate(steps):
@@ -173,18 +173,15 @@ class Turns:
         self._leave_epoch()
         if self._rescue is not None:
             self._rescue.end_turns()
-        told = [one.numpy() for one in self._told]
-        mine = _End(self._early, self._data.get_first(), self._taken, self._trained, told)
-        everyone = [
-            _End(*one) for one in objects.allgather(tuple(mine), "the end of an epoch of asynchronous training")
-        ]
+        mine = _End(self._early, self._data.get_first(), self._taken, self._own.keep_values(self._trained))
+        everyone: list[_End] = objects.allgather(mine, "the end of an epoch of asynchronous training")
         before, self._done = self._done, store.count_trained()
         self._made += self._done - before
         self._shared.take_out()
         if len({end.first for end in everyone}) > 1:
             notes.print_note(OTHER_ORDER)
         # The last that the script alone begins: where data end, one that it does not train.
-        last = max(everyone, key=lambda end: end.trained)
+        last = max(everyone, key=lambda end: end.told.batch)
         without = [end for end in everyone if end.early == _OUT_OF_DATA]
         if without:
             last = min(without, key=lambda end: end.taken)
@@ -192,8 +189,7 @@ class Turns:
         else:
             # That of the last batch may be a rank that is lost.
             self._catch_up(max(self._done - 1, *(end.taken for end in everyone)))
-        for one, value in zip(self._told, last.told):
-            one.assign(value)
+        self._own.assign_values(last.told)
         self._iterator = None
         reasons = [end.early for end in everyone if end.early]
         if self._done != self._count and not reasons:
@@ -255,6 +251,8 @@ class Turns:
 
     def _fetch_batch(self, batch: int, step: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """`step` for a batch of this epoch, which may be an older one of a lost rank; None if there is none."""
+        if batch < self._trained:
+            self._own.keep_values(self._trained)  # of the newer one that it had before
         self._batch, self._taken = batch, max(batch, self._taken)
         if self._rescue is None:
             store.want_batch(self._first + batch)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import settings
+from matex_tf.analysis import graph_ops
 from matex_tf.servers.pieces import publishing
 
 x = tf.constant(np.random.default_rng(0).normal(size=(36, 6)).astype("float32"))
@@ -38,10 +39,28 @@ def step_of(model, optimizer, more=None):
     return step
 
 
-def cuts(step):
+def loops_of(step):
+    """Functions with a loop, over a dataset and by its iterator, in which a step is made."""
+
+    @tf.function
+    def over(data):
+        for rows in data:
+            step.python_function(rows)
+
+    @tf.function
+    def along(data):
+        for _ in tf.range(2):
+            if tf.reduce_any(x > 0):
+                step.python_function(next(data))
+
+    return over, along
+
+
+def cuts(step, data=x):
     """Whether the gradients of a step are summed in pieces."""
-    ops = step.get_concrete_function(x).graph.get_operations()
-    return any(op.get_attr("cuts") for op in ops if op.type == "MatexReduceGradients")
+    graphs = graph_ops.iterate_graphs(step.get_concrete_function(data).graph)
+    ops = [op for graph in graphs for op in graph.get_operations() if op.type == "MatexReduceGradients"]
+    return any(op.get_attr("cuts") for op in ops)
 
 
 def common_memory():
@@ -55,6 +74,7 @@ def train(name):
     """Trains with the strategy that is set; whether each step sums gradients in pieces."""
     model, optimizer = network(), keras.optimizers.Adam(0.05, weight_decay=0.01)
     step, asking = step_of(model, optimizer), step_of(model, optimizer, tf.linalg.global_norm)
+    over, along = loops_of(step)
     kept, figures, weights = [], [], []
     for number in range(8):
         if number in (3, 4, 5):  # both what lies in common memory and what lies elsewhere
@@ -64,10 +84,14 @@ def train(name):
             model.set_weights([one * 0.5 for one in model.get_weights()])
         figures.append((asking if number in (2, 7) else step)(x))
         weights += [np.array(one).ravel() for one in model.get_weights()]
+    data = tf.data.Dataset.from_tensor_slices(x).batch(12)
+    for loop, given in ((over, data), (along, iter(data))):
+        loop(given)
+        weights += [np.array(one).ravel() for one in model.get_weights()]
     for values, before in kept:
         assert all(np.array_equal(value, as_it_was) for value, as_it_was in zip(values, before))
     found[name] = np.concatenate([*weights, np.array(figures)])
-    return cuts(step), cuts(asking)
+    return cuts(step), cuts(over, data), cuts(along, iter(data)), cuts(asking)
 
 
 def in_strategy(strategy):
@@ -75,14 +99,14 @@ def in_strategy(strategy):
 
 
 in_strategy("allreduce")
-assert train("allreduce") == (False, False)
+assert train("allreduce") == (False, False, False, False)
 in_strategy("sharded")
 before = common_memory()
-assert train("in memory") == (True, False)  # where the script asks for the gradients, they are whole
+assert train("in memory") == (True, True, True, False)  # where the script asks for the gradients, they are whole
 with_weights = common_memory()
 assert with_weights > before
 settings.get_settings().algorithm = "mpi"
-assert train("by messages") == (False, False)
+assert train("by messages") == (False, False, False, False)
 assert common_memory() == with_weights
 publishing.are_in_host_memory = lambda parts: False
 train("of a device")

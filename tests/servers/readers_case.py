@@ -115,8 +115,28 @@ def of_few():
     keep("few", [scale, *optimizer.variables])
 
 
+class First(keras.layers.Layer):
+    def call(self, rows):
+        return tf.ensure_shape(rows[:, :5], (None, 5))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 5)
+
+
+def of_any_width():
+    """A step that was traced for any number of columns is that for six of them, too."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((None,)), First(), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    batches = ((x[at : at + 9, : 6 - at // 9 % 2], x[at : at + 9, :1]) for at in range(0, 36, 9))
+    model.fit(batches, steps_per_epoch=4, verbose=0)
+    model.fit(x, x[:, :1], batch_size=9, verbose=0)
+    keep("any width", [*model.weights, *model.optimizer.variables])
+
+
 in_fit()
 in_loops()
+of_any_width()
 of_rows()
 of_few()
 np.savez(folder / f"rank-{matex_tf.rank()}.npz", **found)

@@ -9,6 +9,7 @@ import pytest
 from comparing import close
 
 import launch
+from matex_tf.servers.turns import values
 
 HERE = Path(__file__).parent
 
@@ -57,6 +58,7 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
     assert iterations["own|2"] == 15 and np.isclose(found[0]["own|3"], 0.1 / 7 / 10), found[0]
     assert said.count("remembers/last' anew in each batch") == 1, said
     assert "fit on 'probe' runs as allreduce: it is called within another" in said
+    assert "fit on 'any_width'" not in said, said
     assert "train_on_batch runs as allreduce" in said and "see different rows" not in said
 
 
@@ -78,7 +80,7 @@ def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tm
     again = how != "--elastic"
     env = {**launch.ALL_FILES, "MATEX_STATE": str(tmp_path / "state"), "MATEX_STRATEGY": "async"}
     env["MATEX_SAVE_SECONDS"] = "0.01" if again else "0"
-    if not again:  # nobody else makes MPI hear of a loss then
+    if not again:  # watched in the first call of fit only
         env |= {"MATEX_STALL_SECONDS": "0", "MATEX_ABORT_SECONDS": "0"}
     result = launch.matex_run(ranks, how, HERE / "turns_lost_case.py", tmp_path, *losses, env=env).check()
     left = {str(rank) for rank in range(ranks)} - ({loss[0] for loss in losses} if not again else set())
@@ -102,4 +104,21 @@ def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tm
     else:
         assert said.count("is lost; ") == 2 and "restart" not in said, result.output
     if "seen" in losses[0] and not again:
+        waits = r"has waited at a batch, .* rank 2 has trained an older one .* for:\n  rank 2 \(.* in stand_still:"
+        assert re.search(rf"rank 0 \(\S+\) {waits}", said), said
+        assert "does not answer" not in said, said
         assert re.search(r"batch \d+ of the epoch, which it had, goes to another", said), result.output
+
+
+def test_a_learning_rate_is_that_of_the_newest_batch():
+    import tensorflow as tf
+
+    rate = tf.Variable(0.5)
+    own = values.OwnValues([rate])
+    own.keep_values(12)
+    rate.assign(0.25)
+    own.assign_values(own.keep_values(11))  # a lost rank's, which came later
+    assert rate == 0.5
+    rate.assign(0.125)
+    own.assign_values(own.keep_values(13))
+    assert rate == 0.125

@@ -24,7 +24,7 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     found = [dict(np.load(path)) for path in sorted(tmp_path.glob("rank-*.npz"))]
     assert len(found) == ranks
     for one in found:
-        for name in ("three", "one", "custom"):
+        for name in ("three", "one", "outer", "custom"):
             wanted, got = of(one, f"{name} expected"), of(one, name)
             assert len(wanted) == len(got) and all(map(close, got, wanted)), name
         differing = [
@@ -37,6 +37,7 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     assert all(np.isfinite(value).all() for value in of(found[0], "words"))
     assert "differs between ranks" not in said and "drifted" not in said, said
     assert f"local: {ranks} ranks, each on its slices of batches by itself; after 3 steps the average" in said
+    assert "after 3 steps the average of their weights, and an outer step to it (nesterov:0.7:0.9); results" in said
     assert "after each step the average" in said and "results are statistical" in said
     for name in ("eagerly", "several", "scales", "accumulates"):
         assert f"MATEX_STRATEGY=local: fit on '{name}' runs as allreduce: " in said, said

@@ -82,6 +82,7 @@ def test_readers_find_whole_variables(tmp_path):
     assert differing(wanted, got) == set()
     assert "1 of its variables have sparse gradients" in said
     assert "it is called outside of a tf.function" in said
+    assert "cannot be sharded" not in said, said
 
 
 @pytest.mark.timeout(400)

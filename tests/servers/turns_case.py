@@ -106,6 +106,23 @@ def of_its_own(x, y):
     keep("own", model, model.fit(batches, epochs=2, steps_per_epoch=9, verbose=0, callbacks=[Slower(), plateau]))
 
 
+class First(keras.layers.Layer):
+    def call(self, x):
+        return tf.ensure_shape(x[:, :4], (None, 4))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 4)
+
+
+def of_any_width(x, y):
+    """A step that was traced for any number of columns is that for five of them, too."""
+    model = keras.Sequential([keras.Input((None,)), First(), keras.layers.Dense(1)], name="any_width")
+    model.compile("sgd", "mse")
+    batches = ((x[at : at + BATCH, : 5 - at // BATCH % 2], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))
+    model.fit(batches, steps_per_epoch=9, verbose=0)
+    model.fit(x, y, BATCH, verbose=0)
+
+
 class Remembers(keras.layers.Layer):
     def build(self, shape):
         self.last = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="last")
@@ -160,6 +177,7 @@ def free():
         keep("caught", model, model.fit(rows, epochs=1, verbose=0))
     model.train_on_batch(x, y)
     of_its_own(x, y)
+    of_any_width(x, y)
     refused(x, y)
     store()
     model.fit(rows, verbose=0, callbacks=[Killed()])

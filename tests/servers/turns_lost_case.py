@@ -2,13 +2,14 @@
 
 Arguments: the folder, and for each call of fit "rank:epoch:number:moment": the rank by its number at the start, and how
 many batches of that epoch it has had before ("all" at its end). Where a loss is before the update the result is that
-of the script alone.
+of the script alone. After the first the last rank stands still for a while.
 """
 
 import os
 import posix  # the ranks' own view of files leaves it alone
 import signal
 import sys
+import time
 
 import keras
 import numpy as np
@@ -16,23 +17,41 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import settings
+from matex_tf.runtime import watchdog
 
 folder, losses = sys.argv[1], [one.split(":") for one in sys.argv[2:]]
 me = str(matex_tf.rank())
 ROWS, BATCH, EPOCHS = 52, 4, 3
-at = {"epoch": -1, "batch": -1, "lost": None}
+at = {"epoch": -1, "batch": -1, "lost": None, "stands still": False}
 x = np.random.default_rng(0).normal(size=(ROWS, 5))
 x[:, 0] = np.arange(ROWS)
 y = x[:, 1:2] * 2
 keras.config.set_floatx("float64")
 
 
+def place_of(loss):
+    return f"{folder}/{'-'.join(loss or [])}"
+
+
 def lose(moment):
-    place = f"{folder}/{'-'.join(at['lost'] or [])}"
+    place = place_of(at["lost"])
     number = "all" if moment == "epoch" else str(at["batch"])
     if at["lost"] == [me, str(at["epoch"]), number, moment] and not os.path.exists(place):
         posix.close(posix.open(place, os.O_CREAT | os.O_WRONLY))
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stand_still():
+    if at["stands still"] and os.path.exists(place_of(at["lost"])):
+        at["stands still"] = False
+        time.sleep(4)
+
+
+def watch(whether, last):
+    """Begin or end to watch ranks, without which nobody else makes MPI hear of a loss. If so, `last` stands still."""
+    settings.get_settings().stall_seconds = int(whether)
+    watchdog.start_watching() if whether else watchdog.stop_watching()
+    at["stands still"] = whether and me == str(last)
 
 
 class Losing(keras.callbacks.Callback):
@@ -41,6 +60,7 @@ class Losing(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         at["batch"] += 1
+        stand_still()
         lose("begin")
 
     def on_train_batch_end(self, batch, logs=None):
@@ -66,9 +86,13 @@ class Seen(keras.layers.Layer):
     def build(self, shape):
         self.seen = self.add_weight(shape=(ROWS,), dtype="int64", initializer="zeros", trainable=False, name="seen")
 
+    @tf.function
+    def count(self, numbers):
+        self.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(numbers, tf.int32), ROWS, dtype=tf.int64), 0))
+
     def call(self, x, training=False):
         if training:
-            self.seen.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(x[:, 0], tf.int32), ROWS, dtype=tf.int64), 0))
+            self.count(x[:, 0])
             with tf.control_dependencies([passing(x[:, 0], "seen")]):
                 x = tf.identity(x)
         return x[:, 1:]
@@ -136,5 +160,7 @@ found = {}
 end_early()
 train("allreduce", None)
 for loss in losses:
+    if settings.get_settings().elastic:
+        watch(loss is losses[0], max({0, 1, 2} - {int(loss[0])}))
     train("async" if loss[3] == "update" else "async:0", loss)
 np.savez(f"{folder}/rank-{me}.npz", **found)

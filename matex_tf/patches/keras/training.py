@@ -180,7 +180,7 @@ def _unpack_batches(step: Any, model: Any, which: str) -> Any:
             traces.declare_rows(data.data)
             row_mixing.watch_graph(tf.compat.v1.get_default_graph())
             logs = traces.make_outputs_whole(script_frames.call_as_script(step, data.data))
-        step_check.note_traced(model, which, data.data, verdict.find_failure(tf.compat.v1.get_default_graph()))
+        step_check.note_traced(model, which, verdict.find_failure(tf.compat.v1.get_default_graph()))
         return logs
 
     return with_numbers

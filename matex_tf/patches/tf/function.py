@@ -33,7 +33,9 @@ def _wrap_trace(original: Any) -> Any:
 
         made = kwargs.get("func_graph", args[3] if len(args) > 3 else None)
         if type(made) is not func_graph.FuncGraph:
-            return original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
+            graph = original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
+            publishing.settle_graph(graph)
+            return graph
 
         def traced(*call_args, **call_kwargs):
             return traces.trace_whole(python_func, call_args, call_kwargs)

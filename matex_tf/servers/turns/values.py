@@ -1,9 +1,9 @@
-"""Variables whose values lie in the store while ranks take turns, and in each rank's own memory else."""
+"""Variables of ranks that take turns: some lie in the store meanwhile, others each rank has for itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,3 +33,32 @@ class SharedValues:
 
         for one in self._variables:
             one.assign(tf.constant(np.array(one.numpy())))
+
+
+class Told(NamedTuple):
+    """What a rank's own variables were with a batch; -1: with none."""
+
+    batch: int
+    values: list[Any]
+
+
+class OwnValues:
+    """Those of `told`, which each rank has for itself and a script may set for each batch, as the learning rate."""
+
+    def __init__(self, told: Sequence[Any]):
+        self._variables = list(told)
+        self.forget_batches()
+
+    def forget_batches(self) -> None:
+        """An epoch begins."""
+        self._newest: Told | None = None
+
+    def keep_values(self, batch: int) -> Told:
+        """What they are now they are with this batch; gives what they were with the newest so far."""
+        if self._newest is None or batch > self._newest.batch:
+            self._newest = Told(batch, [one.numpy() for one in self._variables])
+        return self._newest
+
+    def assign_values(self, told: Told) -> None:
+        for one, value in zip(self._variables, told.values):
+            one.assign(value)
