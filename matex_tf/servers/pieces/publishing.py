@@ -33,7 +33,7 @@ def take_piece(gradient: Any, part: Part, places: Places) -> Any:
 def settle_graph(graph: Any) -> None:
     """Of a function that is traced: have its reductions give gradients, that are taken in pieces only, in pieces."""
     cuts: dict[Any, dict[int, list[int]]] = {}
-    for gradient, part, flat in tags.get_tag(graph, _TAKEN, []):
+    for gradient, part, flat in tags.remove_tag(graph, _TAKEN) or []:
         if gradient.consumers() == [flat] and all(output is not gradient for output in graph.outputs):
             cuts.setdefault(gradient.op, {})[gradient.value_index] = part.list_cuts()
     for op, of_outputs in cuts.items():

@@ -194,7 +194,6 @@ class Holding:
                     put_value(whole, nothing[whole.shape.rank])
             self._is_whole.assign(False)
 
-        graph_ops.keep_alive(self)
         tf.cond(self._is_whole, take, lambda: None)
 
     def make_whole(self) -> None:
@@ -219,12 +218,11 @@ class Holding:
         """In a graph slots stay whole until it calls a function, as that which takes them apart is one."""
         import tensorflow as tf
 
-        known: dict[Holding, int] = tags.get_or_make_tag(graph, _WHOLE_AT, dict)
-        since = graph.get_operations()[known.get(self, 0) :]
-        if self not in known or any(graph_ops.list_functions(op.node_def) for op in since):
-            graph_ops.keep_alive(self)
+        known: dict[int, int] = tags.get_or_make_tag(graph, _WHOLE_AT, dict)
+        since = graph.get_operations()[known.get(self.number, 0) :]
+        if self.number not in known or any(graph_ops.list_functions(op.node_def) for op in since):
             tf.cond(self._is_whole, lambda: None, self._gather_slots)
-        known[self] = len(graph.get_operations())
+        known[self.number] = len(graph.get_operations())
 
     def is_apart(self) -> bool:
         return not self._is_whole.numpy()
