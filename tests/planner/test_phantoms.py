@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from planner_plans import a_plan
 
 import launch
 from matex_tf import settings
-from matex_tf.launch.planning import ranks
+from matex_tf.launch.planning import ranks, run
 from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 
@@ -73,10 +74,34 @@ def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checke
         monkeypatch.delenv(name, raising=False)
     for limit in (2 << 30, 0):
         with pytest.raises(phantoms.NotMeasured):
-            phantoms.measure_copies(["train.py"], 4, 2, tmp_path, limits=phantoms.make_limits(limit))
-    assert given == [(str(2 << 30), None), (None, None)]
+            phantoms.measure_copies(["train.py"], 4, 2, tmp_path, limits=phantoms.make_limits(limit, 0))
+    assert given == [(str(2 << 30), "0"), ("0", "0")]
+    monkeypatch.setenv("MATEX_MEMORY", "9GiB")
+    monkeypatch.setenv("MATEX_MICROBATCH", "8")
     for made in (a_plan(memory=2.0**30, microbatch=settings.AUTO), a_plan(microbatch=32), a_plan()):
         plan_file.save_plan(made, tmp_path / "plan.json")
         assert ranks.check_predictions(tmp_path / "plan.json", [1, 2, 4], launch_ranks, ["a"]) == 1
-    assert given[2:] == [(str(2**30), "auto")] * 3 + [(None, "32")] * 3 + [(None, None)] * 3
+    assert given[2:] == [(str(2**30), "auto")] * 3 + [("0", "32")] * 3 + [("0", "0")] * 3
     assert "failed with exit code 3" in capsys.readouterr().err
+    monkeypatch.setattr(settings, "_current", None)
+    monkeypatch.setattr(phantoms, "measure_copies", lambda *given: given[-1])
+    for memory, limit in ((2.0**30, 1 << 30), (0.0, 9 << 30)):
+        wanted = SimpleNamespace(memory=memory, steps=5, scaling="strong")
+        limits = {"MATEX_MEMORY": str(limit), "MATEX_MICROBATCH": "8"}
+        assert run._measure_copies(["train.py"], 4, 2, wanted) == limits, (
+            "where no limit is given, that of MATEX_MEMORY"
+        )
+
+
+def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(tmp_path, monkeypatch, capsys):
+    (tmp_path / "user").mkdir()
+    monkeypatch.chdir(tmp_path / "user")
+    steps = SimpleNamespace(seconds=(0.1,) * 30)
+    for updates, said in ((60, ""), (33, "matex: 33 of 60 steps were seen")):
+        monkeypatch.setattr(phantoms, "read_copy", lambda *_, seen=updates: ({"updates": seen}, steps, True))
+        took = phantoms.measure_real(lambda *_: ["true"], ["train.py"], tmp_path, 60, "strong")
+        err = capsys.readouterr().err
+        assert took == pytest.approx(0.1) and err.startswith(said) and bool(err) == bool(said)
+    monkeypatch.undo()
+    with pytest.raises(phantoms.NotMeasured, match="it had not come to 60 steps after"):
+        phantoms.read_copy(tmp_path, 7, None, 2, 60)

@@ -185,8 +185,13 @@ def _measure_size(
 def _measure_copies(script: Sequence[str], ranks: int, copies: int, asked: Asked) -> phantoms.Measurement:
     print(f"matex: measuring rank 0 of {ranks}, {copies} at once ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-        limits = phantoms.make_limits(asked.memory)
+        limits = phantoms.make_limits(_choose_memory(asked), settings.get_settings().microbatch)
         return phantoms.measure_copies(script, ranks, copies, Path(folder), asked.steps, asked.scaling, limits)
+
+
+def _choose_memory(asked: Asked) -> float:
+    """What a process that is measured may take, bytes; 0: what its host leaves."""
+    return asked.memory or settings.get_settings().memory
 
 
 def _find_extra_size(made: Plan) -> int:
@@ -241,6 +246,6 @@ def _make_plan(
         tuple(script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         found[most].overlaps, batch if asked.scaling == "strong" else batch // most, asked.epoch_steps,
         first.gradients, first.collectives, tuple(alike[ranks] for ranks in sorted(alike)), links, asked.network,
-        tuple(assumptions), found[sorted(found)[min(1, len(found) - 1)]].update, None, asked.memory,
+        tuple(assumptions), found[sorted(found)[min(1, len(found) - 1)]].update, None, _choose_memory(asked),
         settings.get_settings().microbatch,
     )  # fmt: skip

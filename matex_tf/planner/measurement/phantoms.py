@@ -72,7 +72,7 @@ def measure_copies(
     busy = others.compute_share()
     found = []
     for copy, code in enumerate(codes):
-        found.append(read_copy(folder, copy, code, ranks))
+        found.append(read_copy(folder, copy, code, ranks, steps))
     first = found[0][1]
     alike = [steps for _, steps, _ in found if steps.gradients == first.gradients]
     size = Size(
@@ -111,7 +111,9 @@ def measure_real(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10)
         _end_process(process)
-    _, found, _ = read_copy(folder, 0, process.returncode, 0)
+    notes, found, _ = read_copy(folder, 0, process.returncode, 0, steps)
+    if (seen := int(notes["updates"])) < steps:
+        print(f"matex: {seen} of {steps} steps were seen; ranks may still have chosen how they reduce", file=sys.stderr)
     return compute_typical_step(found.seconds[-SETTLED:])
 
 
@@ -120,16 +122,13 @@ def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[
     return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, place)]
 
 
-def make_limits(memory: float, microbatch: int = 0) -> dict[str, str]:
+def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     """The variables of a process that may take so many bytes, and computes slices in parts of `microbatch` rows.
 
-    0: as the environment says.
+    0, no limit and no parts, is said, too: the environment of a check may be another than that of the plan.
     """
     parts = "auto" if microbatch == settings.AUTO else str(microbatch)
-    return {
-        **({"MATEX_MEMORY": f"{memory:.0f}"} if memory else {}),
-        **({"MATEX_MICROBATCH": parts} if microbatch else {}),
-    }
+    return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": parts}
 
 
 def make_copy_environment(
@@ -170,8 +169,11 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def read_copy(folder: Path, copy: int, code: int | None, ranks: int) -> tuple[dict[str, Any], Steps, bool]:
-    """What one copy measured, its steps, and whether gradients were handed over one by one.
+def read_copy(
+    folder: Path, copy: int, code: int | None, ranks: int, asked: int = STEPS
+) -> tuple[dict[str, Any], Steps, bool]:
+    """What one copy of which so many steps were `asked` measured, its steps, and whether gradients were handed over
+    one by one.
 
     Raises:
         NotMeasured: as `measure_copies`.
@@ -184,7 +186,7 @@ def read_copy(folder: Path, copy: int, code: int | None, ranks: int) -> tuple[di
     if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
     if code is None:
-        why = f"it had not come to {STEPS} steps after {LIMIT} s"
+        why = f"it had not come to {asked} steps after {LIMIT} s"
     elif code:
         why = f"it failed with exit code {code}"
     else:
