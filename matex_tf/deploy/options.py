@@ -141,7 +141,12 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | Non
     if ranks is not None:
         settled.pop("ranks_per_node", None)
     add_options(given, "")
-    return asked(**settled) if ranks is None else deal_ranks(asked(**settled), ranks)
+    made = asked(**settled)
+    if ranks is None:
+        return made
+    if "ranks_per_node" in given and made.ranks != ranks:  # 1 may have been said, too
+        raise ValueError(_describe_contradiction(made, ranks))
+    return deal_ranks(made, ranks)
 
 
 def format_options(asked: Options) -> list[str]:
@@ -164,8 +169,12 @@ def deal_ranks(asked: Asked, ranks: int) -> Asked:
     """`asked` with so many ranks in all, as many on each node. Raises ValueError."""
     each, rest = divmod(ranks, asked.nodes)
     if rest or asked.ranks_per_node not in (1, each):
-        raise ValueError(f"{ranks} ranks do not go with {asked.nodes} nodes of {asked.ranks_per_node} ranks each")
+        raise ValueError(_describe_contradiction(asked, ranks))
     return replace(asked, ranks_per_node=each)
+
+
+def _describe_contradiction(asked: Options, ranks: int) -> str:
+    return f"{ranks} ranks do not go with {asked.nodes} nodes of {asked.ranks_per_node} ranks each"
 
 
 def _read_table(path: Path, kind: str) -> dict[str, Any]:

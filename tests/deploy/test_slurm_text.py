@@ -138,6 +138,8 @@ def test_defaults_of_two_files_and_of_the_command_line(tmp_path, capsys):
     assert "--ntasks-per-node=3\n" in capsys.readouterr().out, "the command line wins"
     assert cli.main(["submit", "--slurm", "--dry-run", "-n", "6", "--ranks-per-node", "2", "x.py"]) == 2
     assert "6 ranks do not go with 1 nodes of 2 ranks each" in capsys.readouterr().err
+    assert cli.main(["submit", "--slurm", "--dry-run", "-n", "8", "--ranks-per-node", "1", "x.py"]) == 2
+    assert "8 ranks do not go with 1 nodes of 1 ranks each" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
