@@ -202,7 +202,8 @@ def main() -> int:
     if arguments.compare:
         ENVIRONMENT["TF_USE_LEGACY_KERAS"] = "1"
         more += find_peers()
-        print(*(f"{title} is not installed" for peer, title in TITLES.items() if peer not in more), sep="\n", end="")
+        for title in (title for peer, title in TITLES.items() if peer not in more):
+            print(f"{title} is not installed")
     cores = placement.list_cores()
     if len(cores) < arguments.ranks:
         parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")
