@@ -16,8 +16,8 @@ Stamp = tuple[int, int]
 
 @dataclass
 class Mirror:
-    """What was laid out: the copies, with size and time of modification; links, with what they say; and of the
-    originals, the files and folders that the mirror shares, being too large for copies or not to be read.
+    """What was laid out: the copies, with size and time of modification; links, with what they say; and what the
+    mirror shares with the originals, too large for copies or not to be read: files, and folders by their place in it.
     """
 
     copies: dict[Path, Stamp] = field(default_factory=dict)
@@ -32,21 +32,34 @@ class Mirror:
         if read_stamp(here) == read_stamp(path):
             self.copies[here] = read_stamp(here)
 
-    def make_link(self, here: Path, leads: Path) -> None:
-        """Have a link at `here`, unless a script has written something else there."""
+    def make_link(self, here: Path, leads: Path) -> bool:
+        """Have a link at `here`, unless a script has written something else there: whether it is there."""
         if not os.path.lexists(here):
             here.symlink_to(leads)
-        if here.is_symlink() and os.readlink(here) == str(leads):
+        if is_there := here.is_symlink() and os.readlink(here) == str(leads):
             self.links[here] = str(leads)
+        return is_there
+
+    def list_changed_originals(self) -> list[Path]:
+        """The shared files that have changed since."""
+        return [path for path, stamp in self.files.items() if not path.exists() or read_stamp(path) != stamp]
 
 
-def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = ()) -> Mirror:
+def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), largest: int | None = None) -> Mirror:
     """Make `target` look like the folder `source`, less `leave_out`: files copied, large ones and what is much linked.
 
     The uppermost folders come first, so that what is linked whole is deep down. A link into `source` is one into
-    `target`; what others lead to is copied as if it lay there. What a script has written in `target` stays.
+    `target`; what others lead to is copied as if it lay there, but for what is left out and has `target` in it.
+    What a script has written in `target` stays.
+
+    Args:
+        largest: bytes of a file that is copied; COPIED_BYTES unless told.
     """
-    source = source.resolve()
+    source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
+    left, real_target = {path.resolve() for path in leave_out}, target.resolve()
+    around = [path for path in left if real_target.is_relative_to(path)]
+    # No link is followed into it: the mirror would have itself in it, or others of its kind.
+    own = max(around, key=lambda path: len(path.parts), default=real_target)
     made, places, waiting, copied = Mirror(), {source: target}, [source], 0
     entries = _count_entries(source)
     target.mkdir(parents=True, exist_ok=True)
@@ -55,9 +68,9 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = ()) 
         for entry in sorted(os.scandir(folder), key=lambda one: one.name):
             path, here = Path(entry.path), places[folder] / entry.name
             real = Path(os.path.realpath(path))
-            if entry.name in NOT_MIRRORED or path in leave_out or real == target:
+            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in left or real.is_relative_to(own):
                 continue
-            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, leave_out)):
+            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left)):
                 made.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
@@ -72,15 +85,15 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = ()) 
                     continue
             elif is_file and is_to_copy and len(made.copies) < ENTRIES:
                 size = entry.stat().st_size
-                if size <= min(COPIED_BYTES, ALL_COPIED_BYTES - copied):
+                if size <= min(largest, ALL_COPIED_BYTES - copied):
                     copied += size
                     made.copy_file(path, here)
                     continue
-            if is_folder or is_file:
-                made.make_link(here, real)
+            if not (is_folder or is_file) or not made.make_link(here, real):
+                continue
             if is_folder:
-                made.folders.append(path)
-            elif is_file:
+                made.folders.append(here.relative_to(target))
+            else:
                 made.files[real] = read_stamp(real)
     return made
 

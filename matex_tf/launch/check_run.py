@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import numpy as np
 
-from matex_tf.io.mirror import list_files, mirror_folder
+from matex_tf.io.mirror import ALL_COPIED_BYTES, Mirror, list_files, mirror_folder
 
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2
@@ -80,11 +81,37 @@ def judge_difference(distance: float) -> str:
     return "equal" if distance <= EQUAL else "close" if distance <= CLOSE else "differs"
 
 
-def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> Outcome:
-    """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal."""
+def lay_out(source: Path, place: Path, may_share: bool) -> Mirror:
+    """The mirror of `source` at `place`.
+
+    Raises:
+        click.UsageError: something in it is not a copy but the user's own, which a script could overwrite unasked.
+    """
+    made = mirror_folder(source, place, largest=ALL_COPIED_BYTES)
+    # Files that nobody may write here, and folders that nobody may enter, are safe as they are.
+    names = [str(path) for path in made.folders if os.access(place / path, os.X_OK)]
+    names += [os.path.relpath(path, source.resolve()) for path in made.files if os.access(path, os.W_OK)]
+    if not names:
+        return made
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    if not may_share:
+        raise click.UsageError(
+            f"--check runs the script in a copy of this folder, and these are too large for one: {named}. With --share "
+            "your own are used, and what the script writes there stays. Files that are read-only need no --share"
+        )
+    print(f"matex: shared, so that what the script writes there stays: {named}", flush=True)
+    return made
+
+
+def run_once(command: Sequence[str], asked: str, folder: Path, source: Path, may_share: bool = False) -> Outcome:
+    """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal.
+
+    Raises:
+        click.UsageError: as `lay_out`.
+    """
     place, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
-    shared = [str(path.relative_to(source)) for path in mirror_folder(source, place).folders]
+    made = lay_out(source, place, may_share)
     before = list_files(place)
     started = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -93,6 +120,8 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
         cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     seconds = time.monotonic() - started
+    for path in made.list_changed_originals():
+        print(f"matex: {path} has changed meanwhile: it is yours, not a copy", flush=True)
     files = {name: size for name, (size, when) in list_files(place).items() if before.get(name) != (size, when)}
     ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
     figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
@@ -100,6 +129,7 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path) -> 
     agree = all(
         rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
     )
+    shared = [str(path) for path in made.folders]
     return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree, shared)
 
 
@@ -145,13 +175,17 @@ def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outc
     )
 
 
-def check_script(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int) -> int:
-    """Run both commands for `steps` training steps and print the table. Exit code 1 if anything differs."""
+def check_script(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int, may_share: bool = False) -> int:
+    """Run both commands for `steps` training steps and print the table. Exit code 1 if anything differs.
+
+    Raises:
+        click.UsageError: as `lay_out`.
+    """
     with tempfile.TemporaryDirectory(prefix="matex-check-") as temporary:
         outcomes = []
         for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
             print(f"matex: {steps} steps {name} ...", flush=True)
-            outcomes.append(run_once(command, str(steps), Path(temporary, name.split()[-1]), Path.cwd()))
+            outcomes.append(run_once(command, str(steps), Path(temporary, name.split()[-1]), Path.cwd(), may_share))
     rows = compare_outcomes(*outcomes)
     print(format_table(rows, ranks, *outcomes))
     wrong = [row.what for row in rows if row.verdict == "differs"]

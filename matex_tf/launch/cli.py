@@ -75,8 +75,9 @@ def matex(ctx: click.Context) -> int:
 @matex.command(name="run", cls=RunCommand, context_settings=HELP, short_help="Train SCRIPT.py on several ranks.")
 @click.option("-n", "ranks", type=Count("ranks"), metavar="RANKS", help="How many ranks; -np, --np and -c say it, too.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun, and run nothing.")
+@click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
 @click.option(
-    "--check", is_flag=True, help="Run a few steps alone and on the ranks; compare loss, weights, lines and files."
+    "--share", is_flag=True, help="Of --check: use yours of what is too large for a copy. What is written stays."
 )
 @click.option("--steps", type=Count("steps"), metavar="STEPS", help=f"Of --check; {check_run.STEPS} unless told.")
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
@@ -125,9 +126,8 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
         print(shlex.join(make_command_line(asked)))
         return 0
     if asked.check:
-        return check_run.check_script(
-            asked.ranks, [sys.executable, "-m", "matex_tf", *asked.target], make_command_line(asked), asked.steps
-        )
+        alone = [sys.executable, "-m", "matex_tf", *asked.target]
+        return check_run.check_script(asked.ranks, alone, make_command_line(asked), asked.steps, asked.share)
     record = asked.record or os.environ.get("MATEX_RECORD", "")
     picture = live.show_picture(record if asked.live else "")
     with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:

@@ -36,6 +36,7 @@ class Run:
     dry_run: bool = False
     check: bool = False
     steps: int = check_run.STEPS
+    share: bool = False
     profile: bool = False
     restarts: int = 0
     elastic: bool = False
@@ -165,6 +166,8 @@ def read_run(ctx: click.Context) -> Run:
     adapt = read_adapt(given["adapt"], target[0])
     if given["steps"] is not None and not check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
+    if given["share"] and not check:
+        raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
     of_several = {
         "profile": "tells what ranks do together",
         "explain": "tells what ranks share",
@@ -211,6 +214,7 @@ def read_run(ctx: click.Context) -> Run:
         dry_run=given["dry_run"],
         check=check,
         steps=given["steps"] or check_run.STEPS,
+        share=given["share"],
         profile=given["profile"],
         restarts=again or (RESTARTS if given["elastic"] or adapt == "ranks" else 0),
         elastic=given["elastic"],

@@ -82,21 +82,21 @@ class Starter:
             layout = mirror_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
             if not trial:
                 place.fill_placeholders(folder / PLACE, self.asked, record.config)
+        if layout.folders:
+            names = ", ".join(map(str, layout.folders[:3]))
+            self.say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
+                           "there meets")  # fmt: skip
         target = make_mirror_command(self.target, self.source, folder / PLACE)
         words = [*target, *place.list_options(self.asked.space, record.config)]
         variables = place.list_variables(record.config)
         trial = trial or self.where.start_trial(folder, words, variables, objective, slot, limit, pause)
-        if layout.folders:
-            names = ", ".join(str(path.relative_to(self.source)) for path in layout.folders[:3])
-            self.say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
-                           "there meets")  # fmt: skip
         return UnderWay(record, trial, slot, layout)
 
     def end_trial(self, under: UnderWay, outcome: Outcome) -> Record:
         """Its record, once it has come to an end or to a rung."""
         trial, number = under.trial, under.record.number
         place.clean_folder(trial.folder / PLACE, under.layout)
-        if through := place.list_changed_originals(under.layout):
+        if through := under.layout.list_changed_originals():
             self.say(
                 f"{through[0]} has changed while trial {number} ran. It is too large for each to have a copy: trials "
                 "that write it disturb each other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import launch
+from matex_tf.io import mirror
 from matex_tf.launch import check_run, cli, run_options
 
 SCRIPT = """
@@ -85,10 +87,37 @@ def test_folders_of_which_there_is_no_copy_are_named():
     assert "less those in data/images: too many for a copy" in rows[-1].note and rows[-1].verdict == "equal"
 
 
+def test_what_is_the_users_own_is_used_only_where_told(tmp_path, monkeypatch, capsys):
+    user = tmp_path / "user"
+    (user / "data").mkdir(parents=True)
+    (user / "best.h5").write_text("x" * 100)
+    (user / "data" / "small").write_text("x")
+    command = [sys.executable, "-c", "open('best.h5', 'a').write('more')"]
+    check_run.run_once(command, "5", tmp_path / "copied", user)
+    assert (user / "best.h5").read_text() == "x" * 100
+    monkeypatch.setattr(check_run, "ALL_COPIED_BYTES", 50)
+    monkeypatch.setattr(mirror, "ENTRIES", 2)
+    with pytest.raises(click.UsageError, match="too large for one: data, best.h5. With --share"):
+        check_run.run_once(command, "5", tmp_path / "refused", user)
+    with monkeypatch.context() as as_other_user:
+        as_other_user.setattr(check_run.os, "access", lambda _, mode: mode != os.W_OK)
+        with pytest.raises(click.UsageError, match="for one: data. With"):
+            check_run.run_once(command, "5", tmp_path / "read-only", user)
+    assert (user / "best.h5").read_text() == "x" * 100 and not capsys.readouterr().out
+    monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
+    outcome = check_run.run_once(command, "5", tmp_path / "shared", user, may_share=True)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("stays: data, best.h5") and last.startswith(f"matex: {user / 'best.h5'} has changed")
+    assert list(outcome.files) == ["best.h5"] and outcome.shared == ["data"]
+
+
 def test_what_check_is_asked():
     asked = cli.parse_run("--check --steps 7 train.py --steps 3".split())
     assert asked == run_options.Run(2, ["train.py", "--steps", "3"], check=True, steps=7)
     assert cli.parse_run(["--check", "-n", "3", "t.py"]).ranks == 3
+    assert cli.parse_run(["--check", "--share", "t.py"]).share
+    with pytest.raises(click.UsageError, match="--share goes with --check"):
+        cli.parse_run(["-n", "3", "--share", "t.py"])
     with pytest.raises(click.UsageError, match="--steps expects the number of steps"):
         cli.parse_run(["--check", "--steps", "few", "t.py"])
 

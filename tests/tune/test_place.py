@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from matex_tf.io import mirror
 from matex_tf.io.mirror import make_mirror_command
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
+from matex_tf.tune.starter import Starter
 from matex_tf.tune.trials import place
 
 
@@ -95,9 +97,9 @@ def test_large_files_are_linked_and_a_trial_that_writes_one_is_found_out(source,
     monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
     target, made = lay_out(source, tmp_path)
     assert (target / "large").is_symlink() and not (target / "train.py").is_symlink()
-    assert place.list_changed_originals(made) == []
+    assert made.list_changed_originals() == []
     (target / "large").write_text("overwritten")
-    assert place.list_changed_originals(made) == [source / "large"]
+    assert made.list_changed_originals() == [source / "large"]
 
 
 def test_all_copies_together_have_a_limit(source, tmp_path, monkeypatch):
@@ -111,8 +113,54 @@ def test_a_folder_with_very_much_in_it_is_linked_whole_and_named(source, tmp_pat
         (source / "data" / str(number)).write_text("")
     monkeypatch.setattr(mirror, "ENTRIES", 20)
     target, made = lay_out(source, tmp_path)
-    assert made.folders[0] == source / "data" and (target / "data").is_symlink()
+    assert made.folders[0] == Path("data") and (target / "data").is_symlink()
     assert (target / "data" / "29").exists() and not (target / "logs").is_symlink()
+
+
+def test_what_is_shared_is_named_by_its_place_and_only_where_the_mirror_has_it(source, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere" / "images").mkdir()
+    for number in range(30):
+        (tmp_path / "elsewhere" / "images" / str(number)).write_text("")
+        (source / "data" / str(number)).write_text("")
+    monkeypatch.setattr(mirror, "ENTRIES", 25)
+    target, made = lay_out(source, tmp_path)
+    assert made.folders == [Path("data"), Path("linked/images")]
+    (target / "data").unlink()
+    (target / "data").symlink_to("logs")
+    assert lay_out(source, tmp_path)[1].folders == [Path("linked/images")], "a link of the trial's own shares nothing"
+
+
+def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypatch):
+    for number in range(30):
+        (tmp_path / "elsewhere" / str(number)).write_text("")
+    monkeypatch.setattr(mirror, "ENTRIES", 20)
+    said, folder = [], tmp_path / "search"
+    folder.mkdir()
+    where = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: said.append("started"))
+    wanted = asked("search: {--on: [a, b]}")
+    search = Starter(folder, wanted, source, where, ["train.py"], 0, (), said.append, lambda _, text: said.append(text))
+    search.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"--on": "a"}), None)
+    assert said[0].startswith("trials share linked: ") and said[1:] == ["started"]
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_search_is_never_in_its_own_trials_whatever_links_lead_there(source, tmp_path, is_linked):
+    (source / "out").symlink_to(tmp_path / "scratch") if is_linked else (source / "out").mkdir()
+    real = tmp_path / "scratch" if is_linked else source / "out"
+    (real / "tune-1" / "trial-1" / "place").mkdir(parents=True)
+    (real / "notes").write_text("kept")
+    for name, leads in {
+        "latest": "out/tune-1", "trial": "out/tune-1/trial-1", "here": "out/tune-1/trial-1/place", "env": ".venv",
+        "all": "runs",
+    }.items():  # fmt: skip
+        (source / name).symlink_to(leads)
+    search = source / "out" / "tune-1"
+    target = search / "trial-1" / "place"
+    for _ in range(2):  # the second when the trial goes on
+        mirror.mirror_folder(source, target, {search, source / "runs"})
+    names = {path.name for path in target.iterdir()}
+    assert names == {"data", "logs", "far", "linked", "out", "train.py"}
+    assert [path.name for path in (target / "out").iterdir()] == ["notes"]
 
 
 def test_the_script_is_that_of_the_place(source, tmp_path):

@@ -15,11 +15,6 @@ from matex_tf.tune.space_file import Asked, SpaceError
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
-def list_changed_originals(made: Mirror) -> list[Path]:
-    """The user's own files that have changed since, which trials share."""
-    return [path for path, stamp in made.files.items() if not path.exists() or read_stamp(path) != stamp]
-
-
 def clean_folder(place: Path, made: Mirror) -> None:
     """Leave in `place` only what its trial has written."""
     for path, leads in made.links.items():
