@@ -46,6 +46,8 @@ class Change:
     """The place in the script whose state was kept."""
     seconds: float = 0.0
     """What keeping it took."""
+    must: bool = False
+    """Whether the ranks had to leave."""
 
 
 def write_offer(offer: Offer, folder: str | os.PathLike[str]) -> None:

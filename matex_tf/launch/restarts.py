@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ class _Pending:
 
     change: offers.Change
     before: Attempt
-    must: bool
     left: float
 
 
@@ -117,8 +116,42 @@ def run_with_restarts(
         print(f"matex: {text}", file=sys.stderr, flush=True)
         tell(text)
 
-    attempt = places.first
     lost: list[str] = []
+    try:
+        with _raise_on_signals():  # at times there is no run that would be told
+            end, code, heard = _run_attempts(places, restarts, command, shared, state, say, may_choose, lost)
+    except _AskedError as asked:
+        if asked.number in _PERSONS:
+            return _report_interrupt({asked.number}, state, say)
+        name = signal.Signals(asked.number).name
+        say(f"{name} before the restart; the same command goes on from {state} (exit code {exit_marks.EXIT_REQUEUE})")
+        return exit_marks.EXIT_REQUEUE
+    if end == INTERRUPTED:
+        return _report_interrupt(heard & _PERSONS, state, say)
+    if end == LOST:
+        return code or process.EXIT_UNPROVED
+    if end == WELL:
+        _remove_state(state)
+    if lost:
+        say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
+    return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
+
+
+def _run_attempts(
+    places: Places,
+    restarts: int,
+    command: Callable[[Attempt], Sequence[str]],
+    shared: str | os.PathLike | None,
+    state: str,
+    say: Callable[[str], None],
+    may_choose: bool,
+    lost: list[str],
+) -> tuple[str, int, set[int]]:
+    """Start the run until it is not to be started again: what its end was, mpirun's exit code, the signals heard.
+
+    `lost` gets the reasons of losses; the other arguments are those of `run_with_restarts`.
+    """
+    attempt = places.first
     pending: _Pending | None = None
     seconds = 0.0
 
@@ -136,32 +169,32 @@ def run_with_restarts(
         began = time.monotonic()
         with (
             process.make_proof_folder(shared) as folder,
-            Watch(places, attempt, folder, seconds, may_choose, note_step) as watch,
+            Watch(places, attempt, folder, seconds, may_choose, note_step, say) as watch,
         ):
             look = watch.look if places.follows else None
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD, look)
             end = judge_end(code, folder, heard)
             if places.follows:
                 watch.look()
-        if end == CHANGED and watch.change is not None:
-            places.drop_rank(watch.change.without)
-            pending = _Pending(watch.change, attempt, watch.must, watch.changed_at)
-            strategy = attempt.strategy if watch.change.strategy is None else watch.change.strategy
-            attempt = places.make_attempt(watch.list_usable(), strategy)
+        if end == CHANGED and (change := watch.change) is not None:
+            pending = None
+            if change.without and not places.drop_rank(change.without):
+                names = ", ".join(host.name for host in places.known)
+                say(f"--adapt: none of the hosts {names} is known to be {change.without}; going on as before")
+                attempt = places.keep_hosts(attempt)
+                continue
+            following = watch.make_changed_attempt(change)
+            pending = _Pending(_correct_change(change, attempt, following), attempt, watch.changed_at)
+            attempt = following
             continue
-        if end == INTERRUPTED:
-            return _report_interrupt(heard & _PERSONS, state, say)
-        if end in (LOST, OWN) and pending is not None and not pending.must:
-            places.drop_rank(pending.change.without, back=True)
+        if end in (LOST, OWN) and pending is not None and not pending.change.must:
+            if pending.change.without:
+                places.drop_rank(pending.change.without, back=True)
             say(f"--adapt: {pending.change.what} came to no step ({explain_end(code)}); going on as before")
-            attempt, pending, places.follows = pending.before, None, False
+            attempt, pending = places.keep_hosts(pending.before), None
             continue
-        if end == WELL:
-            _remove_state(state)
         if end != LOST:
-            if lost:
-                say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
-            return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
+            return end, code, heard
         lost.append(explain_end(code))
         if "SLURM_JOB_ID" in os.environ:
             # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
@@ -170,22 +203,19 @@ def run_with_restarts(
         if len(lost) > restarts:
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
             say(f"{after}{up}. The same command goes on from {state}")
-            return code or process.EXIT_UNPROVED
+            return end, code, heard
         wait = compute_pause(len(lost))
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
-        try:
-            with _raise_on_signals():
-                time.sleep(wait)
-                attempt = _make_next_attempt(attempt, places, say)
-        except _AskedError as asked:
-            if asked.number in _PERSONS:
-                return _report_interrupt({asked.number}, state, say)
-            name = signal.Signals(asked.number).name
-            say(
-                f"{name} before the restart; the same command goes on from {state} "
-                f"(exit code {exit_marks.EXIT_REQUEUE})"
-            )
-            return exit_marks.EXIT_REQUEUE
+        time.sleep(wait)
+        attempt = _make_next_attempt(attempt, places, say)
+
+
+def _correct_change(change: offers.Change, before: Attempt, following: Attempt) -> offers.Change:
+    """`change` as it is made: hosts may have come and gone since the ranks were offered them."""
+    if following.ranks == change.ranks:
+        return change
+    what = f"{following.ranks} rank{'' if following.ranks == 1 else 's'} in place of {before.ranks}"
+    return replace(change, ranks=following.ranks, what=what)
 
 
 def _describe_change(change: offers.Change, seconds: float) -> str:
@@ -229,9 +259,13 @@ def _raise_on_signals() -> Iterator[None]:
 
 def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], None]) -> Attempt:
     """The next attempt: on those of the hosts that answer."""
-    known = places.read_hosts()
+    try:
+        known = places.read_hosts()
+    except (OSError, ValueError) as error:
+        say(f"--adapt: the hosts stay as they are: {error}")
+        known = places.known
     if len(known) < 2:
-        return attempt
+        return places.make_attempt(known, attempt.strategy) if places.follows else attempt
     left = places.find_answering()
     if not left or len(left) == len(known):
         return places.make_attempt(known, attempt.strategy)

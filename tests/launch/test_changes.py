@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+
 import pytest
 from fake_mpirun import started
 
+from matex_tf.adapt import offers
 from matex_tf.launch import process
-from matex_tf.launch.hosts import watch
+from matex_tf.launch.hosts import answering, watch
+from matex_tf.launch.hosts.places import Attempt, Places
+from matex_tf.launch.mpirun_command import Mpirun
+from matex_tf.world import mpirun_options
 
 OFFERED = "until grep -q '{}' \"$MATEX_PROOF/offer\" 2> /dev/null; do sleep 0.02; done"
 LEAVE = (
-    'printf \'{{"ranks": {0}, "what": "{1}", "why": "{2}", "where": "epoch 2", "without": "{3}", "seconds": 0.5}}\' '
-    '> "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; touch "$MATEX_PROOF/ended"'
+    'printf %s \'{}\' > "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; touch "$MATEX_PROOF/ended"'
 )
 TRAIN = 'touch "$MATEX_PROOF/training"'
 END = f'{TRAIN}; sleep 0.1; touch "$MATEX_PROOF/ended"'
@@ -21,8 +28,9 @@ def written(*words):
     return "; ".join(words)
 
 
-def left(ranks, what="other ranks", why="it gains", without=""):
-    return LEAVE.format(ranks, what, why, without)
+def left(ranks, what="other ranks", **more):
+    change = {"ranks": ranks, "what": what, "why": "it gains", "where": "epoch 2", "seconds": 0.5, **more}
+    return LEAVE.format(json.dumps(change))
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +87,116 @@ def test_who_ends_the_run_for_good_comes_before_a_change(tmp_path, monkeypatch, 
     ends = [written(TRAIN, 'touch "$MATEX_PROOF/ask-again"', left(2)), END]
     code, _, starts = started(tmp_path, monkeypatch, capfd, ends, follows=True)
     assert code == 75 and len(starts) == 1
+
+
+def test_a_host_that_is_lost_and_no_longer_named_takes_its_ranks_along(tmp_path, monkeypatch, capfd):
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    options = ["--hostfile", "hosts"]
+    ends = ["echo a slots=2 > hosts; exit 1", END]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0 and starts == [f"--hostfile hosts -n {ranks} train.py" for ranks in (4, 2)], said
+
+
+def test_other_hosts_are_used_only_where_ranks_have_left_for_them(tmp_path, monkeypatch, capfd):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    ends = [
+        written(TRAIN, "echo localhost slots=6 > hosts", OFFERED.format('"ranks": 6'), left(4, strategy="sharded")),
+        written(TRAIN, left(3, without="localhost")),
+        written(TRAIN, OFFERED.format('"ranks": 5'), left(9, "9 for 3")),
+        END,
+    ]
+    options = ["--hostfile", "hosts"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0, said
+    where = ("--hostfile hosts -n 4", "--host localhost:4 -n 4", "--host localhost:3 -n 3", "--host localhost:5 -n 5")
+    assert starts == [f"{words} train.py" for words in where]
+    assert "5 ranks in place of 3 from epoch 2" in said and "9 for 3" not in said
+
+
+def make_places(options, ranks):
+    return Places(Attempt(ranks, options.split()), Mpirun("mpirun", mpirun_options.OPENMPI, "5.0"), follows=True)
+
+
+def test_a_rank_is_dropped_where_it_was():
+    places = make_places("--host node1,node2", 8)
+    assert places.drop_rank("node2.cluster")
+    assert places.make_attempt(places.known).options == ["--host", "node1:4,node2:3"]
+    assert places.make_attempt(places.known).ranks == 7 and places.make_attempt(places.known[1:]).ranks == 3
+    assert places.make_attempt(places.known[:1]).ranks == 4, "the rank was on the host that is gone"
+    places.drop_rank("node2.cluster", back=True)
+    assert places.make_attempt(places.known) == Attempt(8, ["--host", "node1,node2"], "", places.known)
+    places = make_places("--host node1:1,node2:1", 2)
+    assert places.drop_rank("node2") and places.make_attempt(places.known).options == ["--host", "node1:1"]
+    assert places.make_attempt(places.known[1:]).ranks == 1, "the last host keeps a rank"
+    places = make_places("", 4)
+    assert places.drop_rank("anything") and places.make_attempt([]) == Attempt(3, [], "", [])
+
+
+def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):
+    options = ["--host", "10.0.0.1:2,10.0.0.2:2"]
+    ends = [left(3, without="n012"), written(TRAIN, "sleep 0.2", f'[ -e "$MATEX_PROOF/offer" ] && exit 3; {END}')]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0 and starts == ["--host 10.0.0.1:2,10.0.0.2:2 -n 4 train.py"] * 2
+    assert "none of the hosts 10.0.0.1, 10.0.0.2 is known to be n012; going on as before" in said
+
+
+@pytest.mark.parametrize(
+    "told, ends_with, tells", [(signal.SIGTERM, 75, "SIGTERM before"), (signal.SIGINT, 130, "inte")]
+)
+@pytest.mark.parametrize("moment", ["make_attempt", "keep_hosts"])  # of a change, and of one that came to no step
+def test_who_is_asked_to_end_within_a_change_keeps_the_state(
+    tmp_path, monkeypatch, capfd, told, ends_with, tells, moment
+):
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(Places, moment, lambda *_: os.kill(os.getpid(), told))
+    code, said, starts = started(tmp_path, monkeypatch, capfd, [left(3), "exit 1", END], follows=True)
+    assert code == ends_with and f"matex: {tells}" in said and len(starts) == 1 + (moment == "keep_hosts")
+    assert (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("must", [False, True])
+def test_ranks_that_had_to_leave_do_not_come_back(tmp_path, monkeypatch, capfd, must):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    shrink = written("echo localhost slots=2 > hosts", OFFERED.format('"must": "localhost has 2 of 4'))
+    ends = [written(TRAIN, shrink, left(2, must=must)), "exit 1", END]
+    options = ["--hostfile", "hosts"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0 and ("going on as before" in said) != must and ("restart 1 of 3" in said) == must
+    back = "--hostfile hosts -n 2" if must else "--host localhost:4 -n 4"
+    assert starts[2] == f"{back} train.py"
+
+
+@pytest.mark.parametrize("seconds, meanwhile, ranks", [(30.0, "touch back", 4), (0.4, ":", 2)])
+def test_ranks_that_must_leave_wait_for_all_hosts_that_come(tmp_path, monkeypatch, capfd, seconds, meanwhile, ranks):
+    (tmp_path / "hosts").write_text("a slots=2\nc slots=2\n")
+    monkeypatch.setattr(watch, "AGAIN", 0.05)
+    monkeypatch.setattr(answering, "SECONDS", seconds)
+    come = "printf 'b slots=2\\nd slots=2\\n' > hosts"
+    hurries = "grep -q 'a has 0' \"$MATEX_PROOF/offer\" && exit 3"
+    offered = OFFERED.format(f'"ranks": {ranks}, .*"must": "a has 0 of 2 places left, c has 0 of 2')
+    ends = [written(TRAIN, OFFERED.format("4"), come, "sleep 0.2", hurries, meanwhile, offered, left(ranks)), END]
+    options = ["--hostfile", "hosts"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0, said
+    assert starts[1] == ("--hostfile hosts -n 4 train.py" if ranks == 4 else "--host d:2 -n 2 train.py")
+
+
+def fail(*_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "broken, told",
+    [(offers, "No space left"), (answering, "No space left"), (None, "'utf-8' codec can't decode")],
+)
+def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd, broken, told):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    if broken is not None:
+        monkeypatch.setattr(broken, "write_offer" if broken is offers else "ask_hosts", fail)
+    spoil = "printf '\\377' > hosts" if broken is None else "echo c slots=2 >> hosts"
+    ends = [written(TRAIN, spoil, "sleep 0.3", "exit 1" if broken is None else END), written("sleep 0.2", END)]
+    options = ["--hostfile", "hosts"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0 and len(starts) == (2 if broken is None else 1)
+    assert said.count("--adapt: hosts that come and go are not offered from now on: ") == len(starts) and told in said
+    assert ("--adapt: the hosts stay as they are" in said) == (broken is None)

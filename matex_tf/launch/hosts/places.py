@@ -23,6 +23,7 @@ class Attempt:
     strategy: str = ""
     """That the ranks have chosen; empty: as was asked for."""
     hosts: Sequence[Host] = ()
+    """Those that it uses, with the places that were named."""
 
 
 class Places:
@@ -37,39 +38,68 @@ class Places:
         self.known = host_lists.list_hosts(first.options, os.environ)
         self.first = replace(first, hosts=self.known)
         self.mpirun, self.follows = mpirun, follows
+        self._as_named = True
         self._dropped: Counter[str] = Counter()
         self._all = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
-        """Those that host files name now. A file without any is being written."""
+        """Those that host files name now. A file without any is being written.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
         if self.follows:
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
+    def keep_hosts(self, attempt: Attempt) -> Attempt:
+        """From now on the hosts of `attempt` are those that are known, whatever is named; that attempt again."""
+        if self.follows and list(attempt.hosts) != self.known:
+            self.known, self._as_named = list(attempt.hosts), False  # a host file may name others
+        self.follows = False
+        return self.make_attempt(self.known, attempt.strategy)
+
     def find_answering(self) -> list[Host]:
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
-    def drop_rank(self, name: str, back: bool = False) -> None:
-        """Have a rank less from now on, on the host that calls itself so; or have it back. Empty: no rank is meant."""
-        if name:
-            here = [host.name for host in self.known if _is_named(host, name)]
-            self._dropped[here[0] if here else name] += -1 if back else 1
+    def drop_rank(self, name: str, back: bool = False) -> bool:
+        """Have a rank less from now on, on the host that calls itself so; or have it back.
+
+        False where none of the known hosts is known to call itself so: one that is named by its address does not.
+        """
+        here = [host.name for host in self.known if _is_named(host, name)]
+        if self.known and not here:
+            return False
+        self._dropped[here[0] if here else ""] += -1 if back else 1
+        return True
+
+    def count_used(self, host: Host) -> int:
+        """How many of the places of `host` ranks use that were not dropped."""
+        return host.slots - self._dropped[host.name] * self._all // self.first.ranks
 
     def make_attempt(self, left: Sequence[Host], strategy: str = "") -> Attempt:
         """On those of the known hosts that are `left`."""
-        used = [Host(host.name, host.slots - self._dropped[host.name]) for host in left]
-        used = [host for host in used if host.slots > 0] or list(left)
-        ranks = self.first.ranks
-        if self._all:
-            ranks = answering.count_ranks(left, self._all, ranks)
-        ranks = max(ranks - self._dropped.total(), 1)
-        if list(used) == self.known:
-            return Attempt(ranks, self.first.options, strategy, used)
-        family = self.mpirun.family
-        options = host_lists.replace_hosts(self.first.options, used, family)
-        if ranks > sum(host.slots for host in used) and family == OPENMPI:
+        if not self._all:
+            return Attempt(max(self.first.ranks - self._dropped.total(), 1), self.first.options, strategy, left)
+        ranks, used, hosts = self._share_ranks(left), list(left), list(left)
+        if any(self._dropped[host.name] for host in left):
+            kept = {host.name: max(ranks[host.name] - self._dropped[host.name], 0) for host in left}
+            ranks = kept if any(kept.values()) else ranks
+            # As many places as ranks: mpirun is to start them there, however many it fills first.
+            used = [Host(host.name, ranks[host.name]) for host in left if ranks[host.name]]
+            hosts = [host for host in left if ranks[host.name]]
+        total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
+        if used == self.known and self._as_named:
+            return Attempt(total, options, strategy, hosts)
+        options = host_lists.replace_hosts(options, used, family)
+        if total > sum(host.slots for host in used) and family == OPENMPI:
             options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(self.mpirun)]
-        return Attempt(ranks, options, strategy, used)
+        return Attempt(total, options, strategy, hosts)
+
+    def _share_ranks(self, left: Sequence[Host]) -> dict[str, int]:
+        """By host the ranks that go with its places: together `answering.count_ranks`, one at least."""
+        counts = [answering.count_ranks(left[: at + 1], self._all, self.first.ranks) for at in range(len(left))]
+        return {host.name: upto - before for host, before, upto in zip(left, [0, *counts], counts)}
 
 
 def _is_named(host: Host, name: str) -> bool:

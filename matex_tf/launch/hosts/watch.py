@@ -26,29 +26,26 @@ class Watch:
         seconds: what a change has taken; 0 where there was none: then what this start takes until its first step.
         may_choose: whether the strategy is the ranks' to choose.
         note_step: is told that a step was made, and gives the seconds of a change that ends with it, 0 if none does.
+        say: is told what keeps it from offering anything.
     """
 
     def __init__(
         self, places: Places, attempt: Attempt, folder: str, seconds: float, may_choose: bool,
-        note_step: Callable[[], float],
+        note_step: Callable[[], float], say: Callable[[str], None],
     ):  # fmt: skip
         self.change: Change | None = None
         self.changed_at = 0.0
         self.has_trained = False
         self.seconds = seconds
         self._places, self._attempt, self._folder = places, attempt, folder
-        self._may_choose, self._note_step = may_choose, note_step
+        self._may_choose, self._note_step, self._say = may_choose, note_step, say
         self._began = time.monotonic()
-        self._due = 0.0
+        self._due = self._since = 0.0
+        self._offers = True
         self._named: Sequence[Host] = ()
         self._offer: Offer | None = None
         self._asked: dict[str, tuple[subprocess.Popen, float]] = {}
         self._answered = {host.name for host in attempt.hosts}
-
-    @property
-    def must(self) -> bool:
-        """Whether the run is to leave where it is."""
-        return self._offer is not None and bool(self._offer.must)
 
     def __enter__(self) -> Watch:
         return self
@@ -64,12 +61,25 @@ class Watch:
             self.seconds = self._note_step() or self.seconds or now - self._began
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
-        if self.has_trained and self.change is None and now >= self._due:
+        if self._offers and self.has_trained and self.change is None and now >= self._due:
             self._due = now + EVERY
-            self._make_offer(now)
+            try:
+                self._make_offer(now)
+            except (OSError, ValueError) as error:
+                self._offers = False
+                self._say(f"--adapt: hosts that come and go are not offered from now on: {error}")
         return True
 
-    def list_usable(self) -> list[Host]:
+    def make_changed_attempt(self, change: Change) -> Attempt:
+        """The attempt by which the run goes on with `change`."""
+        hosts, strategy = self._attempt.hosts, self._attempt.strategy
+        if change.strategy is not None:
+            strategy = change.strategy
+        elif not change.without:  # else the ranks did not ask for hosts that may have come
+            hosts = self._list_usable() or hosts
+        return self._places.make_attempt(hosts, strategy)
+
+    def _list_usable(self) -> list[Host]:
         """The hosts that are named and answer, as far as is known."""
         return [host for host in self._places.known if host.name in self._answered]
 
@@ -77,12 +87,16 @@ class Watch:
         named = self._places.read_hosts()
         was, self._named = self._named, list(named)
         if was != self._named:
+            self._since = now
             return  # a file that is just being written may lack some
         self._ask_hosts(now)
-        usable = self.list_usable()
+        usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
         places = {host.name: host.slots for host in self._named}
-        less = [host for host in self._attempt.hosts if host.slots > places.get(host.name, 0)]
+        used = {host: self._places.count_used(host) for host in self._attempt.hosts}
+        less = [host for host, slots in used.items() if slots > places.get(host.name, 0)]
+        if less and len(usable) < len(self._named) and now - self._since < answering.SECONDS:
+            return  # the ranks leave but once for all that come
         must = ""
         if less and usable:
             must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
