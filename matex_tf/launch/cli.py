@@ -247,6 +247,7 @@ def make_command_line(run: Run) -> list[str]:
         variables["MATEX_ELASTIC"] = "1"
     by_memory = probe.has_memory_for(run.ranks, mpirun)
     told = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
+    told |= {"MATEX_STRATEGY": run.strategy or ""} if run.adapt == "ranks" else {}
     environment = {name: value for name, value in given.items() if not told.get(name)}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
@@ -258,16 +259,15 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
     shared = cache.find_cache_folder() if elsewhere else None
     if asked.restarts or "MATEX_STATE" in os.environ:
+        asked = run_options.settle_strategy(asked, os.environ)
         return restarts.run_with_restarts(
             Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks"),
             asked.restarts,
-            lambda one: make_command_line(
-                replace(asked, ranks=one.ranks, options=one.options, strategy=one.strategy or asked.strategy)
-            ),
+            lambda one: make_command_line(run_options.change_ranks(asked, one.ranks, one.options, one.strategy)),
             shared,
             os.environ.get("MATEX_STATE") or restarts.name_state_folder(asked.target),
             tell,
-            may_choose=not (asked.strategy or "MATEX_STRATEGY" in os.environ),
+            may_choose=not asked.strategy,
         )
     with process.make_proof_folder(shared) as folder:
         return process.run_to_end(make_command_line(asked), folder)

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -20,6 +20,7 @@ from matex_tf.world.hosts import host_lists
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 RESTARTS = 3  # where ranks that are left cannot go on by themselves, and where hosts come and go
 ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: go on with more or fewer ranks, too."
+_STRATEGY = "MATEX_STRATEGY"
 MOST = 2**31 - 1  # of what MPI counts
 
 
@@ -225,3 +226,26 @@ def read_run(ctx: click.Context) -> Run:
         adapt=adapt,
         memory=given["memory"] or 0.0,
     )
+
+
+def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
+    """`run`, where its ranks may change it, with the strategy in force: that of mpirun's `-x` or of `environment`."""
+    if run.adapt != "ranks":
+        return run
+    strategy, options = environment.get(_STRATEGY, run.strategy), []
+    for group in host_lists.group_options(run.options):
+        name, equals, value = (*group, "", "")[1].partition("=")
+        if name != _STRATEGY:
+            options += group
+        elif equals or len(group) > 2:
+            strategy = value or group[-1]
+    return replace(run, strategy=strategy, options=options)
+
+
+def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run:
+    """`run` on so many ranks, by the `strategy` if they have chosen one. Owners of weights are at most as many."""
+    strategy = strategy or run.strategy or ""
+    has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
+    if has_owners and settings.get_strategy_number(strategy, ranks) > ranks:
+        strategy = f"servers:{ranks}"
+    return replace(run, ranks=ranks, options=options, strategy=strategy)

@@ -10,7 +10,7 @@ import pytest
 from fake_mpirun import started
 
 from matex_tf.adapt import offers
-from matex_tf.launch import process
+from matex_tf.launch import cli, process, restarts
 from matex_tf.launch.hosts import answering, watch
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.mpirun_command import Mpirun
@@ -200,3 +200,35 @@ def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd
     assert code == 0 and len(starts) == (2 if broken is None else 1)
     assert said.count("--adapt: hosts that come and go are not offered from now on: ") == len(starts) and told in said
     assert ("--adapt: the hosts stay as they are" in said) == (broken is None)
+
+
+@pytest.mark.parametrize(
+    "words, environment, fewer",
+    [
+        ("--strategy servers:4", "", "servers:2"),
+        ("-x MATEX_STRATEGY=servers:4", "", "servers:2"),
+        ("-x MATEX_STRATEGY", "servers:4", "servers:2"),
+        ("--strategy sharded", "servers:3", "servers:2"),
+        ("-x MATEX_STRATEGY=servers:2", "sharded", "servers:2"),
+        ("", "sharded", "sharded"),
+        ("", "", None),
+    ],
+)
+def test_a_strategy_that_was_asked_for_stays_and_fewer_ranks_have_fewer_owners(
+    tmp_path, monkeypatch, words, environment, fewer
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    if environment:
+        monkeypatch.setenv("MATEX_STRATEGY", environment)
+    seen = {}
+
+    def note(places, _restarts, command, *_, may_choose):
+        seen.update(may_choose=may_choose, line=command(Attempt(2, places.first.options)))
+        return 0
+
+    monkeypatch.setattr(restarts, "run_with_restarts", note)
+    assert cli.main(["run", "-n", "4", "--adapt=ranks", *words.split(), "x.py"]) == 0
+    assert seen["may_choose"] == (fewer is None)
+    told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]
+    assert told == ([f"MATEX_STRATEGY={fewer}"] if fewer else [])
