@@ -9,13 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from matex_tf.adapt.control import GAIN
+from matex_tf.adapt.control import CONFIRMED, GAIN
 from matex_tf.adapt.offers import Change, Offer
 
 WORTH = 2.0
 """A change is worth it that gains so many times what it costs."""
 SLOWER = 3.0
 """Times that a rank takes longer for a row than others, where it may be dropped."""
+SLOW_WINDOWS = 4 * CONFIRMED
+"""In so many windows in a row, as it is for good: 0.25 s each or more, so that short work of others drops no rank."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that others wait for; what a step gains without it; its time for a row, in times that of the others."""
+
+    rank: int
+    gain: float
+    times: float
+
+
+@dataclass
+class Streak:
+    """Which rank was found slow in the last windows, and in how many in a row."""
+
+    rank: int | None = None
+    windows: int = 0
+
+    def confirm(self, found: Slow | None) -> Slow | None:
+        """What was found in a window, once it is the same rank in `SLOW_WINDOWS` in a row."""
+        rank = None if found is None else found.rank
+        self.windows = self.windows + 1 if rank == self.rank else 1
+        self.rank = rank
+        return found if self.windows >= SLOW_WINDOWS else None
 
 
 @dataclass(frozen=True)
@@ -31,7 +57,7 @@ class Proposal:
 
 
 def propose_change(
-    offer: Offer, hosts: Sequence[str], rows: Sequence[int], seconds: Sequence[float], least: int,
+    offer: Offer, hosts: Sequence[str], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None = None,
     other: tuple[str, float] = ("", 0.0),
 ) -> Proposal | None:  # fmt: skip
     """What gains most of all that could be had; None where nothing gains anything.
@@ -40,7 +66,7 @@ def propose_change(
         hosts: of each rank its host.
         rows: those of a batch that each rank computes.
         seconds: what that takes each.
-        least: the fewest rows that a rank may have.
+        slow: the rank that may be dropped.
         other: another strategy with the same result, and by how much a step is predicted to be shorter with it.
     """
     size = len(rows)
@@ -48,14 +74,13 @@ def propose_change(
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks)
         found.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
-    slow = find_slow(rows, seconds, least)
     if slow is not None:
-        rank, gain, times = slow
+        host = hosts[slow.rank]
         why = (
-            f"without rank {rank} ({hosts[rank]}), which takes {times:.1f} times as long for a row as the others and "
-            f"has {rows[rank]} of {sum(rows)} rows, {_describe_gain(gain)}"
+            f"without rank {slow.rank} ({host}), which takes {slow.times:.1f} times as long for a row as the others "
+            f"and has {rows[slow.rank]} of {sum(rows)} rows, {_describe_gain(slow.gain)}"
         )
-        found.append(Proposal(Change(size - 1, describe_ranks(size - 1, size), why, without=hosts[rank]), gain))
+        found.append(Proposal(Change(size - 1, describe_ranks(size - 1, size), why, without=host), slow.gain))
     strategy, gain = other
     if strategy and gain > GAIN * max(seconds):
         why = f"by the planner's model {_describe_gain(gain)}"
@@ -76,11 +101,8 @@ def predict_gain(seconds: Sequence[float], ranks: int) -> float:
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 
-def find_slow(rows: Sequence[int], seconds: Sequence[float], least: int) -> tuple[int, float, float] | None:
-    """The rank for whose least part of a batch all others wait; what a step gains without it; its time for a row.
-
-    That is in those of the others, which then compute its rows at the speed that they have.
-    """
+def find_slow(rows: Sequence[int], seconds: Sequence[float], least: int) -> Slow | None:
+    """The rank for whose least part of a batch all others wait; without it they compute its rows at their own speed."""
     slowest = max(range(len(rows)), key=lambda rank: seconds[rank])
     others = [rank for rank in range(len(rows)) if rank != slowest]
     if not others or rows[slowest] > least or any(rows[rank] <= 0 for rank in others) or min(seconds) <= 0:
@@ -88,4 +110,4 @@ def find_slow(rows: Sequence[int], seconds: Sequence[float], least: int) -> tupl
     of_row = [took / max(part, 1) for took, part in zip(seconds, rows)]
     times = of_row[slowest] / median(of_row[rank] for rank in others)
     gain = seconds[slowest] - sum(rows) / sum(1 / of_row[rank] for rank in others)
-    return (slowest, gain, times) if times > SLOWER and gain > 0 else None
+    return Slow(slowest, gain, times) if times > SLOWER and gain > 0 else None

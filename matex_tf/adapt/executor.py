@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from matex_tf import ops, settings
-from matex_tf.adapt import leaving
+from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
@@ -52,6 +52,8 @@ class Window:
     """What `matex run` could start instead, on ranks that look for it."""
     left: int = 0
     """The steps that are left."""
+    sizes: tuple[int, int] = (0, 0)
+    """What `leaving.count_bytes` gives."""
 
 
 Choose = Callable[[int, Sequence[float]], "tuple[int, ...] | None"]
@@ -123,6 +125,7 @@ class Adapting:
         self._first = (0, 0)
         self._is_warm = _choose is not None
         self._begun = self._outside = self._waited = 0.0
+        self._slow = changes.Streak()
         self._fit = None if ahead is None else leaving.find_fit()
 
     @property
@@ -146,8 +149,6 @@ class Adapting:
         took = time.perf_counter() - self._begun
         mine = took - (ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS) - self._outside)
         self._steps.append((mine, took))
-        if self._fit is not None:
-            leaving.note_step()
         if len(self._steps) == 1:
             self._first = _compute_rows(numbers())
         if len(self._steps) < self._window:
@@ -167,6 +168,7 @@ class Adapting:
             ahead,
             None if self._fit is None else leaving.read_offer(),
             0 if self._fit is None else self._fit.count_left(),
+            (0, 0) if self._fit is None else leaving.count_bytes(self._fit),
         )
         everyone = objects.allgather(mine, "what their parts of steps take the ranks")
         if _steps == 0:
@@ -184,6 +186,7 @@ class Adapting:
         waiting = max(range(len(everyone)), key=lambda rank: everyone[rank].waited)
         if everyone[waiting].waited > WAITING and _choose is None:
             self._control.forget_windows()
+            self._slow = changes.Streak()
             notes.print_note(
                 f"--adapt: rank {waiting} mostly waits for its input, whatever part of a batch it has; meanwhile "
                 "slices stay as they are"
@@ -194,12 +197,15 @@ class Adapting:
         before = row_shares.count_dealt_rows(rows, self.shares)
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
-            if leaving.leave_if_worth(self._fit, offer, everyone[0].left, before, seconds, least):
+            slow = self._slow.confirm(changes.find_slow(before, seconds, least))
+            first = everyone[0]
+            if leaving.leave_if_worth(self._fit, offer, first.left, first.sizes, before, seconds, slow):
                 return
         shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if shares is None:
             return
         self._control.shares = shares
+        self._slow = changes.Streak()
         if self._ahead is not None:
             self._ahead.change_shares(max(one.ahead for one in everyone), shares)
         leases.agree_on(shares)

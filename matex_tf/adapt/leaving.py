@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from matex_tf import settings
 from matex_tf.adapt import changes, offers
+from matex_tf.adapt.changes import Slow
 from matex_tf.adapt.offers import Change, Offer
 from matex_tf.resilience import run_state
 from matex_tf.resilience.fit_state import Fit
@@ -15,7 +16,6 @@ from matex_tf.runtime import notes
 from matex_tf.servers.pieces import owners, update_costs
 from matex_tf.world import world
 
-_has_trained = False
 _said: set[str] = set()
 
 
@@ -26,17 +26,14 @@ def find_fit() -> Fit | None:
     return run.within if chosen.adapt == "ranks" and chosen.proof and run is not None else None
 
 
-def note_step() -> None:
-    """A step was made: the first tells `matex run` what a start takes."""
-    global _has_trained
-    if not _has_trained:
-        _has_trained = True
-        offers.mark_training()
-
-
 def read_offer() -> Offer | None:
     """What is offered, where this is the rank of its host that looks."""
     return offers.read_offer() if world.get_world().local_rank == 0 else None
+
+
+def count_bytes(fit: Fit) -> tuple[int, int]:
+    """The bytes of what this call trains that ranks could have in pieces: of weights and of slots."""
+    return update_costs.count_bytes(getattr(fit.model, "optimizer", None))
 
 
 def leave_hosts(fit: Fit, offer: Offer) -> bool:
@@ -45,25 +42,25 @@ def leave_hosts(fit: Fit, offer: Offer) -> bool:
     if not offer.must or not fit.may_change():
         return False
     what = changes.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
-    _ask_change(fit, Change(offer.ranks, what, offer.must))
+    _ask_change(fit, Change(offer.ranks, what, offer.must, must=True))
     return True
 
 
 def leave_if_worth(
-    fit: Fit, offer: Offer, left: int, rows: Sequence[int], seconds: Sequence[float], least: int
-) -> bool:
+    fit: Fit, offer: Offer, left: int, sizes: tuple[int, int], rows: Sequence[int], seconds: Sequence[float],
+    slow: Slow | None,
+) -> bool:  # fmt: skip
     """Whether the ranks leave because it is worth it. To be called on all ranks alike.
 
     Args:
         left: how many steps there are.
-        rows, seconds, least: those of `changes.propose_change`.
+        sizes: what `count_bytes` gives on one of them.
+        rows, seconds, slow: those of `changes.propose_change`.
     """
     if not fit.may_change():
         return False
-    other = ("", 0.0)
-    if offer.may_choose:
-        other = owners.compare_strategies(*update_costs.count_bytes())
-    found = changes.propose_change(offer, world.get_world().hosts, rows, seconds, least, other)
+    other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
+    found = changes.propose_change(offer, world.get_world().hosts, rows, seconds, slow, other)
     if found is None:
         return False
     if found.is_worth(left, offer.seconds):
@@ -80,5 +77,6 @@ def leave_if_worth(
 
 def _ask_change(fit: Fit, change: Change) -> None:
     fit.ask_change(
-        lambda where, since: offers.mark_change(replace(change, where=where, seconds=time.monotonic() - since))
+        f"{change.what}: {change.why}",
+        lambda where, since: offers.mark_change(replace(change, where=where, seconds=time.monotonic() - since)),
     )

@@ -15,7 +15,7 @@ from matex_tf import settings
 from matex_tf.runtime import exit_marks, real_files
 from matex_tf.world import world
 
-_OFFER, _TRAINING, _CHANGE = "offer", "training", "change"
+_OFFER, _CHANGE = "offer", "change"
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,9 @@ def read_offer() -> Offer | None:
     return None if found is None else Offer(**found)
 
 
-def mark_training() -> None:
-    """For ranks: a step was made since the start."""
-    if world.get_world().local_rank == 0:
-        exit_marks.write_mark(_TRAINING)
-
-
 def has_trained(folder: str | os.PathLike[str]) -> bool:
-    return Path(folder, _TRAINING).exists()
+    """For `matex run`: whether a step was made since the start."""
+    return exit_marks.has_trained(folder)
 
 
 def mark_change(change: Change) -> None:
@@ -93,5 +88,5 @@ def read_change(folder: str | os.PathLike[str]) -> Change | None:
 def _read_file(folder: str | os.PathLike[str], name: str) -> dict[str, Any] | None:
     try:
         return dict(json.loads(Path(folder, name).read_text()))
-    except FileNotFoundError:
+    except (OSError, ValueError):  # it is not there, or NFS has it stale as it is being replaced: it is read again
         return None

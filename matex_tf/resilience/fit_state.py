@@ -9,7 +9,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, state
-from matex_tf.runtime import notes, objects
+from matex_tf.runtime import exit_marks, notes, objects
 from matex_tf.world import membership, world
 
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
@@ -46,6 +46,7 @@ class Fit:
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
         self._change: Callable[[str, float], None] | None = None
+        self._change_text = ""
         self._at: int | None = None
         self._done = self._made = self._longest = 0  # steps of this epoch, since the start, and of a whole epoch
         self._told = False
@@ -173,6 +174,9 @@ class Fit:
         if self.is_over:
             self.model.stop_training = True  # it was for what the step makes
             return
+        if not self.run.has_trained:
+            self.run.has_trained = True
+            exit_marks.mark_training()
         if self.saved is not None and not self._told:
             self._told = True
             if random_state.can_step_draw():
@@ -193,13 +197,14 @@ class Fit:
         self._until = self._save_if_due(self._at, done, stride)
         self._looked = (now, done)
 
-    def ask_change(self, mark: Callable[[str, float], None]) -> None:
+    def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
         """Have all ranks leave for a change at the next step at which they meet. To be called on all of them.
 
         Args:
+            text: which change, and why.
             mark: tells `matex run` of it, given the place that was kept and when ranks began to keep it.
         """
-        self._change = mark
+        self._change, self._change_text = mark, text
 
     def may_change(self) -> bool:
         """Whether ranks may leave for a change, and have not been asked to."""
@@ -262,7 +267,7 @@ class Fit:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
             where += f" of call {self.number + 1} of fit"
             change = None if asked or self._change is None else functools.partial(self._change, where, since)
-            self.run.leave_run(asked, where, change)
+            self.run.leave_run(asked, where, change, self._change_text)
             self._may_change, self._change = False, None  # its state could not be kept
         return stride
 

@@ -82,6 +82,7 @@ class Run:
         self.fits = self.epochs = 0  # calls that have begun, epochs that have ended, since the very first start
         self.within: Any = None  # the `fit_state.Fit` of the call that is under way
         self.asked: str | None = None
+        self.has_trained = False
         self.saved_at = time.monotonic()
         self.writer: async_writer.Writer | None = None
         with real_files.use_real_files():
@@ -250,10 +251,13 @@ class Run:
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart()}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
 
-    def leave_run(self, asked: str | None, where: str, mark: Callable[[], None] | None = None) -> None:
+    def leave_run(
+        self, asked: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
+    ) -> None:
         """End all ranks, which have come to this together, once all is on the disk. Collective.
 
         Where `matex run` starts them again at once, of which `mark` tells it, they end only if the state could be kept.
+        If not, one line says that there is no `change`.
         """
         failed = None
         if self.writer is not None:
@@ -263,8 +267,13 @@ class Run:
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
         if mark is not None:
             if failed:
+                notes.print_note(
+                    f"--adapt: {change}: the state could not be kept for that ({failed}), so all ranks stay where they "
+                    "are in this call of fit"
+                )
                 return
             mark()
+            exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
         if world.get_world().rank == 0:

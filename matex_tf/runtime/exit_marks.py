@@ -17,7 +17,9 @@ EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
-_BEGUN, _ASK_AGAIN = "begun", "ask-again"
+_BEGUN, _ASK_AGAIN, _TRAINING = "begun", "ask-again", "training"
+
+_leaves = False
 
 
 def announce_ranks() -> None:
@@ -34,9 +36,15 @@ def announce_ranks() -> None:
 
 
 def mark_ended() -> None:
-    """Say that all ranks have ended, which they have just agreed on."""
+    """Say that all ranks have ended, which they have just agreed on; or that they have left."""
     if world.get_world().local_rank == 0:
-        write_mark(_ENDED)
+        write_mark(rank_ends.LEFT if _leaves else _ENDED)
+
+
+def note_leaving() -> None:
+    """All ranks leave to be started again: even where nothing else of that is seen, there is no proof of a good end."""
+    global _leaves
+    _leaves = True
 
 
 def mark_separate_processes() -> None:
@@ -48,6 +56,16 @@ def mark_separate_processes() -> None:
 def mark_requeue() -> None:
     """Say that the run was asked to end and has kept its state: it is to be started again, later."""
     write_mark(_ASK_AGAIN)
+
+
+def mark_training() -> None:
+    """Say that a step of training was made since the start."""
+    if world.get_world().local_rank == 0:
+        write_mark(_TRAINING)
+
+
+def has_trained(folder: str | os.PathLike[str]) -> bool:
+    return Path(folder, _TRAINING).exists()
 
 
 def has_begun(folder: str | os.PathLike[str]) -> bool:

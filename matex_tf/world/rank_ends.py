@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+LEFT = "left"
+"""The word of ranks that have ended together to be started again."""
 _NAME = "rank-"
 _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
@@ -84,7 +86,9 @@ class RankEnds:
         self._ended.register(process, select.EPOLLIN)
 
     def find_first(self) -> RankNote | None:
-        """The rank of this host that ended first; None where none has ended or it is not known."""
+        """The rank of this host that ended first; None where none has ended, all have left, or it is not known."""
+        if Path(self._folder, LEFT).exists():
+            return None
         return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
 
 

@@ -1,15 +1,26 @@
 """Which change of ranks or of the strategy is proposed, by what a step takes, and when it is worth a new start."""
 
+import json
+import subprocess
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 
-from matex_tf.adapt import changes
+from matex_tf import settings
+from matex_tf.adapt import changes, leaving, offers
 from matex_tf.adapt.offers import Offer
+from matex_tf.resilience import fit_state, run_state
+from matex_tf.runtime import exit_marks
+from matex_tf.servers.pieces import update_costs
+from matex_tf.world import rank_ends
 
 HOSTS = ["a", "b", "c", "d"]
 
 
 def proposed(ranks, rows, seconds, least=1, other=("", 0.0)):
-    return changes.propose_change(Offer(ranks, 6.0), HOSTS[: len(rows)], rows, seconds, least, other)
+    slow = changes.find_slow(rows, seconds, least)
+    return changes.propose_change(Offer(ranks, 6.0), HOSTS[: len(rows)], rows, seconds, slow, other)
 
 
 def test_ranks_are_added_for_what_a_step_then_takes_less():
@@ -31,6 +42,99 @@ def test_a_rank_is_dropped_for_whose_least_part_all_wait():
     assert proposed(3, [127, 1, 127], [0.010, 0.009, 0.010]) is None, "nobody waits for it"
     assert proposed(3, [3, 3, 3], [0.010, 0.010, 0.020], least=3) is None, "it is hardly slower"
     assert proposed(1, [1], [0.040]) is None
+
+
+def test_a_rank_is_dropped_only_if_windows_in_a_row_find_the_same():
+    one, other = changes.Slow(1, 0.030, 500.0), changes.Slow(2, 0.030, 500.0)
+    for between in (None, other):
+        streak = changes.Streak()
+        last = [streak.confirm(one) for _ in range(7)] + [streak.confirm(between)]
+        assert not any(last + [streak.confirm(one) for _ in range(7)]), "one window found something else"
+        assert streak.confirm(one) is one and streak.confirm(one) is one
+
+
+def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
+    class Optimizer:
+        pass
+
+    folds = [Optimizer() for _ in range(5)]
+    for number, optimizer in enumerate(folds):
+        monkeypatch.setattr(update_costs, "measure_bytes", lambda _, number=number: 100 * number)
+        update_costs.note_shares(optimizer, [], [], None)
+    assert update_costs.count_bytes(folds[3]) == (300, 300)
+    assert update_costs.count_bytes(SimpleNamespace(inner_optimizer=folds[2])) == (200, 200)
+    assert update_costs.count_bytes(Optimizer()) == update_costs.count_bytes(None) == (0, 0)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings.get_settings(), "proof", str(tmp_path))
+    monkeypatch.setattr(exit_marks, "_leaves", False)
+    return tmp_path
+
+
+def leave(failed, said):
+    run = object.__new__(run_state.Run)
+    run.path, run.writer = "state", SimpleNamespace(flush=lambda: None, failed=failed)
+    run.leave_run(None, "epoch 2", lambda: said.append("left"), "2 ranks in place of 3: b has 0 of 1 places left")
+
+
+def test_ranks_that_leave_give_no_proof_of_a_good_end(folder):
+    said = []
+    with pytest.raises(SystemExit) as ended:
+        leave(None, said)
+    exit_marks.mark_ended()
+    assert ended.value.code == 0 and said == ["left"]
+    assert not exit_marks.is_proof_given(folder)
+
+
+def test_of_ranks_that_have_left_none_ended_without_a_word(folder):
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child, rank_ends.RankEnds(folder) as ends:
+        note = rank_ends.RankNote(0, 1, 1, "a", child.pid, rank_ends.name_namespace())
+        (folder / "rank-0").write_text(json.dumps(asdict(note)))
+        ends.look_for_ranks()
+        child.communicate()
+        assert ends.find_first() == note
+        exit_marks.note_leaving()
+        exit_marks.mark_ended()
+        assert ends.find_first() is None
+
+
+def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
+    said = []
+    leave("OSError: no room", said)
+    exit_marks.mark_ended()
+    assert not said and exit_marks.is_proof_given(folder)
+    assert "b has 0 of 1 places left: the state could not be kept for that (OSError: no room)" in capfd.readouterr().err
+
+
+def test_a_change_tells_that_it_had_to_be(folder):
+    fit = SimpleNamespace(may_change=lambda: True, ask_change=lambda text, mark: mark("epoch 2", 0.0))
+    assert leaving.leave_hosts(fit, Offer(3, 6.0, must="b has 0 of 1 places left"))
+    found = offers.read_change(folder)
+    assert found.must and found.what == "3 ranks in place of 1" and found.where == "epoch 2"
+    assert not leaving.leave_hosts(fit, Offer(3, 6.0))
+
+
+def test_what_cannot_be_read_is_no_offer(folder):
+    offers.write_offer(Offer(3, 6.0), folder)
+    assert offers.read_offer() == Offer(3, 6.0)
+    (folder / "offer").write_text('{"ranks": 3')
+    assert offers.read_offer() is None
+    (folder / "offer").unlink()
+    (folder / "offer").mkdir()
+    assert offers.read_offer() is None
+
+
+def test_a_step_counts_as_training_unless_it_is_thrown_away(folder):
+    saved = {"ended": True, "epoch": 2, "step": 0, "epochs": 2}
+    kept = iter([saved, None])
+    run = SimpleNamespace(
+        fits=0, epochs=0, has_trained=False, load_state=lambda fit: next(kept), may_save=lambda fit: False
+    )
+    for trains in (False, True):
+        fit_state.Fit(run, SimpleNamespace(stop_training=False)).end_batch(1)
+        assert offers.has_trained(folder) == trains
 
 
 def test_a_strategy_is_changed_where_a_step_is_predicted_to_be_shorter_by_more_than_chance():

@@ -18,7 +18,7 @@ from matex_tf.world import mpirun_options
 
 OFFERED = "until grep -q '{}' \"$MATEX_PROOF/offer\" 2> /dev/null; do sleep 0.02; done"
 LEAVE = (
-    'printf %s \'{}\' > "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; touch "$MATEX_PROOF/ended"'
+    'printf %s \'{}\' > "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; touch "$MATEX_PROOF/left"'
 )
 TRAIN = 'touch "$MATEX_PROOF/training"'
 END = f'{TRAIN}; sleep 0.1; touch "$MATEX_PROOF/ended"'

@@ -44,10 +44,11 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (75, ["begun"], [], restarts.ASKED),
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
-        (0, ["begun", "ended", "change"], [], restarts.CHANGED),
-        (0, ["begun", "ended", "change"], [signal.SIGTERM], restarts.ASKED),  # which is for good
-        (0, ["begun", "ended", "change", "ask-again"], [], restarts.ASKED),
-        (0, ["begun", "ended", "change"], [signal.SIGINT], restarts.INTERRUPTED),
+        (0, ["begun", "left", "change"], [], restarts.CHANGED),
+        (0, ["begun", "left"], [], restarts.LOST),  # a shared folder does not show the change yet
+        (0, ["begun", "left", "change"], [signal.SIGTERM], restarts.ASKED),  # which is for good
+        (0, ["begun", "left", "change", "ask-again"], [], restarts.ASKED),
+        (0, ["begun", "left", "change"], [signal.SIGINT], restarts.INTERRUPTED),
         (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
         (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
         (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough

@@ -76,20 +76,20 @@ def measure_update(apply: Callable[[list[Any], list[Any]], Any], gradients: list
     return result
 
 
-def count_bytes() -> tuple[int, int]:
-    """The bytes that ranks could have in pieces: of weights and of slots."""
-    shares = list(_noted.values())
-    return sum(one.weights for one in shares), sum(one.slots for one in shares)
+def count_bytes(optimizer: Any) -> tuple[int, int]:
+    """The bytes of an optimizer that ranks could have in pieces, as traced on this one: of weights and of slots."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return next(((shares.weights, shares.slots) for one, shares in _noted.items() if one is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
     """What was noted of all optimizers, by the fields of `planner.plan_file.Update`."""
     shares = list(_noted.values())
     why_not = "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not))
-    weights, slots = count_bytes()
+    slots = sum(one.slots for one in shares)
     return {
         "gradients": sum(one.gradients for one in shares),
-        "weights": weights,
+        "weights": sum(one.weights for one in shares),
         "slots": slots,
         "whole": measure_bytes(sharded_slots.list_noted()) - slots,
         "why_not": why_not or _obstacles.get("sharded", ""),
