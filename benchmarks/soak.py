@@ -3,10 +3,10 @@
     python benchmarks/soak.py [--ranks 2] [--steps 50000] [--only steps fits models retraces sums]
 
 Each line is one script: how much resident memory grew from the first look after the warm-up (a fiftieth of the steps,
-a fifth of the rest) to the last, and the numbers of descriptors and threads then and at the end. What Keras and
-TensorFlow hold by themselves is in the line "alone": so a function in which an optimizer of Keras is applied is held
-with each of its traces, of which ranks make more. Exit code 1 where ranks exceed that by more than `LIMIT` or the
-numbers grow.
+a fifth of the rest) to the last, and the least numbers of descriptors and threads in the first half and in the second:
+threads of a pipeline of TensorFlow's end some time after it. What Keras and TensorFlow hold by themselves is in the
+line "alone": so a function in which an optimizer of Keras is applied is held with each of its traces, of which ranks
+make more. Exit code 1 where ranks exceed that by more than `LIMIT` or the numbers grow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LIMIT = 2048  # KiB
 
 @dataclass
 class Course:
-    """What was held at the first look that counts and at the last: memory in KiB, descriptors, threads; and traces."""
+    """Of the looks that count what was held at the first and at the last: memory in KiB, and traces; between them the
+    least numbers of descriptors and threads in the first half and in the second.
+    """
 
     first: tuple[int, ...]
     last: tuple[int, ...]
@@ -48,7 +50,11 @@ class Course:
 def course_of(printed: str, warm: float) -> Course:
     """The course in what a worker printed, from the part `warm` of its looks on."""
     looks = [tuple(map(int, line.split()[1:])) for line in printed.splitlines() if line.split()[0].isdigit()]
-    return Course(looks[int(len(looks) * warm)], looks[-1])
+    counted = looks[int(len(looks) * warm) :]
+    halves = counted[: len(counted) // 2], counted[len(counted) // 2 :]
+    early, late = (tuple(map(min, zip(*half)))[1:3] for half in halves)
+    (before, *_, traces), (after, *_, more_traces) = counted[0], counted[-1]
+    return Course((before, *early, traces), (after, *late, more_traces))
 
 
 def run(what: str, count: int, ranks: int) -> Course:
