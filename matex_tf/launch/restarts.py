@@ -176,7 +176,10 @@ def _run_attempts(
             end = judge_end(code, folder, heard)
             if places.follows:
                 watch.look()
-        if end == CHANGED and (change := watch.change) is not None:
+        change = watch.change
+        if end == CHANGED and change is None:
+            end = LOST  # to what cannot be read
+        if end == CHANGED and change is not None:
             pending = None
             if change.without and not places.drop_rank(change.without):
                 names = ", ".join(host.name for host in places.known)

@@ -232,3 +232,9 @@ def test_a_strategy_that_was_asked_for_stays_and_fewer_ranks_have_fewer_owners(
     assert seen["may_choose"] == (fewer is None)
     told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]
     assert told == ([f"MATEX_STRATEGY={fewer}"] if fewer else [])
+
+
+def test_a_change_that_cannot_be_read_is_a_loss(tmp_path, monkeypatch, capfd):
+    ends = [written(TRAIN, LEAVE.format("{")), END]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, follows=True)
+    assert code == 0 and len(starts) == 2 and "restart 1 of 3" in said, said
