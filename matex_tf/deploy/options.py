@@ -168,6 +168,8 @@ def format_options(asked: Options) -> list[str]:
 def deal_ranks(asked: Asked, ranks: int) -> Asked:
     """`asked` with so many ranks in all, as many on each node. Raises ValueError."""
     each, rest = divmod(ranks, asked.nodes)
+    if rest and asked.ranks_per_node == 1:
+        raise ValueError(f"{ranks} ranks cannot be as many on each of {asked.nodes} nodes")
     if rest or asked.ranks_per_node not in (1, each):
         raise ValueError(_describe_contradiction(asked, ranks))
     return replace(asked, ranks_per_node=each)

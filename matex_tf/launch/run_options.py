@@ -161,10 +161,10 @@ def read_run(ctx: click.Context) -> Run:
         raise click.UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
+    adapt = read_adapt(given["adapt"], target[0])
     if ranks is None and not check:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
     ranks = ranks or 2
-    adapt = read_adapt(given["adapt"], target[0])
     if given["steps"] is not None and not check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if given["share"] and not check:

@@ -121,7 +121,7 @@ def test_editors_see_what_can_be_given():
         (
             lambda: matex_tf.launch("train.py", ranks=5, cluster=matex_tf.Slurm(nodes=2)),
             ValueError,
-            "5 ranks do not go",
+            "5 ranks cannot be as many on each of 2 nodes",
         ),
         (lambda: matex_tf.launch("train.py", cluster="slurm"), TypeError, "expected cluster to be matex_tf.Slurm"),
         (lambda: matex_tf.Slurm(node=2), ValueError, "there is no option node; did you mean nodes"),

@@ -84,6 +84,7 @@ def test_what_run_was_asked(words, expected):
         ("--strategy local:4 --check train.py", "--strategy local and --check do not go together"),
         ("--strategy async --adapt -n 2 train.py", "--strategy async and --adapt do not go together"),
         ("--adapt=rank -n 2 train.py", "--adapt=... expects one of off, on, ranks; 'rank' was given"),
+        ("--adapt ranks -n 2 train.py", "--adapt takes its value with an equals sign: --adapt=ranks"),
         ("-n 2 --adapt ranks train.py", "--adapt takes its value with an equals sign: --adapt=ranks"),
         ("-n 1 --adapt train.py", "--adapt shares rows out by the speed of ranks: -n expects 2 or more"),
         ("-n 2 --adapt=ranks --check train.py", "--adapt and --check do not go together"),

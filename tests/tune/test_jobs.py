@@ -234,7 +234,7 @@ fi
     [
         (["--time", "5"], "--time goes with --slurm"),
         (["--slurm", "--time", "soon"], "expected time to be as 2:00:00"),
-        (["--slurm", "-n", "3", "--nodes", "2"], "3 ranks do not go with 2 nodes of 1 ranks each"),
+        (["--slurm", "-n", "3", "--nodes", "2"], "3 ranks cannot be as many on each of 2 nodes"),
         (["--slurm", "--partitoin", "all"], "there is no option --partitoin; did you mean --partition?"),
     ],
 )
