@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from matex_tf.adapt.control import CONFIRMED, GAIN
-from matex_tf.adapt.offers import Change, Offer
+from matex_tf.adapt.offers import Change, Offer, describe_ranks
 
 WORTH = 2.0
 """A change is worth it that gains so many times what it costs."""
@@ -86,10 +86,6 @@ def propose_change(
         why = f"by the planner's model {_describe_gain(gain)}"
         found.append(Proposal(Change(size, f"the strategy {strategy}", why, strategy=strategy), gain))
     return max(found, key=lambda one: one.gain, default=None)
-
-
-def describe_ranks(ranks: int, size: int) -> str:
-    return f"{ranks} rank{'' if ranks == 1 else 's'} in place of {size}"
 
 
 def _describe_gain(gain: float) -> str:

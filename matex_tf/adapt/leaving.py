@@ -41,7 +41,7 @@ def leave_hosts(fit: Fit, offer: Offer) -> bool:
     size = world.get_world().size
     if not offer.must or not fit.may_change():
         return False
-    what = changes.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
+    what = offers.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
     _ask_change(fit, Change(offer.ranks, what, offer.must, must=True))
     return True
 

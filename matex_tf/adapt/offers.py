@@ -50,6 +50,10 @@ class Change:
     """Whether the ranks had to leave."""
 
 
+def describe_ranks(ranks: int, before: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'} in place of {before}"
+
+
 def write_offer(offer: Offer, folder: str | os.PathLike[str]) -> None:
     """For `matex run`."""
     part = Path(folder, f"{_OFFER}.part")
@@ -63,11 +67,6 @@ def read_offer() -> Offer | None:
     with real_files.use_real_files():
         found = _read_file(folder, _OFFER) if folder else None
     return None if found is None else Offer(**found)
-
-
-def has_trained(folder: str | os.PathLike[str]) -> bool:
-    """For `matex run`: whether a step was made since the start."""
-    return exit_marks.has_trained(folder)
 
 
 def mark_change(change: Change) -> None:

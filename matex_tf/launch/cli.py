@@ -31,7 +31,7 @@ from matex_tf.launch.monitoring import event_log, live
 from matex_tf.launch.monitoring.command import show_top, write_report
 from matex_tf.launch.planning.command import make_plan_command
 from matex_tf.launch.planning.option_types import HERE, Bytes
-from matex_tf.launch.run_options import Adapt, Count, Run, RunCommand, Strategy
+from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
 from matex_tf.ops import cache
 from matex_tf.tune import command as tuning
 from matex_tf.version import __version__
@@ -83,11 +83,11 @@ def matex(ctx: click.Context) -> int:
 @click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
 @click.option(
     "--strategy",
-    type=Strategy(),
+    type=STRATEGY,
     metavar="NAME",
     help="sharded: each rank updates a piece of the weights. async: ranks train whole batches in turn.",
 )
-@click.option("--adapt", flag_value="on", is_flag=False, type=Adapt(), metavar="[=ranks]", help=run_options.ADAPTS)
+@click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPTS)
 @click.option("--memory", type=Bytes(), metavar="SIZE", help="Of a rank, or here: larger slices are computed in parts.")
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")

@@ -217,8 +217,7 @@ def _correct_change(change: offers.Change, before: Attempt, following: Attempt) 
     """`change` as it is made: hosts may have come and gone since the ranks were offered them."""
     if following.ranks == change.ranks:
         return change
-    what = f"{following.ranks} rank{'' if following.ranks == 1 else 's'} in place of {before.ranks}"
-    return replace(change, ranks=following.ranks, what=what)
+    return replace(change, ranks=following.ranks, what=offers.describe_ranks(following.ranks, before.ranks))
 
 
 def _describe_change(change: offers.Change, seconds: float) -> str:

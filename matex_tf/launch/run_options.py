@@ -6,7 +6,7 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,28 +66,24 @@ class Count(click.ParamType):
         return int(text)
 
 
-class Strategy(click.ParamType):
-    """One of those that the setting takes."""
+class OfSetting(click.ParamType):
+    """One of the values that a setting takes, read as `parse` reads it there; `option` is what asks for it."""
 
-    name = "strategy"
+    name = "value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return settings.parse_strategy(str(value))
-        except ValueError as error:
-            raise click.UsageError(f"--strategy expects {error}; {str(value)!r} was given") from None
-
-
-class Adapt(click.ParamType):
-    """One of those that the setting takes."""
-
-    name = "adapt"
+    def __init__(self, option: str, parse: Callable[[str], str]):
+        self.option, self.parse = option, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return settings.parse_adapt(str(value))
+            return self.parse(str(value))
         except ValueError as error:
-            raise click.UsageError(f"--adapt=... expects {error}; {str(value)!r} was given") from None
+            raise click.UsageError(f"{self.option} expects {error}; {str(value)!r} was given") from None
+
+
+STRATEGY = OfSetting("--strategy", settings.parse_strategy)
+ADAPT = OfSetting("--adapt=...", settings.parse_adapt)
+"""Of an option that may stand without a value."""
 
 
 class RunCommand(click.Command):
@@ -96,7 +92,7 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_names = {name for option in self.params for name in option.opts}
         takes = {
-            name.lstrip("-"): 0 if getattr(one, "is_flag", False) or isinstance(one.type, Adapt) else 1
+            name.lstrip("-"): 0 if getattr(one, "is_flag", False) or one.type is ADAPT else 1
             for one in self.params
             for name in one.opts
         }

@@ -134,7 +134,7 @@ def test_a_step_counts_as_training_unless_it_is_thrown_away(folder):
     )
     for trains in (False, True):
         fit_state.Fit(run, SimpleNamespace(stop_training=False)).end_batch(1)
-        assert offers.has_trained(folder) == trains
+        assert exit_marks.has_trained(folder) == trains
 
 
 def test_a_strategy_is_changed_where_a_step_is_predicted_to_be_shorter_by_more_than_chance():

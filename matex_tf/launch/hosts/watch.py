@@ -11,6 +11,7 @@ from matex_tf.adapt import offers
 from matex_tf.adapt.offers import Change, Offer
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.hosts.places import Attempt, Places
+from matex_tf.runtime import exit_marks
 from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
@@ -56,7 +57,7 @@ class Watch:
     def look(self) -> bool:
         """Look again, without waiting for anybody; True, as it is to be called some times a second."""
         now = time.monotonic()
-        if not self.has_trained and offers.has_trained(self._folder):
+        if not self.has_trained and exit_marks.has_trained(self._folder):
             self.has_trained = True
             self.seconds = self._note_step() or self.seconds or now - self._began
         if self.change is None and (change := offers.read_change(self._folder)):
