@@ -99,14 +99,17 @@ def quietly(work: Callable[[], object]) -> None:
 
 
 def overhead() -> None:
-    """Seconds of a slot that are no trial's, for each trial: one at a time, of a second each."""
+    """Seconds of a slot that are no trial's, for each trial: one at a time, of six seconds each.
+
+    An engine thinks while a trial runs. SMAC needs two to four seconds, so that in shorter trials it could not be done.
+    """
     setup.find_own_command = lambda: fake_trials.command(Path.cwd())
     for name in present():
         with tempfile.TemporaryDirectory() as root:
             os.chdir(root)
             where = search(Path(root), SLEEPS, trials=50, engine=name, warm_start=False)
             quietly(lambda where=where: setup.run_search(where))
-            os.environ["SLEEP"] = "1"
+            os.environ["SLEEP"] = "6"
             began, used = time.monotonic(), time.process_time()
             quietly(lambda where=where: setup.run_search(where, trials=70))
             whole, used = time.monotonic() - began, time.process_time() - used

@@ -28,6 +28,7 @@ def attach_runtime() -> None:
     if _attached:
         return
     _attached = True
+    error_records.note_launcher(os.environ)
     task = task_environment.find_task(os.environ)
     if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
         _share_hash_seed()

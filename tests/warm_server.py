@@ -1,7 +1,8 @@
 """`python warm_server.py SOCKET` keeps a Python with TensorFlow imported, and forks a fresh child for each program.
 
 An import of TensorFlow costs each rank seconds. A child has imported what `IMPORTS` names and done nothing else: no
-seed, no setting, nothing of matex_tf or MPI. What a program does in its child, no other child sees.
+seed, no setting, nothing of matex_tf or MPI. What a program does in its child, no other child sees. The modules of
+matex_tf are made, too, and a child finds each where it imports it. MPI's library is mapped, and has done nothing.
 
 Where a program comes to its end, threads are waited for, exit functions called and files flushed, as Python does. What
 it does then is left out: to take apart each module that is imported costs as much as a small program.
@@ -21,8 +22,13 @@ import socket
 import struct
 import sys
 import threading
+from pathlib import Path
+
+from made_modules import MadeModules
 
 IMPORTS = ("tensorflow", "keras", "h5py", "mpi4py")
+NOT_MADE = ("matex_tf.launch", "matex_tf.planner", "matex_tf.tune", "matex_tf.deploy")
+"""What no rank imports."""
 _SIZE = struct.Struct("!I")
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -155,6 +161,9 @@ if __name__ == "__main__":
     gc.disable()
     for module in IMPORTS:
         __import__(module)
+    for library in Path(sys.prefix, "lib").glob("libmpi.so.*"):
+        ctypes.CDLL(str(library), os.RTLD_LAZY)
+    sys.meta_path.insert(0, MadeModules("matex_tf", NOT_MADE))
     added = {name: value for name, value in os.environ.items() if name not in before}
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,9 +21,7 @@ from matex_tf.world import task_environment, terminal
 _NAME = "error-"
 _CLAIM = "matex_tf-error-"
 _RECENT = 60.0  # seconds after which a claim is that of an earlier run
-# Known at the import only: ranks keep from their children what the launcher told them.
-_FOLDER = os.environ.get("MATEX_PROOF", "")
-_JOB = task_environment.make_job_name(os.environ)
+_folder = _job = ""
 _held: list[int] = []
 
 
@@ -46,6 +44,12 @@ class ErrorRecord:
     """Whether the place or another rank failed, rather than the script, which started again may well succeed."""
     time: float = field(default_factory=time.time)
     """Seconds since the epoch, by the clock of the host."""
+
+
+def note_launcher(environment: Mapping[str, str]) -> None:
+    """Keep what the launcher has told this rank in its environment, which its own children are not to see."""
+    global _folder, _job
+    _folder, _job = environment.get("MATEX_PROOF", ""), task_environment.make_job_name(environment)
 
 
 def find_cause(folder: str | os.PathLike[str]) -> ErrorRecord | None:
@@ -80,9 +84,9 @@ def show_record(record: ErrorRecord, shared: str | os.PathLike[str] | None = Non
         shared: a folder that all ranks see; None where they are on one host.
         waits: whether they do; not where they meet that rank before they end.
     """
-    if _FOLDER:
+    if _folder:
         with contextlib.suppress(OSError):  # the folder is not on this host, or the disk is full
-            write_record(record, _FOLDER)
+            write_record(record, _folder)
             return
     with _claim_terminal(shared or tempfile.gettempdir(), record.rank, waits) as is_first:
         if is_first:
@@ -97,7 +101,7 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_JOB}"), flags, 0o600)
+        claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_job}"), flags, 0o600)
         _held.append(claim)
         fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:

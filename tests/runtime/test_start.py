@@ -6,15 +6,22 @@ import pytest
 
 import launch
 
-SCRIPT = """
+BEGINS = """
 import json, os, random, subprocess, sys, multiprocessing
 import keras
 import numpy as np
 import tensorflow as tf
 import matex_tf
 
+ours = {name: [one.__file__, type(one.__spec__.loader).__name__, [at for at in dir(one) if "__" in at]]
+        for name, one in sys.modules.items() if name.split(".")[0] == "matex_tf"}
+said = {"modules": dict(sorted(ours.items()))}
+"""
+SCRIPT = (
+    BEGINS
+    + """
 rank = matex_tf.rank()
-said = {"ranks": [matex_tf.size(), matex_tf.local_size(), matex_tf.is_active()]}
+said["ranks"] = [matex_tf.size(), matex_tf.local_size(), matex_tf.is_active()]
 
 def everywhere(value):
     return [row.tolist() for row in matex_tf.allgather(tf.constant([value], tf.float64)).numpy()]
@@ -56,14 +63,26 @@ os.write(1, b"from C\\n")
 print("a line of rank", rank)
 print("SAID" + json.dumps(said))
 """
+)
 
 
 @pytest.fixture(scope="module", params=[1, 3])
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     result = launch.run(request.param, SCRIPT, env={"MATEX_LOG_DIR": str(folder)}, cold=True).check()
+    return request.param, find_said(result), result, folder
+
+
+def find_said(result):
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]
-    return request.param, json.loads(line[4:]), result, folder
+    return json.loads(line[4:])
+
+
+def test_a_child_of_a_server_imports_what_a_python_of_its_own_does(run):
+    """The children are given modules that are made before (`made_modules.py`)."""
+    ranks, said, _, _ = run
+    ours = find_said(launch.run(ranks, BEGINS + 'print("SAID" + json.dumps(said))').check())["modules"]
+    assert ours == said["modules"]
 
 
 def test_the_world(run):

@@ -37,8 +37,8 @@ def test_the_cause_is_what_came_first(tmp_path, monkeypatch, records, cause):
 
 
 def speak(folder, rank, leaves, monkeypatched):
-    error_records._FOLDER = monkeypatched
-    error_records._JOB = "one job"
+    error_records._folder = monkeypatched
+    error_records._job = "one job"
     error_records.show_record(record(rank), folder)
     leaves.wait()
 
@@ -62,7 +62,7 @@ def test_of_ranks_that_fail_at_once_one_speaks(tmp_path, capfd, shown_by_run):
 @pytest.mark.parametrize("seconds, rank, said", [(0, 1, 1), (30, 1, 1), (3600, 1, 2), (0, 2, 2)])
 def test_a_claim_of_an_earlier_run_silences_nobody(tmp_path, capfd, monkeypatch, seconds, rank, said):
     """It is of an earlier one if it is old, or of the same rank."""
-    monkeypatch.setattr(error_records, "_JOB", "a job")
+    monkeypatch.setattr(error_records, "_job", "a job")
     error_records.show_record(record(2), tmp_path)
     os.close(error_records._held.pop())  # as at the end of its process
     then = time.time() + seconds
