@@ -86,8 +86,9 @@ def copy_result(result: Any) -> Any:
 def _read_variable(variable: Any) -> Any:
     import tensorflow as tf
 
+    value = tf.convert_to_tensor(variable)
     # A copy: an eager read may share the memory that the assignment below writes.
-    return tf.identity(tf.convert_to_tensor(variable))
+    return tf.identity(value) if tf.executing_eagerly() else value
 
 
 def _add_up(variables: Sequence[Any]) -> list[Any]:
@@ -105,13 +106,38 @@ def sum_over_ranks(values: Sequence[Any]) -> list[Any]:
     totals: list[Any] = [None] * len(values)
     for dtype in sorted({value.dtype.name for value in values}):
         chosen = [index for index, value in enumerate(values) if value.dtype.name == dtype]
-        flat = tf.concat([tf.reshape(values[index], [-1]) for index in chosen], axis=0)
+        flat = _join([values[index] for index in chosen])
         exact = flat.dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
         summed = ops.allreduce(flat if exact else tf.cast(flat, tf.int64), op="sum", name="metrics")
-        parts = tf.split(tf.cast(summed, flat.dtype), [tf.size(values[index]) for index in chosen], num=len(chosen))
-        for index, part in zip(chosen, parts):
-            totals[index] = tf.reshape(part, tf.shape(values[index]))
+        for index, part in zip(chosen, _part(tf.cast(summed, flat.dtype), [values[index] for index in chosen])):
+            totals[index] = part
     return totals
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Whether all are scalars, as most metrics' variables: in a graph, two ops for all in place of four for each."""
+    return all(value.shape.rank == 0 for value in values)
+
+
+def _join(values: Sequence[Any]) -> Any:
+    """All values one after another, as a vector."""
+    import tensorflow as tf
+
+    if _are_numbers(values):
+        return tf.stack(list(values))
+    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+
+
+def _part(joined: Any, values: Sequence[Any]) -> list[Any]:
+    """What `_join` has made of tensors of the shapes of `values`, one by one."""
+    import tensorflow as tf
+
+    if _are_numbers(values):
+        return list(tf.unstack(joined, num=len(values)))
+    known = [value.shape.is_fully_defined() for value in values]
+    sizes = [value.shape.num_elements() if is_known else tf.size(value) for value, is_known in zip(values, known)]
+    shapes = [value.shape if is_known else tf.shape(value) for value, is_known in zip(values, known)]
+    return [tf.reshape(part, shape) for part, shape in zip(tf.split(joined, sizes, num=len(sizes)), shapes)]
 
 
 @contextlib.contextmanager
@@ -128,8 +154,9 @@ def count_where_due(metric: Any, counts: Any = None) -> Iterator[None]:
         keep_variables(metric.variables)
         yield
         counts = step_weight.read_numbers()[2] if counts is None else tf.convert_to_tensor(counts, tf.float64)
+        is_due = counts > 0
         for variable, old in _state.before[1].values():
-            variable.assign(tf.where(counts > 0, tf.convert_to_tensor(variable), old))
+            variable.assign(tf.where(is_due, tf.convert_to_tensor(variable), old))
     finally:
         if outer is not None and outer[0] is graph:
             outer = graph, {**_state.before[1], **outer[1]}

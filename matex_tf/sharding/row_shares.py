@@ -115,7 +115,7 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
 
 def count_batch_rows(batch: Any) -> Any:
     """The number of rows of a batch (any structure of arrays and tensors): the first dimension of its first component
-    that has one. An int for NumPy arrays, a scalar int64 tensor for tensors.
+    that has one. An int for arrays and eager tensors, a scalar int64 tensor for others.
 
     Raises ValueError if no component has a dimension.
     """
@@ -129,7 +129,8 @@ def count_batch_rows(batch: Any) -> Any:
         shape = getattr(component, "shape", None)
         if shape is None or (getattr(shape, "rank", 0) is not None and len(shape) == 0):
             continue
-        return len(component) if isinstance(component, np.ndarray) else tf.shape(component, tf.int64)[0]
+        is_known = isinstance(component, np.ndarray) or hasattr(component, "numpy")
+        return component.shape[0] if is_known else tf.shape(component, tf.int64)[0]
     raise ValueError("a batch without rows: no component of it has a dimension")
 
 

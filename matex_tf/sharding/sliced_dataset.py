@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -86,9 +87,11 @@ def measure_evenness(element: Any) -> tuple[Any, Any]:
     """Whether all components of a batch in a graph have the same number of rows, and the largest number."""
     import tensorflow as tf
 
-    rows = _count_part_rows(element) or [row_shares.count_batch_rows(element)]
-    rows = tf.stack([tf.cast(number, tf.int64) for number in rows])
-    return tf.reduce_all(tf.equal(rows, rows[0])), tf.reduce_max(rows)
+    first, *others = _count_part_rows(element) or [row_shares.count_batch_rows(element)]
+    if not others:
+        return tf.constant(True), first
+    same = [tf.equal(rows, first) for rows in others]
+    return functools.reduce(tf.logical_and, same), functools.reduce(tf.maximum, others, first)
 
 
 def is_uneven(element: Any) -> bool:

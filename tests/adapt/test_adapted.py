@@ -1,5 +1,6 @@
 """Runs whose slices change: the result is that of the script alone, and rows go where they take least time."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ def run_alone(folder, names, env=None):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return run_alone(tmp_path_factory.mktemp("alone"), FORCED + MEASURED)
+    """What the script gives alone, by names of cases."""
+    return functools.cache(lambda *names: run_alone(tmp_path_factory.mktemp("alone"), names))
 
 
 def together(ranks, folder, names, env):
@@ -48,22 +50,29 @@ def rows(parts, name):
     return np.stack([part[f"{name}|rows"] for part in parts], axis=1)
 
 
-def assert_cut_otherwise(parts):
-    for name in FORCED:
+def assert_cut_otherwise(parts, names):
+    for name in names:
         found = rows(parts, name)
         assert len({tuple(step) for step in found}) >= 3, f"{name} was hardly ever cut otherwise:\n{found}"
 
 
 @pytest.mark.timeout(600)
-def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_least_time(alone, tmp_path):
-    ended, parts = together(2, tmp_path, FORCED + MEASURED, {"MATEX_RECORD": str(tmp_path / "run")})
-    assert_same(parts, alone)
-    assert_cut_otherwise(parts)
+@pytest.mark.parametrize(
+    "forced, measured", [(["arrays", "loop_met"], ["gone"]), pytest.param(FORCED, MEASURED, marks=pytest.mark.more)]
+)
+def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_least_time(
+    alone, forced, measured, tmp_path
+):
+    names = forced + measured
+    ended, parts = together(2, tmp_path, names, {"MATEX_RECORD": str(tmp_path / "run")})
+    assert_same(parts, alone(*names))
+    assert_cut_otherwise(parts, forced)
     by_clock = rows(parts, "gone").tolist()
     assert all(step == [8, 8] for step in by_clock[:60]), "without a slow rank nothing changes"
     assert [12, 4] in by_clock[60:160]
     assert by_clock[-1] == [8, 8], "equal again once it is as fast as the others"
-    assert rows(parts, "slow_loop")[-2][1] < 7, "a rank that takes longer has fewer rows"
+    if "slow_loop" in measured:
+        assert rows(parts, "slow_loop")[-2][1] < 7, "a rank that takes longer has fewer rows"
     changes = [line.removeprefix("matex_tf: ") for line in ended.stderr.splitlines() if "--adapt:" in line]
     assert len(changes) > 6 and all(line.startswith("--adapt: of each 16 rows compute rank 0") for line in changes)
     run = recording.open_run(tmp_path / "run")
@@ -87,7 +96,9 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
 def test_the_result_is_that_of_the_script_alone_on_other_ranks(alone, ranks, env, tmp_path):
     if env == LEGACY:
         (tmp_path / "alone").mkdir()
-        alone = run_alone(tmp_path / "alone", FORCED, env)
+        want = run_alone(tmp_path / "alone", FORCED, env)
+    else:
+        want = alone(*FORCED)
     _, parts = together(ranks, tmp_path, FORCED, env)
-    assert_same(parts, alone)
-    assert_cut_otherwise(parts)
+    assert_same(parts, want)
+    assert_cut_otherwise(parts, FORCED)
