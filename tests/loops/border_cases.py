@@ -22,6 +22,9 @@ SHARED: dict = {}
 results: dict = {}
 ONLY_OF_ALL = {
     "bce and dice",
+    "by_hand",
+    "embeddings",
+    "fit, drawn by Python",
     "fit, masked",
     "fit, root",
     "fit, scalar",
@@ -29,23 +32,31 @@ ONLY_OF_ALL = {
     "fit, weights by the batch",
     "largest of two",
     "less the mean of the batch",
+    "masked",
     "mean and sum",
     "mean, fixed",
+    "mean, generated",
     "mean, slices",
+    "normalised",
+    "normalised_otherwise",
     "product",
     "python that asks a computed number for an int",
     "python that asks for a type",
     "python that asks for an int",
+    "python that catches what int() raises",
     "python that compares a whole shape",
     "python that compares the text of a shape",
     "python that swaps terms",
     "python that takes another constant of the step",
+    "recomputed",
     "root",
     "rows with rows",
+    "sum over a constant that equals a slice's rows",
     "sum over the rows",
+    "sum times a constant",
     "tapes_that_change",
 }
-"""Cases that run no line of the library which others of this file do not."""
+"""Cases that run no line of the library which no other usual test runs."""
 
 
 def is_due(name):

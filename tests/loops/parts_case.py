@@ -1,4 +1,4 @@
-"""Steps that are computed in parts, in float64: `python parts_case.py FOLDER`, alone and with MATEX_MICROBATCH."""
+"""Steps that are computed in parts, in float64: `python parts_case.py FOLDER usual|all`, alone and in parts."""
 
 import os
 import sys
@@ -104,13 +104,14 @@ def dropped():
     kept("dropped", tf.shape(made))
 
 
-fit("fit", network(activation="softmax"))
 fit("normalised", network(layers.BatchNormalization(), activation="softmax"))
 steps("a root", [model := network()], of_squares(model))
-sparse()
-one_of_two_heads()
-one_after_another()
-dropped()
+if sys.argv[2] == "all":
+    fit("fit", network(activation="softmax"))
+    sparse()
+    one_of_two_heads()
+    one_after_another()
+    dropped()
 with tf.GradientTape() as tape:
     loss = tf.reduce_mean(model(tf.constant(X)) ** 2)
 kept("eager", loss, *tape.gradient(loss, model.trainable_variables))

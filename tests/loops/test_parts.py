@@ -15,9 +15,9 @@ PARTS = {"MATEX_MICROBATCH": "3"}
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(which, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASE, folder, timeout=300).check()
+    launch.run_alone(CASE, folder, which, timeout=300).check()
     return dict(np.load(folder / "found.npz"))
 
 
@@ -30,11 +30,11 @@ def alone(tmp_path_factory):
         (2, {"MATEX_MICROBATCH": "auto", "MATEX_MEMORY": "1MiB"}),
     ],
 )
-def test_parts_give_what_all_rows_at_once_give(alone, ranks, env, tmp_path):
+def test_parts_give_what_all_rows_at_once_give(alone, which, ranks, env, tmp_path):
     if ranks == 1:
-        ended = launch.run_alone(CASE, tmp_path, env=env, module=True, timeout=300).check()
+        ended = launch.run_alone(CASE, tmp_path, which, env=env, module=True, timeout=300).check()
     else:
-        ended = launch.run(ranks, CASE, tmp_path, env=env, timeout=300).check()
+        ended = launch.run(ranks, CASE, tmp_path, which, env=env, timeout=300).check()
     found = dict(np.load(tmp_path / "found.npz"))
     assert found.keys() == alone.keys()
     assert [name for name, want in alone.items() if not close(found[name], want)] == []

@@ -45,6 +45,7 @@ def test_compiled_training_gives_the_sequential_result(alone, which, ranks, tmp_
     assert reasons == [OF_PREDICT], "every function that trains or evaluates stays compiled"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 def test_where_xla_has_no_kernels_it_is_turned_off_and_said_once(alone, tmp_path):
     result = launch.run(2, CASES, tmp_path, "usual", env={**launch.ALL_FILES, "MATEX_XLA": "off"}, timeout=400).check()

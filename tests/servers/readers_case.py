@@ -1,4 +1,7 @@
-"""Whatever reads or writes an optimizer's variables finds them whole, also in graphs. Argument: the folder."""
+"""Whatever reads or writes an optimizer's variables finds them whole, also in graphs.
+
+Arguments: the folder, and `usual` or `all`.
+"""
 
 import sys
 from pathlib import Path
@@ -136,7 +139,8 @@ def of_any_width():
 
 in_fit()
 in_loops()
-of_any_width()
 of_rows()
-of_few()
+if sys.argv[2] == "all":
+    of_any_width()
+    of_few()
 np.savez(folder / f"rank-{matex_tf.rank()}.npz", **found)
