@@ -100,7 +100,7 @@ keras = tf.keras
 """
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_the_first_steps_decide(hosts):
     """On one host they are reduced at once to begin with, on several overlapped."""
     together = launch.run(2, SCRIPT, env={"MATEX_RANKS_PER_NODE": str(2 // hosts)}, timeout=240).check().stdout

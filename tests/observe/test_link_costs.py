@@ -45,6 +45,7 @@ def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
     assert link_costs.find_link("ab") is link_costs.find_link("cd") is link_costs.find_link("e") is None
 
 
+@pytest.mark.more
 def test_overlapped_updates_measure_their_link(tmp_path):
     result = launch.run(2, SCRIPT, module=False, env={"MATEX_OVERLAP": "on"}, cwd=tmp_path).check()
     told = launch.execute([launch.sys.executable, "-m", "matex_tf.launch.cli", "info"], launch.environment(), 120)

@@ -66,7 +66,14 @@ def losses(result):
     return json.loads(line[6:])
 
 
-@pytest.mark.parametrize("script, word", [(KERAS_2, "line"), (KERAS_FIRST, "module"), (IN_A_THREAD, "line")])
+@pytest.mark.parametrize(
+    "script, word",
+    [
+        pytest.param(KERAS_2, "line", marks=pytest.mark.more),
+        pytest.param(KERAS_FIRST, "module", marks=pytest.mark.more),
+        (IN_A_THREAD, "line"),
+    ],
+)
 def test_a_script_imports_tensorflow_its_own_way(script, word):
     together = launch.run(2, script, word, module=word != "line", cold=True)
     assert losses(together) == pytest.approx(losses(launch.run_alone(script, "alone", cold=True)), rel=1e-5)

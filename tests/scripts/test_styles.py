@@ -87,7 +87,7 @@ KERAS_3 = {
     "pydataset_with_workers",
 }
 
-# Run by --all only. No line of the product is run by these alone, and they take longest.
+# Run by --all only. Hardly a line of the product is run by these alone, and they take longest.
 MORE = {
     "accumulation_and_averages",
     "actor_critic",
@@ -98,14 +98,17 @@ MORE = {
     "autoencoder",
     "balanced_losses",
     "character_rnn",
+    "clip_by_hand",
     "clipping",
     "constant_labels",
     "convnet_augmented",
     "csv_and_numpy_iterator",
+    "curved_losses",
     "dictionaries_and_tuples",
     "distillation",
     "epochs_and_executions",
     "every_optimizer",
+    "figures_printed",
     "from_generator",
     "from_scratch",
     "gan_train_step",
@@ -128,9 +131,11 @@ MORE = {
     "raw_logs",
     "recommender",
     "repeat_and_steps",
+    "rows_counted",
     "schedules",
     "second_order",
     "shuffle_and_parallel_maps",
+    "siamese_contrastive",
     "sparse_gradients",
     "sums_and_averages",
     "text_vectorization",

@@ -67,7 +67,7 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
     "ranks, how, losses",
     [
         (3, "--elastic", ("1:1:1:seen", "0:1:0:update")),
-        (2, "--restarts=2", ("1:1:3:seen",)),
+        pytest.param(2, "--restarts=2", ("1:1:3:seen",), marks=pytest.mark.more),
         pytest.param(2, "--restarts=2", ("1:1:3:seen", "0:1:1:update"), marks=pytest.mark.more),
         pytest.param(3, "--elastic", ("0:0:0:begin", "2:2:3:end"), marks=pytest.mark.more),
         pytest.param(3, "--elastic", ("2:0:0:update", "1:1:all:epoch"), marks=pytest.mark.more),

@@ -48,8 +48,10 @@ sources = {
     "filtered": lambda: source.filter(lambda x: x[0] > 0).map(work, num_parallel_calls=2).batch(7),
     "sequential map": lambda: source.map(work).batch(7),
 }
-out = {}
+out, every = {}, sys.argv[1] == "all"
 for name, make in sources.items():
+    if not every and name not in ("batched", "repeated", "random", "filtered"):
+        continue
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -69,7 +71,7 @@ def spy(*args):
     adapter_calls.append(result is not None)
     return result
 pushdown.deal_arrays = spy
-for shuffle in (True, False):
+for shuffle in (True, False) if every else (True,):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -79,9 +81,20 @@ print(json.dumps([out, adapter_calls]))
 """
 
 
-def test_rows_are_chosen_before_the_work():
-    alone, _ = json.loads(launch.run_alone(SCRIPT).check().stdout)
-    together, early = json.loads(launch.run(3, SCRIPT, timeout=200).check().stdout)
+# 23 rows in batches of 7 are 3 batches of 3, 2, 2 rows and one of 2, 0 (one row of weight 0) and 0; two epochs.
+WORKED = {
+    "batched": [2 * 10, 2 * 7, 2 * 7],
+    "dropped": [2 * 9, 2 * 6, 2 * 6],
+    "repeated": [4 * 10, 4 * 7, 4 * 7],
+    "last of one": [2 * 9, 2 * 9, 2 * 7],
+    "small": [2 * 12, 2 * 12, 2 * 12],
+    "one batch": [2 * 8, 2 * 8, 2 * 7],
+} | {name: [46, 46, 46] for name in ("shuffled after", "random", "filtered", "sequential map")}
+
+
+def test_rows_are_chosen_before_the_work(which):
+    alone, _ = json.loads(launch.run_alone(SCRIPT, which).check().stdout)
+    together, early = json.loads(launch.run(3, SCRIPT, which, timeout=200).check().stdout)
     assert early == [True] * len(early) and early, "arrays are cut at their indices"
     for name, want in alone.items():
         found = together[name]
@@ -89,16 +102,7 @@ def test_rows_are_chosen_before_the_work():
             pairs = list(zip(want[part], found[part]))
             assert len(want[part]) == len(found[part]), name
             assert all(abs(a - b) <= 1e-10 * max(abs(a), 1e-3) for a, b in pairs), (name, part, pairs)
-    worked = {name: found["worked"] for name, found in together.items() if found["worked"]}
-    # 23 rows in batches of 7 are 3 batches of 3, 2, 2 rows and one of 2, 0 (one row of weight 0) and 0; two epochs.
-    assert worked["batched"] == [2 * 10, 2 * 7, 2 * 7], worked
-    assert worked["dropped"] == [2 * 9, 2 * 6, 2 * 6], worked
-    assert worked["repeated"] == [4 * 10, 4 * 7, 4 * 7], worked
-    assert worked["last of one"] == [2 * 9, 2 * 9, 2 * 7], worked
-    assert worked["small"] == [2 * 12, 2 * 12, 2 * 12], worked
-    assert worked["one batch"] == [2 * 8, 2 * 8, 2 * 7], worked
-    for name in ("shuffled after", "random", "filtered", "sequential map"):
-        assert worked[name] == [46, 46, 46], (name, worked)
+        assert not found["worked"] or found["worked"] == WORKED[name], name
 
 
 FILES = """
