@@ -76,7 +76,9 @@ def copy_result(result: Any) -> Any:
     """`result` of a metric with copies in place of variables, whose values change once `hold_whole_state` ends."""
     import tensorflow as tf
 
-    found = tf.nest.map_structure(lambda part: _read_variable(part) if hasattr(part, "assign") else part, result)
+    found = tf.nest.map_structure(
+        lambda part: tf.identity(tf.convert_to_tensor(part)) if hasattr(part, "assign") else part, result
+    )
     for part in tf.nest.flatten(found):
         if isinstance(part, tf.Tensor) and not hasattr(part, "numpy"):
             declarations.declare_placement(part, SAME)
@@ -87,7 +89,7 @@ def _read_variable(variable: Any) -> Any:
     import tensorflow as tf
 
     value = tf.convert_to_tensor(variable)
-    # A copy: an eager read may share the memory that the assignment below writes.
+    # In eager code a copy: a read may share the memory that a later assignment writes.
     return tf.identity(value) if tf.executing_eagerly() else value
 
 
