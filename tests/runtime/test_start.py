@@ -16,6 +16,8 @@ import matex_tf
 ours = {name: [one.__file__, type(one.__spec__.loader).__name__, [at for at in dir(one) if "__" in at]]
         for name, one in sys.modules.items() if name.split(".")[0] == "matex_tf"}
 said = {"modules": dict(sorted(ours.items()))}
+from matex_tf.analysis.rules import registry
+said["modules"]["rules"] = sorted(registry.RULES)
 """
 SCRIPT = (
     BEGINS
