@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded", "async", "servers:auto", "servers:S", "async:K", "local:H")
+STRATEGIES = ("allreduce", "sharded", "async", "servers:auto", "servers:S", "servers:S:only", "async:K", "local:H")
+_ONLY = ":only"
 ADAPT = ("off", "on", "ranks")
 _MOST = 2**53  # in every language's numbers
 
@@ -55,6 +56,7 @@ def parse_strategy(text: str) -> str:
     """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
     name, _, number = value.partition(":")
+    number = number.removesuffix(_ONLY) if name == "servers" else number
     is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
     least = {"servers": 1, "async": 0, "local": 1}.get(name)
     if value not in STRATEGIES[:4] and not (is_whole and least is not None and int(number) >= least):
@@ -74,8 +76,13 @@ def get_strategy_name(strategy: str) -> str:
 
 def get_strategy_number(strategy: str, otherwise: int) -> int:
     """The number in `local:8` or the like, `otherwise` if there is none, or if it is `auto`."""
-    number = strategy.partition(":")[2]
+    number = strategy.removesuffix(_ONLY).partition(":")[2]
     return int(number) if number.isdigit() else otherwise
+
+
+def count_only_serving(strategy: str) -> int:
+    """How many ranks only serve: they own the pieces, and have no rows of batches."""
+    return get_strategy_number(strategy, 0) if strategy.endswith(_ONLY) else 0
 
 
 def is_statistical(strategy: str) -> bool:
@@ -271,12 +278,12 @@ TABLE = (
         ", ".join(STRATEGIES),
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
         "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be; "
-        "with auto as many as the planner's model finds fastest. The results are the same. async: on one host, each "
-        "rank trains whole batches of fit in turn, on weights that all share. None begins a batch more than K ahead "
-        "of the oldest under way (4, or 2 for each other rank, unless told). local: in fit, each rank trains H steps "
-        "by itself on its slices of batches; then the weights become the ranks' average. Results of both are "
-        "statistical. What cannot be had is said once, and runs as allreduce. docs/strategies.md has more. `matex run "
-        "--strategy` sets it.",
+        "with auto as many as the planner's model finds fastest; with :only the last S ranks, and only the others "
+        "train. The results are the same. async: on one host, each rank trains whole batches of fit in turn, on "
+        "weights that all share. None begins a batch more than K ahead of the oldest under way (4, or 2 for each other "
+        "rank, unless told). local: in fit, each rank trains H steps by itself on its slices of batches; then the "
+        "weights become the ranks' average. Results of both are statistical. What cannot be had is said once, and runs "
+        "as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
     ),
     Setting(
         "outer",
@@ -684,6 +691,11 @@ class Settings:
                     "MATEX_ELASTIC=1 does not go together with MATEX_ALGORITHM=two_level, in which ranks may wait for "
                     "others than the one that is lost, nor with MATEX_COMPRESSION, of which a lost rank's part would "
                     "be lost with it."
+                )
+            if count_only_serving(self.strategy):
+                raise SettingError(
+                    f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: the pieces of a lost rank "
+                    "would be lost with it. Set one of the two, or start again with `matex run --restarts`."
                 )
             self.overlap = "off"
 

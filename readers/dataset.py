@@ -93,7 +93,8 @@ class DataSet:
         )
         others = ("block", None) if distribution == "batch" else (distribution, batch_size)
         dealt = {**dict.fromkeys(PARTS, others), "training": (distribution, batch_size)}
-        self._deals = {part: Deal(self._source.count_samples(part), self.size, *how) for part, how in dealt.items()}
+        counts = {part: self._source.count_samples(part) for part in dealt}
+        self._deals = {part: Deal(counts[part], self.size, *how, here.servers) for part, how in dealt.items()}
         share = loaded_rows.Share(self.rank, self.size, self._alone)
         self._held = loaded_rows.HeldRows(self._name, self._source, self._deals, share, normalize, self._run_together)
         self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
@@ -290,10 +291,10 @@ class DataSet:
         rows = " and ".join(f"{count} {part}" for part, count in counts if count)
         count = deal.count_held(self.rank)
         if deal.distribution == "block":
-            start, stop = row_shares.deal_block(deal.count, self.rank, self.size)
+            start, stop = row_shares.deal_block(deal.count, self.rank, deal.size)
             which = f"training rows {start} to {stop}"
         elif deal.distribution == "cyclic":
-            which = f"{count} training rows, one in {self.size} from row {self.rank} on"
+            which = f"{count} training rows, one in {deal.size} from row {self.rank} on"
         else:
             which = f"{count} training rows, its slices of batches of {deal.batch_size}"
         return f"{self._name}: {rows} rows, rank {self.rank} of {self.size} holds {which}"

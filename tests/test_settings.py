@@ -36,6 +36,7 @@ def test_defaults_are_in_force_without_variables():
         ("MATEX_FUSE_BYTES", "0", 0),
         ("MATEX_PLACEMENT", "spread", "spread"),
         ("MATEX_STRATEGY", "async:0", "async:0"),
+        ("MATEX_STRATEGY", "Servers:2:only", "servers:2:only"),
         ("MATEX_COMPRESSION", "BF16", settings.Compression("bf16")),
         ("MATEX_COMPRESSION", "topk:1e-2", settings.Compression("topk", 0.01)),
         ("MATEX_LOG_DIR", "logs", "logs"),
@@ -68,6 +69,10 @@ def test_on_and_off_have_the_same_words_everywhere():
         ("MATEX_PLACEMENT", "on"),
         ("MATEX_ALGORITHM", "tree"),
         ("MATEX_STRATEGY", "servers"),
+        ("MATEX_STRATEGY", "servers:only"),
+        ("MATEX_STRATEGY", "servers:auto:only"),
+        ("MATEX_STRATEGY", "servers:0:only"),
+        ("MATEX_STRATEGY", "async:2:only"),
         ("MATEX_STRATEGY", "async:-1"),
         ("MATEX_STRATEGY", "async:"),
         ("MATEX_STRATEGY", "allreduce:2"),
@@ -111,6 +116,8 @@ def test_elastic_runs_overlap_nothing():
     assert settings.Settings({"MATEX_ELASTIC": "1"}).overlap == "off"
     with pytest.raises(settings.SettingError, match="MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together"):
         settings.Settings({"MATEX_ELASTIC": "1", "MATEX_OVERLAP": "on"})
+    with pytest.raises(settings.SettingError, match="MATEX_STRATEGY=servers:2:only do not go together"):
+        settings.Settings({"MATEX_ELASTIC": "1", "MATEX_STRATEGY": "servers:2:only"})
 
 
 @pytest.mark.parametrize("strategy", ["async", "async:0"])

@@ -58,21 +58,22 @@ class Proposal:
 
 def propose_change(
     offer: Offer, hosts: Sequence[str], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None = None,
-    other: tuple[str, float] = ("", 0.0),
+    other: tuple[str, float] = ("", 0.0), servers: int = 0,
 ) -> Proposal | None:  # fmt: skip
     """What gains most of all that could be had; None where nothing gains anything.
 
     Args:
         hosts: of each rank its host.
-        rows: those of a batch that each rank computes.
+        rows: those of a batch that each rank computes that trains.
         seconds: what that takes each.
         slow: the rank that may be dropped.
         other: another strategy with the same result, and by how much a step is predicted to be shorter with it.
+        servers: how many ranks more there are, that only serve.
     """
-    size = len(rows)
+    size = len(rows) + servers
     found = []
     if offer.ranks > size:
-        gain = predict_gain(seconds, offer.ranks)
+        gain = predict_gain(seconds, offer.ranks - servers)
         found.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
     if slow is not None:
         host = hosts[slow.rank]
@@ -93,7 +94,7 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """By how much a step is shorter on so many ranks: what ranks compute is divided among all, the rest stays."""
+    """By how much a step is shorter if so many ranks train: what ranks compute is divided among all, the rest stays."""
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 

@@ -116,10 +116,12 @@ class Adapting:
     """
 
     def __init__(self, where: str, is_compiled: bool = False, ahead: leases.Leases | None = None):
-        size = world.get_world().size
+        here = world.get_world()
         self._where, self._ahead = where, ahead
         shares = leases.get_agreed() if ahead is None else ahead.last
-        self._control = Control(size, max(PARTS, 2 * size) if is_compiled else 0, shares)
+        self._trainers, self._none = here.trainers, (0,) * here.servers
+        parts = max(PARTS, 2 * self._trainers) if is_compiled else 0
+        self._control = Control(self._trainers, parts, shares[: self._trainers])
         self._steps: list[tuple[float, float]] = []
         self._window = _steps or STEPS
         self._first = (0, 0)
@@ -131,7 +133,7 @@ class Adapting:
     @property
     def shares(self) -> leases.Shares:
         """Those of the ranks in the next step, or in those that come once what was cut ahead is used up."""
-        return self._control.shares
+        return self._control.shares + self._none
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -183,7 +185,7 @@ class Adapting:
             return
         if not self._has_agreed_shares(everyone):
             return  # the shares that are in force came in the middle of it
-        waiting = max(range(len(everyone)), key=lambda rank: everyone[rank].waited)
+        waiting = max(range(self._trainers), key=lambda rank: everyone[rank].waited)
         if everyone[waiting].waited > WAITING and _choose is None:
             self._control.forget_windows()
             self._slow = changes.Streak()
@@ -193,8 +195,8 @@ class Adapting:
             )
             return
         rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
-        seconds = [one.seconds for one in everyone]
-        before = row_shares.count_dealt_rows(rows, self.shares)
+        seconds = [one.seconds for one in everyone[: self._trainers]]
+        before = row_shares.count_dealt_rows(rows, self._control.shares)
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
@@ -207,8 +209,8 @@ class Adapting:
         self._control.shares = shares
         self._slow = changes.Streak()
         if self._ahead is not None:
-            self._ahead.change_shares(max(one.ahead for one in everyone), shares)
-        leases.agree_on(shares)
+            self._ahead.change_shares(max(one.ahead for one in everyone), self.shares)
+        leases.agree_on(self.shares)
         _say_change(row_shares.count_dealt_rows(rows, shares), before, seconds)
 
     def _has_agreed_shares(self, everyone: Sequence[Window]) -> bool:

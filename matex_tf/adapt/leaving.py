@@ -60,7 +60,8 @@ def leave_if_worth(
     if not fit.may_change():
         return False
     other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
-    found = changes.propose_change(offer, world.get_world().hosts, rows, seconds, slow, other)
+    here = world.get_world()
+    found = changes.propose_change(offer, here.hosts, rows, seconds, slow, other, here.servers)
     if found is None:
         return False
     if found.is_worth(left, offer.seconds):

@@ -95,7 +95,7 @@ class Stage:
         total = sum(self.counts)
         if not batch_size:
             batch_size = -(-total // steps_per_epoch) if steps_per_epoch else 32
-        self.batch_size = batch_size * world.get_world().size if self.weak else batch_size
+        self.batch_size = batch_size * world.get_world().trainers if self.weak else batch_size
         self.inputs, self.shuffle = inputs, bool(shuffle)
         if self.trains:
             self._learn_dealt(arrays)
@@ -142,7 +142,7 @@ class Stage:
     def choose_batch_size(self, batch_size: int | None) -> int | None:
         """The batch size with which Keras is to batch arrays."""
         self.rows_of_batch = batch_size or 32
-        return (batch_size or 32) * world.get_world().size if self.weak else batch_size
+        return (batch_size or 32) * world.get_world().trainers if self.weak else batch_size
 
     def distribute_dataset(self, dataset: Any, are_arrays: bool) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`: elements are `sliced_dataset.Batch`."""
@@ -190,7 +190,7 @@ class Stage:
         if self.weak and not are_arrays and self.own_batches is None:
             return weak_batches.group_batches(dataset)
         if self.own_batches is not None:
-            return share_batches.make_own_batches(dataset, self._count_most_batches())
+            return share_batches.make_own_batches(dataset, self.own_batches)
         return None
 
     def _is_to_take_turns(self) -> bool:
@@ -279,11 +279,6 @@ class Stage:
         """Whether every rank computes the step whole, but for the calls of the model in it."""
         return self.trains and self.whole
 
-    def _count_most_batches(self) -> int | None:
-        """The number of batches of the rank that has most; None where they do not end."""
-        assert self.own_batches is not None
-        return None if min(self.own_batches) < 0 else max(self.own_batches)
-
     def _keep_first(self, digest: tuple[int, int] | None) -> None:
         self.first = digest
 
@@ -294,7 +289,7 @@ class Stage:
         if self.numbered is not None:
             return int(self.numbered.cardinality())
         if self.own_batches is not None:
-            return self._count_most_batches()
+            return share_batches.count_most_batches(self.own_batches)
         if self.weak and not are_arrays and number is not None:
-            return -(-number // world.get_world().size)
+            return -(-number // world.get_world().trainers)
         return number

@@ -166,8 +166,8 @@ class Run:
             if stage.weak:
                 notes.print_note(
                     "weak scaling: the batch given to fit is each rank's own; a step computes "
-                    f"{world.get_world().size} of them, an epoch takes that many times fewer steps, and learning rates "
-                    "are left as they are"
+                    f"{world.get_world().trainers} of them, an epoch takes that many times fewer steps, and learning "
+                    "rates are left as they are"
                 )
         return stage
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.runtime import notes
-from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, share_arrays
+from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, share_arrays, sliced_dataset
 from matex_tf.world import world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
@@ -37,7 +37,8 @@ class Answer:
         self.compares = False
 
     def look_at(self, source: Any, arrays: Any) -> None:
-        """Learn whether the data are the same on all ranks. Collective for arrays of at least one row a rank.
+        """Learn whether the data are the same on all ranks. Collective for arrays of at least one row a rank that are
+        no share.
 
         Args:
             source: what the script gave to `predict`.
@@ -53,7 +54,8 @@ class Answer:
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.get_world().size for leaf in leaves)
-        self.whole = few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
+        is_own = any(map(share_arrays.is_share, leaves))  # of which ranks may have other numbers of rows
+        self.whole = is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`."""
@@ -76,6 +78,28 @@ class Answer:
             self.compares = False
             if not fingerprint.is_same_batch(self.first, "the first batch of predict"):
                 raise OtherRows
+
+
+def stand_in(source: Any) -> Any:
+    """One row of zeros in place of a share, of arrays or a dataset, of which this rank has no row; None of others.
+
+    For no rows Keras would not call the model.
+    """
+    import tensorflow as tf
+
+    def make(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return share_arrays.as_share(np.zeros((1, *part.shape[1:]), part.dtype))
+        batch = sliced_dataset.make_zero_batch(part.element_spec)
+        return share_arrays.mark_share(tf.data.Dataset.from_tensors(batch))
+
+    parts = source.values() if isinstance(source, dict) else source if type(source) in (list, tuple) else [source]
+    is_empty = all(share_arrays.is_share(part) and _count(part) == 0 for part in parts)
+    return tf.nest.map_structure(make, source) if is_empty and parts else None
+
+
+def _count(share: Any) -> int:
+    return len(share) if isinstance(share, np.ndarray) else int(share.cardinality())
 
 
 def gather_outputs(outputs: Any, batch: Any) -> Any:

@@ -188,7 +188,12 @@ def read_run(ctx: click.Context) -> Run:
             "--adapt=ranks and --elastic do not go together: ranks that go on without a lost one are not started again"
         )
     strategy = given["strategy"] or ""
-    owners = settings.get_strategy_number(strategy, ranks)
+    owners, only = settings.get_strategy_number(strategy, ranks), settings.count_only_serving(strategy)
+    if only >= ranks:
+        raise click.UsageError(
+            f"--strategy {strategy} expects {only + 1} ranks or more; -n {ranks} was given. {only} only serve, and one "
+            "at least is to train"
+        )
     if settings.get_strategy_name(strategy) == "servers" and owners > ranks:
         raise click.UsageError(
             f"--strategy {strategy} expects {owners} ranks or more; -n {ranks} was given. Each owner is a rank that "
@@ -242,6 +247,8 @@ def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run
     """`run` on so many ranks, by the `strategy` if they have chosen one. Owners of weights are at most as many."""
     strategy = strategy or run.strategy or ""
     has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
-    if has_owners and settings.get_strategy_number(strategy, ranks) > ranks:
+    if has_owners and settings.count_only_serving(strategy) >= ranks:
+        strategy = f"servers:{ranks - 1}:only" if ranks > 1 else "allreduce"  # one is to train
+    elif has_owners and settings.get_strategy_number(strategy, ranks) > ranks:
         strategy = f"servers:{ranks}"
     return replace(run, ranks=ranks, options=options, strategy=strategy)

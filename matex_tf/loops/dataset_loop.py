@@ -36,8 +36,9 @@ def find_loop(iterator: Any) -> Loop | None:
 class Loop:
     """What is known of one iterator: whose rows it gives, and whether its batches train."""
 
-    def __init__(self, shares: bool, pull: Callable[[], Any], fixed: bool = False):
+    def __init__(self, shares: bool, pull: Callable[[], Any], spec: Any, fixed: bool):
         self.shares = shares
+        self.spec = spec
         self.pull = pull
         self.fixed = fixed
         self.weak = settings.get_settings().scaling == "weak"
@@ -74,13 +75,13 @@ class Loop:
         return True
 
     def _give_one_of_group(self, element: Any) -> Any:
-        """Weak scaling: of as many batches as there are ranks, this rank's own, or the first with weight 0."""
+        """Weak scaling: of as many batches as ranks train, this rank's own, or the first with weight 0."""
         import tensorflow as tf
 
         watch_drift()
         me = world.get_world()
         group = [element]
-        while len(group) < me.size:
+        while len(group) < me.trainers:
             try:
                 group.append(self.pull())
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -106,7 +107,10 @@ class Loop:
         """The iterator is exhausted. A batch to go on with, or None where all ranks are done."""
         if self.shares and not self.done:
             counts = objects.allgather(0, "the rows of each rank's next batch")
-            if sum(counts) > 0 and self.first_row is not None:
+            if sum(counts) > 0:
+                if self.first_row is None:
+                    self.first_row = sliced_dataset.make_zero_batch(self.spec)
+                    _own.add(self)
                 step_weight.set_values(step_weight.list_slice_values(0, sum(counts)))
                 return self.first_row
         self.pace.judge_steps()

@@ -210,7 +210,7 @@ def _call_shared(
     if plan.calls & (plan.calls - 1) == 0:
         step_arguments.compare_arguments(arguments, plan.calls == 1, "the arguments of a training step")
     me, adapting = world.get_world(), plan.adapting
-    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, adapting.shares if adapting else me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, adapting.shares if adapting else me.trainers)
     args, kwargs = arguments.replace_rows(lambda leaf: leaf[start:stop])
     numbers = step_weight.list_slice_values(stop - start if has_rows else 0, count)
     step_weight.set_values(numbers)

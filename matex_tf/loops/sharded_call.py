@@ -81,7 +81,7 @@ class Call:
         executor.say_even(f"the model '{name}', called", executor.MEASURED)
         self._rows = [leaf for leaf, is_rows in zip(arguments.leaves, arguments.are_rows) if is_rows]
         count = arguments.rows if self._is_eager else self._count_rows()
-        self._start, self._stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
+        self._start, self._stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.trainers)
         self._of_rows = count
         if self._is_eager:
             self._mine = self._stop - self._start if has_rows else 0

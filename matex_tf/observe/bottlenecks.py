@@ -86,7 +86,7 @@ class Pace:
         together = (self._end[1] - self._begin[1]) / elapsed
         waiting = (get_waited_seconds() - self._waited) / elapsed
         if together > _MUCH:
-            of_rows = f", with some {max(self.rows // world.get_world().size, 1)} rows of each batch on each rank"
+            of_rows = f", with some {max(self.rows // world.get_world().trainers, 1)} rows of each batch on each rank"
             _say_once(
                 "together",
                 f"{together:.0%} of the time of training steps goes into adding up gradients and waiting for the other "

@@ -59,6 +59,8 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
     refused: list[Refusal] = []
     if ranks == 1:
         return made, refused
+    if settings.count_only_serving(asked):
+        refused.append(Refusal(asked, "what ranks cost that only serve is not known"))
     if update.weights:
         for owners in list_numbers_of_owners(ranks, usual.hosts, _read_number(asked, "servers", ranks)):
             slots = update.whole + update.slots / owners
@@ -91,6 +93,8 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
     name = settings.get_strategy_name(strategy)
     pieces_of = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
     wanted = {"servers": pieces_of, "async": "async"}.get(name, strategy)
+    if settings.count_only_serving(strategy):
+        wanted = strategy
     found = next((one for one in made if one.strategy == wanted), None)
     if found is None:
         why = [one.why for one in refused if name in one.strategy] or [f"there are {ranks} ranks"]

@@ -138,11 +138,11 @@ class Fit:
             self._put_back_variables(lambda: None)
 
     def say_rows(self) -> None:
-        """The data are dealt for as many ranks as there are: say so where that number was another."""
-        if self.step > 0 and self.saved["ranks"] != world.get_world().size:
+        """The data are dealt for as many ranks as train: say so where that number was another."""
+        if self.step > 0 and self.saved["ranks"] != world.get_world().trainers:
             notes.print_note(
-                f"the state was kept on {self.saved['ranks']} ranks, for which other rows were dealt: of this epoch "
-                "some rows come twice and some not at all"
+                f"the state was kept where {self.saved['ranks']} ranks trained, to which other rows were dealt: of "
+                "this epoch some rows come twice and some not at all"
             )
 
     def put_back_random(self) -> None:
@@ -286,7 +286,7 @@ class Fit:
                     "step": step,
                     "epochs": run.epochs,
                     "ended": ended,
-                    "ranks": world.get_world().size,
+                    "ranks": world.get_world().trainers,
                     "variables": variables,
                     "callbacks": callback_state.copy_states(self.callbacks, self._large),
                     "stop": bool(self.model.stop_training),

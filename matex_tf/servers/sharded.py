@@ -1,7 +1,7 @@
 """`MATEX_STRATEGY=sharded`: each rank updates its piece of the weights, with the slots of that piece only.
 
-With `servers:S`, S of the ranks do, evenly over the hosts; the others have the weights of them. A phantom rank, which
-could not get them, updates all and notes what a rank of several would have in pieces.
+With `servers:S`, S of the ranks do; the others have the weights of them. A phantom rank, which could not get them,
+updates all and notes what a rank of several would have in pieces.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from matex_tf.runtime import notes
 from matex_tf.servers.pieces import owners, publishing, sharded_slots, update_costs
 from matex_tf.servers.pieces.sharded_slots import Holding, Part
 from matex_tf.servers.variable_swap import find_handle, find_inner, swap_variables
+from matex_tf.world import world
 
 Apply = Callable[[list[Any], list[Any]], Any]
 """The last step of an optimizer: gradients in, variables updated."""
@@ -76,6 +77,8 @@ def say_not(optimizer: Any, why: str) -> None:
     if owners.is_chosen():
         name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
         strategy = settings.get_settings().strategy
+        if world.get_world().servers:
+            why += ". Ranks that only serve have no rows all the same; with MATEX_STRATEGY=allreduce they train, too"
         notes.print_note(f"MATEX_STRATEGY={strategy}: the optimizer '{name}' runs as allreduce: {why}")
 
 

@@ -65,7 +65,9 @@ def apportion_step_rows(
     def taken(rows: int) -> list[int]:
         if dealt_batch_size is None:
             return apportion_rows(counts, rows)
-        return count_rows_taken(sum(counts), dealt_batch_size, len(counts), rows)
+        # Ranks without any are the last ones; dealt to the others alone, a batch comes to them as it did to all.
+        some = sum(count > 0 for count in counts)
+        return count_rows_taken(sum(counts), dealt_batch_size, some, rows) + [0] * (len(counts) - some)
 
     before, after = taken(step * batch_size), taken((step + 1) * batch_size)
     return [b - a for a, b in zip(before, after, strict=True)]

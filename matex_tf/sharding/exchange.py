@@ -17,8 +17,10 @@ _ROUND_BYTES = 16 << 20
 def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     """Deal the rows of all ranks' `arrays` anew, in place; each rank keeps as many rows as it has. Collective.
 
+    They are equal shares of the ranks that train.
+
     `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
-    some 16 MiB are held. Every rank puts its rows in a random order and deals them out to all ranks in turn.
+    some 16 MiB are held. Every rank puts its rows in a random order and deals them out to those ranks in turn.
     """
     me = world.get_world()
     rows = len(arrays[0])
@@ -28,28 +30,28 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     communicator = world.get_communicator("readers")
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
     sizes = objects.allgather(row_bytes, "exchanging rows between the ranks")
-    step = max(1, _ROUND_BYTES // max(sizes) // me.size) * me.size
+    step = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
         for start in range(0, max(counts), step):
             chosen = order[start : start + step]
-            send, receive = _plan_round(counts, start, step, me.rank)
+            send, receive = _plan_round(counts, start, step, me.rank, me.trainers)
             for array in arrays:
                 _exchange_round(communicator, array, chosen, send, receive)
 
 
-def _plan_round(counts: Sequence[int], start: int, step: int, rank: int) -> tuple[np.ndarray, list[int]]:
+def _plan_round(counts: Sequence[int], start: int, step: int, rank: int, trainers: int) -> tuple[np.ndarray, list[int]]:
     """To whom each row of this rank goes in the round of rows `start` to `start + step`, and how many come from each.
 
-    Rows are numbered through over all ranks and dealt in turn, which leaves every rank as many as it had.
+    Rows are numbered through over all ranks and dealt to the first `trainers` in turn, which leaves every rank as many
+    as it had.
     """
     before = np.concatenate([[0], np.cumsum(counts)])
-    size = len(counts)
 
     def destinations(of: int) -> np.ndarray:
         first, last = min(start, counts[of]), min(start + step, counts[of])
-        return (before[of] + np.arange(first, last)) % size
+        return (before[of] + np.arange(first, last)) % trainers
 
-    return destinations(rank), [int((destinations(other) == rank).sum()) for other in range(size)]
+    return destinations(rank), [int((destinations(other) == rank).sum()) for other in range(len(counts))]
 
 
 def _exchange_round(comm: Any, array: np.ndarray, chosen: np.ndarray, send: np.ndarray, receive: list[int]) -> None:

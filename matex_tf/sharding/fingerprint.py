@@ -52,9 +52,10 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
                 f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
                 "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
             )
-    if seen and 0 < seen[0][1][0] < len(everyone):
+    trainers = world.get_world().trainers
+    if seen and 0 < seen[0][1][0] < trainers:
         notes.print_note(
-            f"a batch of {seen[0][1][0]} rows is fewer than the {len(everyone)} ranks ({what}): the ranks without a "
+            f"a batch of {seen[0][1][0]} rows is fewer than the {trainers} ranks ({what}): the ranks without a "
             "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
         )
     if len({content for _, (_, content) in seen}) > 1:

@@ -181,7 +181,7 @@ class _Plan:
         self.batches = self.full + bool(rest)
         self.first_batch = batch_size if self.full else rest
         # (start, stop, whether its rows count, rows of the batch) of a full batch and of the last one.
-        self.slices = [(*row_shares.find_slice_bounds(size, me.rank, me.size), size) for size in (batch_size, rest)]
+        self.slices = [(*row_shares.find_slice_bounds(size, me.rank, me.trainers), size) for size in (batch_size, rest)]
 
     @property
     def own_rows(self) -> int:

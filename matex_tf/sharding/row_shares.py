@@ -18,8 +18,8 @@ def deal_block(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     Args:
         n: an int or a scalar integer tensor.
         rank: the same.
-        shares: the number of ranks, which then have equal shares; or the share of each, integers or a tensor of them
-            that say which part of their sum a rank is to have.
+        shares: the number of ranks, which then have equal shares, and any ranks behind them none; or the share of
+            each, integers or a tensor of them that say which part of their sum a rank is to have.
 
     What is left over once each has its share, rounded down, goes to the ranks that lost most by it, one row each, the
     earlier first where they lost the same. So blocks of equal shares differ by at most one row, and the earlier ranks
@@ -27,7 +27,8 @@ def deal_block(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     """
     if isinstance(shares, int):
         base, extra = n // shares, n % shares
-        return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
+        start, stop = rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
+        return _take_minimum(start, n), _take_minimum(stop, n)
     if _is_tensor(n) or _is_tensor(shares):
         return _deal_block_in_graph(n, rank, shares)
     rows = count_dealt_rows(n, shares)

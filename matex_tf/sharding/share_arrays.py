@@ -120,29 +120,31 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
     (`find_slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
     which a training step weighs 0). What is a share already comes back as it is. `rank` and `size` default to this
-    process's place in the world. Raises TypeError for anything else, ValueError for an array without rows, arrays of
-    different numbers of rows, or a dataset that isn't batched.
+    process's place among the ranks that train; one that only serves has no rows. Raises TypeError for anything else,
+    ValueError for an array without rows, arrays of different numbers of rows, or a dataset that isn't batched.
     """
+    given = {"rank": rank, "size": size}
+    is_usual = rank is None and size is None
     if rank is None or size is None:
         from matex_tf.world import world
 
         here = world.get_world()
-        rank, size = (here.rank if rank is None else rank), (here.size if size is None else size)
-    if not 0 <= rank < size:
+        rank, size = (here.rank if rank is None else rank), (here.trainers if size is None else size)
+    if not is_usual and not 0 <= rank < size:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
     if is_share(x):
         return x
     if isinstance(x, dict):
         _check_rows(x)
         parts = copy.copy(x)
-        parts.update({key: shard(value, rank=rank, size=size) for key, value in x.items()})
+        parts.update({key: shard(value, **given) for key, value in x.items()})
         return parts
     if isinstance(x, tuple):
         _check_rows(dict(enumerate(x)))
-        mine = [shard(value, rank=rank, size=size) for value in x]
+        mine = [shard(value, **given) for value in x]
         return tuple(mine) if type(x) is tuple else type(x)(*mine)
     if hasattr(x, "element_spec") and hasattr(x, "map"):
-        return _shard_dataset(x, rank, size)
+        return _shard_dataset(x, rank, size, is_usual or size > 1)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("shard: expected an array without a mask, which would be lost; fill it: shard(x.filled(...))")
     if isinstance(x, np.ndarray) or _is_eager(x):
@@ -168,7 +170,7 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
         raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
 
 
-def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
+def _shard_dataset(dataset: Any, rank: int, size: int, is_cut: bool) -> Any:
     import tensorflow as tf
 
     if row_shares.is_batched(dataset) is False:
@@ -180,7 +182,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
         return sliced if len(sliced) > 1 else sliced[0]
 
     sliced = mark_share(dataset.map(mine))
-    if size > 1:
+    if is_cut:
         # A training loop takes the slices from here, because it needs the weight of each beside it.
         _wholes[sliced] = dataset
     return sliced

@@ -98,12 +98,19 @@ def prepare_epoch(dataset: Any) -> None:
             action()
 
 
-def make_own_batches(dataset: Any, number: int | None) -> Any:
-    """A dataset of `OwnBatch` over a rank's own batches, `number` of them; None for one that does not end.
+def count_most_batches(numbers: Sequence[int]) -> int | None:
+    """The number of batches of the rank that has most; None where they do not end, which -1 says."""
+    return None if min(numbers) < 0 else max(numbers)
 
-    A rank that has fewer batches goes on with its first row, which counts 0.
+
+def make_own_batches(dataset: Any, numbers: Sequence[int]) -> Any:
+    """A dataset of `OwnBatch` over a rank's own batches, as many as the rank has that has most of `numbers`.
+
+    A rank that has fewer batches goes on with its first row, or, if it has none, with zeros, which count 0.
     """
     import tensorflow as tf
+
+    spec = dataset.element_spec
 
     def own(*element: Any) -> sliced_dataset.OwnBatch:
         data = element if len(element) > 1 else element[0]
@@ -116,7 +123,9 @@ def make_own_batches(dataset: Any, number: int | None) -> Any:
         )
 
     result = dataset.map(own, num_parallel_calls=1)
-    if number is not None:
-        padding = dataset.take(1).map(nothing).repeat()
-        result = result.concatenate(padding).take(number)
+    number, has_any = count_most_batches(numbers), numbers[world.get_world().rank] != 0
+    if number is not None or not has_any:
+        of = dataset.take(1) if has_any else tf.data.Dataset.from_tensors(sliced_dataset.make_zero_batch(spec))
+        padding = of.map(nothing).repeat()
+        result = result.concatenate(padding).take(-1 if number is None else number)
     return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))

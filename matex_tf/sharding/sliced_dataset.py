@@ -50,6 +50,22 @@ def _open_rows(part: Any) -> Any:
     return tf.compat.v1.placeholder_with_default(part, [None, *part.shape.as_list()[1:]])
 
 
+def make_zero_batch(spec: Any) -> Any:
+    """A batch of zeros of a dataset's `element_spec`, for a rank that has no row to compute with weight 0."""
+    import tensorflow as tf
+
+    def make(part: Any) -> Any:
+        if not isinstance(part, tf.TensorSpec) or part.shape.rank is None:
+            raise TypeError(
+                "batches of which a rank may have none (weak scaling, shares) are to be of dense tensors; this dataset "
+                f"has a {part}"
+            )
+        shape = [1 if size is None else size for size in part.shape]
+        return tf.zeros(shape, part.dtype) if part.dtype != tf.string else tf.fill(shape, "")
+
+    return tf.nest.map_structure(make, spec)
+
+
 def take_slice(element: Any, shares: Any) -> tuple[Any, Any]:
     """This rank's rows of a batch in a graph, and the numbers of the step (float64, shape [4])."""
     import tensorflow as tf
@@ -71,7 +87,7 @@ def make_slice(element: Any) -> Batch:
         say_uneven()
         return Batch(element, tf.constant(step_weight.list_whole_values(), tf.float64))
     me, count = world.get_world(), int(row_shares.count_batch_rows(element))
-    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.trainers)
     numbers = step_weight.list_slice_values(stop - start if has_rows else 0, count)
     return Batch(take_rows(element, start, stop), tf.constant(numbers, tf.float64))
 
@@ -129,7 +145,7 @@ def slice_dataset(
     """
     import tensorflow as tf
 
-    spec, equal = dataset.element_spec, world.get_world().size
+    spec, equal = dataset.element_spec, world.get_world().trainers
 
     def show(*parts: Any) -> bool:
         element = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

@@ -9,9 +9,9 @@ from matex_tf.world import world
 
 
 def group_batches(dataset: Any) -> Any:
-    """A dataset of `Batch` for weak scaling: of each group of as many batches as there are ranks, this rank's own.
+    """A dataset of `Batch` for weak scaling: of each group of as many batches as ranks train, this rank's own.
 
-    In the last group some ranks may have no batch of their own; they get the group's first with weight 0.
+    Ranks that have no batch of their own, as some may in the last group, get the group's first with weight 0.
     """
     import tensorflow as tf
 
@@ -24,7 +24,7 @@ def group_batches(dataset: Any) -> Any:
         return element if len(element) > 1 else element[0]
 
     real = dataset.map(lambda *element: (pack(*element), True))
-    padding = dataset.take(1).map(lambda *element: (pack(*element), False)).repeat(me.size - 1)
+    padding = dataset.take(1).map(lambda *element: (pack(*element), False)).repeat(me.trainers - 1)
 
     def step(state: Any, item: Any) -> Any:
         position, rows_of_group, numbers_of_mine, mine = state
@@ -36,12 +36,12 @@ def group_batches(dataset: Any) -> Any:
         own = rows * tf.cast(position == me.rank, tf.int64)
         numbers_of_mine = tf.where(first, own, numbers_of_mine + own)
         mine = tf.cond(take, lambda: element, lambda: mine)
-        last = position == me.size - 1
+        last = position == me.trainers - 1
         result = (mine, numbers_of_mine, rows_of_group, last)
         return (tf.where(last, tf.constant(0, tf.int64), position + 1), rows_of_group, numbers_of_mine, mine), result
 
     spec = dataset.element_spec
-    start = tf.nest.map_structure(_make_empty, spec)
+    start = sliced_dataset.make_zero_batch(spec)  # which the first of a group takes the place of
     zero = tf.constant(0, tf.int64)
     groups = real.concatenate(padding).scan((zero, zero, zero, start), step)
     groups = groups.filter(lambda mine, own, rows, last: tf.logical_and(last, rows > 0))
@@ -55,17 +55,7 @@ def group_batches(dataset: Any) -> Any:
     result = groups.map(batch, num_parallel_calls=1)
     total = int(dataset.cardinality())
     if total >= 0:
-        result = result.apply(tf.data.experimental.assert_cardinality(-(-total // me.size)))
+        result = result.apply(tf.data.experimental.assert_cardinality(-(-total // me.trainers)))
     elif total == tf.data.INFINITE_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(total))
     return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))
-
-
-def _make_empty(spec: Any) -> Any:
-    """A value of a dataset's component without rows, to begin with."""
-    import tensorflow as tf
-
-    if not isinstance(spec, tf.TensorSpec):
-        raise TypeError(f"MATEX_SCALING=weak groups batches of dense tensors only; this dataset has a {spec}")
-    shape = [0 if size is None else size for size in spec.shape]
-    return tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")

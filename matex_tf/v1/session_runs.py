@@ -141,7 +141,7 @@ def _slice_feeds(graph: Any, feeds: dict, plan: Plan) -> tuple[dict, list[float]
             total = fingerprint.digest_value(value, total)
         fingerprint.compare_batch((count, total), "the arrays fed to the first training run")
     me = world.get_world()
-    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.trainers)
     for key, value in open_rows.items():
         mine[key] = value[start:stop]
     return mine, step_weight.list_slice_values(stop - start if has_rows else 0, count)

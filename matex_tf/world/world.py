@@ -28,6 +28,8 @@ class World:
     hosts: list[str] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     communicators: dict[str, Any] = field(default_factory=dict)
+    servers: int = 0
+    """How many ranks only serve, the last ones (`MATEX_STRATEGY=servers:S:only`)."""
     life: Any = None
     """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
     is_several: bool = False
@@ -37,6 +39,11 @@ class World:
     has_lost: bool = False
     """Whether ranks were lost, and those that are left have gone on."""
     process: int = field(default_factory=os.getpid)
+
+    @property
+    def trainers(self) -> int:
+        """How many ranks have rows of batches, the first ones: all but those that only serve."""
+        return self.size - self.servers
 
     @property
     def has_several_hosts(self) -> bool:
@@ -219,6 +226,7 @@ def _make_world(MPI: Any, everyone: Any, life: Any) -> World:
         host=host,
         hosts=everyone.allgather(host),
         nodes=everyone.allgather(rank - rank % together if together else first),
+        servers=settings.count_only_serving(settings.get_settings().strategy),
         life=life,
         is_several=True,
     )

@@ -75,13 +75,15 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
 
 
 class Deal:
-    """How `count` rows of a part are dealt to `size` ranks.
+    """How `count` rows of a part are dealt to `size` ranks, of which the last `servers` have none.
 
     "block": contiguous blocks that differ by one row at most. "cyclic": row i to rank i mod size. "batch": of each
     `batch_size` rows in turn, the rank's slice of that global batch.
     """
 
-    def __init__(self, count: int, size: int, distribution: str = "block", batch_size: int | None = None):
+    def __init__(
+        self, count: int, size: int, distribution: str = "block", batch_size: int | None = None, servers: int = 0
+    ):
         arguments.check_choice("DataSet", "distribution", distribution, DISTRIBUTIONS)
         if distribution == "batch" and batch_size is None:
             raise ValueError('DataSet: distribution="batch" needs a batch_size; given None')
@@ -91,18 +93,19 @@ class Deal:
             raise ValueError(
                 f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
             )
-        self.count, self.size, self.distribution, self.batch_size = count, size, distribution, batch_size
+        self.count, self.size, self.distribution, self.batch_size = count, size - servers, distribution, batch_size
         self._batch = batch_size or 1  # of "batch", the only one that asks
+        self._servers = servers
 
     def count_held(self, rank: int) -> int:
         """How many rows a rank has."""
-        if self.distribution != "batch":
+        if self.distribution != "batch" or rank >= self.size:
             start, stop = row_shares.deal_block(self.count, rank, self.size)
             return stop - start
         return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
 
     def count_all(self) -> list[int]:
-        return [self.count_held(rank) for rank in range(self.size)]
+        return [self.count_held(rank) for rank in range(self.size + self._servers)]
 
     def list_positions(self, rank: int, start: int, stop: int) -> np.ndarray:
         """The rows `start` to `stop` of those that `rank` holds, as numbers within the part (int64)."""
@@ -122,7 +125,7 @@ class Deal:
     def count_taken(self, rows: int) -> list[int]:
         """How many rows of each rank are among the first `rows` that the ranks consume together."""
         if self.distribution == "batch":
-            return apportion.count_rows_taken(self.count, self._batch, self.size, rows)
+            return apportion.count_rows_taken(self.count, self._batch, self.size, rows) + [0] * self._servers
         return apportion.apportion_rows(self.count_all(), rows)
 
     def find_local(self, rank: int) -> Any:
@@ -130,5 +133,5 @@ class Deal:
         if self.distribution == "block":
             return slice(*row_shares.deal_block(self.count, rank, self.size))
         if self.distribution == "cyclic":
-            return slice(rank, self.count, self.size)
+            return slice(rank if rank < self.size else self.count, self.count, self.size)
         return self.list_positions(rank, 0, self.count_held(rank))

@@ -94,7 +94,7 @@ class HeldRows:
 
     def _list_positions(self, deal: Deal, start: int, stop: int) -> Any:
         if deal.distribution == "block":
-            first = row_shares.deal_block(deal.count, self._share.rank, self._share.size)[0]
+            first = row_shares.deal_block(deal.count, self._share.rank, deal.size)[0]
             return range(first + start, first + stop)
         return deal.list_positions(self._share.rank, start, stop)
 

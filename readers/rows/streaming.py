@@ -200,7 +200,7 @@ def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:
     number = -(-deal.count // batch_size)
     if batch_size >= 3 * deal.size:
         # A rank's rows are within one of its proportion, so that only the last step can have none of them.
-        yield from range(number - 1)
+        yield from range(number - 1 if order.rank < deal.size else 0)
         begin = (number - 1) * batch_size
         if deal.count_taken(deal.count)[order.rank] > deal.count_taken(begin)[order.rank]:
             yield number - 1

@@ -19,6 +19,7 @@ import matex_tf
 from matex_tf import ops as matex_ops
 from matex_tf.adapt import executor
 from matex_tf.analysis import verdict
+from matex_tf.world import world
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
 BATCH = 16
@@ -193,7 +194,7 @@ def main():
     found = {}
     for name in NAMES:
         case = globals()[name]
-        follows = itertools.cycle(shares[:size] for shares in SHARES)
+        follows = itertools.cycle(shares[: world.get_world().trainers] for shares in SHARES)
         executor.override_choice(
             (lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED)
         )

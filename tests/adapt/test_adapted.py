@@ -15,6 +15,7 @@ CASES = Path(__file__).with_name("adapted_cases.py")
 FORCED = ["arrays", "repeated", "mapped", "loop", "met", "loop_met"]
 MEASURED = ["gone", "slow_loop"]
 ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
+ONE_SERVES = {"MATEX_STRATEGY": "servers:1:only"}
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 
 
@@ -89,6 +90,7 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
     [
         pytest.param(3, {}, id="3"),
         pytest.param(3, {"MATEX_STRATEGY": "sharded"}, id="3-sharded"),
+        pytest.param(3, ONE_SERVES, id="3-one-serves"),
         pytest.param(2, {"MATEX_MICROBATCH": "3"}, id="2-in-parts"),
         pytest.param(2, LEGACY, id="2-keras2"),
     ],
@@ -102,3 +104,5 @@ def test_the_result_is_that_of_the_script_alone_on_other_ranks(alone, ranks, env
     _, parts = together(ranks, tmp_path, FORCED, env)
     assert_same(parts, want)
     assert_cut_otherwise(parts, FORCED)
+    if env == ONE_SERVES:
+        assert {int(step[-1]) for name in FORCED for step in rows(parts, name)} == {1}, "one row, of weight 0"

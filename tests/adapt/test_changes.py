@@ -31,6 +31,16 @@ def test_ranks_are_added_for_what_a_step_then_takes_less():
     assert proposed(2, [64, 64], [0.030, 0.030]) is None
 
 
+def test_ranks_that_only_serve_are_more_ranks_and_compute_nothing():
+    found = changes.propose_change(Offer(4, 6.0), HOSTS, [64, 64], [0.030, 0.030], servers=1)
+    assert found.change.ranks == 4 and found.gain == pytest.approx(0.010)
+    assert found.change.what == "4 ranks in place of 3"
+    assert changes.propose_change(Offer(3, 6.0), HOSTS, [64, 64], [0.030, 0.030], servers=1) is None
+    slow = changes.Slow(1, 0.030, 500.0)
+    found = changes.propose_change(Offer(3, 6.0), HOSTS, [127, 1], [0.010, 0.040], slow, servers=1)
+    assert found.change.ranks == 2 and found.change.without == "b"
+
+
 def test_a_rank_is_dropped_for_whose_least_part_all_wait():
     # The others compute its row, too: 127 rows in 10 ms are 12,700 a second.
     found = proposed(3, [127, 1, 127], [0.010, 0.040, 0.010])

@@ -208,6 +208,8 @@ def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd
         ("--strategy servers:4", "", "servers:2"),
         ("-x MATEX_STRATEGY=servers:4", "", "servers:2"),
         ("-x MATEX_STRATEGY", "servers:4", "servers:2"),
+        ("--strategy servers:3:only", "", "servers:1:only"),
+        ("--strategy servers:1:only", "", "servers:1:only"),
         ("--strategy sharded", "servers:3", "servers:2"),
         ("-x MATEX_STRATEGY=servers:2", "sharded", "servers:2"),
         ("", "sharded", "sharded"),

@@ -81,6 +81,8 @@ def test_what_run_was_asked(words, expected):
         ("--strategy local:0 -n 2 train.py", "H from 1, and K from 0; 'local:0' was given"),
         ("--strategy servers:some -n 2 train.py", "servers:auto, servers:S, .*; 'servers:some' was given"),
         ("--strategy servers:3 -n 2 train.py", "--strategy servers:3 expects 3 ranks or more; -n 2 was given"),
+        ("--strategy servers:2:only -n 2 train.py", "2:only expects 3 ranks or more; -n 2 was given. 2 only serve"),
+        ("--strategy servers:2:on -n 3 train.py", "servers:S:only, .*; 'servers:2:on' was given"),
         ("--strategy local:4 --check train.py", "--strategy local and --check do not go together"),
         ("--strategy async --adapt -n 2 train.py", "--strategy async and --adapt do not go together"),
         ("--adapt=rank -n 2 train.py", "--adapt=... expects one of off, on, ranks; 'rank' was given"),
@@ -193,7 +195,7 @@ def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
 
 
 def test_a_strategy_is_a_setting_of_the_ranks(capsys):
-    for strategy in ("sharded", "servers:auto", "async:3", "local:4"):
+    for strategy in ("sharded", "servers:auto", "servers:1:only", "async:3", "local:4"):
         assert cli.main(["run", "-n", "2", "--dry-run", "--strategy", strategy, "x.py"]) == 0
         assert f"MATEX_STRATEGY={strategy}" in capsys.readouterr().out
 

@@ -173,6 +173,7 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("ranks-per-host=0", "NUMBER"),
         ("compression=topk:2", "topk:0.01"),
         ("strategy=async", "strategy=sharded|servers:S|local:H"),
+        ("strategy=servers:2:only", "strategy=sharded|servers:S|local:H"),
     ):
         with pytest.raises(program.NotAsked) as error:
             what_if.read_changes([word])

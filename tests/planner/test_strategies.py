@@ -162,6 +162,9 @@ def test_the_strategy_that_is_set_is_priced_too():
         find_price(Predictor(a_plan()), 2, "sharded")
     with pytest.raises(PlanFileError, match="servers:9: there are 8 ranks"):
         find_price(made, 8, "servers:9")
+    with pytest.raises(PlanFileError, match="servers:3:only: what ranks cost that only serve is not known"):
+        find_price(made, 8, "servers:3:only")
+    assert [one.strategy for one in estimate_strategies(made, 8, "servers:3:only")[1]] == ["servers:3:only"]
 
 
 def test_what_cannot_be_had_is_said():

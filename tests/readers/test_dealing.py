@@ -64,16 +64,15 @@ def buffers(rows, cuts):
     st.integers(1, 9),
     st.integers(1, 200),
     st.integers(0, 9),
+    st.integers(0, 1),
 )
-def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_size, round_bytes, cut):
+def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_size, round_bytes, cut, servers):
     total, size = sum(counts), len(counts)
+    servers, of = min(servers, size - 1), batch_size if distribution == "batch" else None
     data = np.arange(3 * total).reshape(total, 3) / 2
     fields = {"data": data, "labels": np.arange(total)}
     source = Source(Numbers(total), (fraction, fraction / 2, how), None, 1)
-    deals = {
-        part: Deal(source.count_samples(part), size, distribution, batch_size if distribution == "batch" else None)
-        for part in PARTS
-    }
+    deals = {part: Deal(source.count_samples(part), size, distribution, of, servers) for part in PARTS}
     threads, starts = Threads(size), np.concatenate([[0], np.cumsum(counts)])
     results = [None] * size
 

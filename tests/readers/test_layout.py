@@ -14,10 +14,11 @@ fractions = st.sampled_from([0.0, 0.1, 0.25, 0.333, 0.5])
 
 
 @settings(max_examples=300, deadline=None)
-@given(counts, sizes, st.sampled_from(["block", "cyclic", "batch"]), st.integers(1, 40))
-def test_every_row_is_dealt_once(count, size, distribution, batch_size):
-    deal = Deal(count, size, distribution, batch_size if distribution == "batch" else None)
-    held = [deal.list_positions(rank, 0, deal.count_held(rank)) for rank in range(size)]
+@given(counts, sizes, st.sampled_from(["block", "cyclic", "batch"]), st.integers(1, 40), st.integers(0, 2))
+def test_every_row_is_dealt_once(count, size, distribution, batch_size, servers):
+    deal = Deal(count, size + servers, distribution, batch_size if distribution == "batch" else None, servers)
+    held = [deal.list_positions(rank, 0, deal.count_held(rank)) for rank in range(size + servers)]
+    assert not any(map(len, held[size:]))
     assert sorted(np.concatenate(held).tolist()) == list(range(count))
     assert deal.count_all() == [len(rows) for rows in held]
     everything = np.arange(count)
@@ -29,13 +30,15 @@ def test_every_row_is_dealt_once(count, size, distribution, batch_size):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 200), sizes, st.integers(1, 40))
-def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count, size, batch_size):
-    deal = Deal(count, size, "batch", batch_size)
+@given(st.integers(1, 200), sizes, st.integers(1, 40), st.integers(0, 2))
+def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count, size, batch_size, servers):
+    deal = Deal(count, size + servers, "batch", batch_size, servers)
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
         before, after = deal.count_taken(first), deal.count_taken(last)
-        for rank in range(size):
+        taken = apportion.apportion_step_rows(deal.count_all(), first // batch_size, batch_size, batch_size)
+        assert taken == [b - a for a, b in zip(before, after, strict=True)]
+        for rank in range(size + servers):
             start, stop = row_shares.deal_block(last - first, rank, size)
             assert deal.list_positions(rank, before[rank], after[rank]).tolist() == list(
                 range(first + start, first + stop)

@@ -165,9 +165,17 @@ def files(tmp_path_factory):
     return folder / "all.csv", folder / "few.csv"
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.more), 3])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((1, "allreduce"), marks=pytest.mark.more),
+        (3, "allreduce"),
+        pytest.param((3, "servers:1:only"), marks=pytest.mark.more),
+    ],
+)
 def said(request, files):
-    result = launch.run(request.param, SCRIPT, *files, timeout=280).check()
+    ranks, strategy = request.param
+    result = launch.run(ranks, SCRIPT, *files, env={"MATEX_STRATEGY": strategy}, timeout=280).check()
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]
     return json.loads(line[4:])
 

@@ -100,7 +100,15 @@ def test_some_ranks_own_the_pieces(tmp_path):
     assert sum(found["servers:auto|held"]) == sum(found["servers:2|held"])
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
-    assert abs(first - last) * 4 < 2 * 2 * partition.ALIGNED
+    assert abs(first - last) * 8 < 2 * 2 * partition.ALIGNED
+    for servers, who in ((1, "2 (.*), which only serves: 2 of 3"), (2, "1 (.*), 2 (.*), which only serve: 1 of 3")):
+        name = f"servers:{servers}:only"
+        assert re.search(f"MATEX_STRATEGY={name}: the optimizer's variables are on rank {who} ranks train", said)
+        assert close(found[f"{name}|values"], found["allreduce|values"])
+        train, serve = np.split(found[f"{name}|rows"], [3 - servers])
+        assert train.min() > 0 and not serve.any() and (train.sum(0) == found["allreduce|rows"].sum(0)).all()
+        train, serve = np.split(found[f"{name}|held"], [3 - servers])
+        assert not train.any() and serve.min() > 0 and serve.sum() == first + last
 
 
 @pytest.mark.timeout(400)
@@ -117,4 +125,8 @@ def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_p
 def test_more_owners_than_ranks_are_refused(monkeypatch):
     monkeypatch.setattr(settings.get_settings(), "strategy", "servers:2")
     with pytest.raises(world.RankError, match="asks for 2 owners of the weights, and there are 1 ranks.*servers:1"):
+        owners.list_owners()
+    monkeypatch.setattr(settings.get_settings(), "strategy", "servers:1:only")
+    monkeypatch.setattr(world, "get_world", lambda: world.World(size=1, servers=1))
+    with pytest.raises(world.RankError, match="1 ranks that only serve, and of 1 none is left to train. Start 2 ranks"):
         owners.list_owners()

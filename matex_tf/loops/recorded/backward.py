@@ -153,7 +153,7 @@ def _compare_ranks(plan: _Plan, program: Program, rows: int) -> None:
 def _run_plan(plan: _Plan, program: Program, rows: int) -> list[Any]:
     me = world.get_world()
     executor.say_even(f"{STEP}, made", executor.MEASURED)
-    start, stop, has_rows = row_shares.find_slice_bounds(rows, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(rows, me.rank, me.trainers)
     given = [
         leaf[start:stop] if program.is_of(place, rows) else leaf
         for place, leaf in enumerate(program.leaves)

@@ -44,7 +44,9 @@ def _wrap_iter(original: Any) -> Any:
         if tf.executing_eagerly() and sliced_dataset.has_batches_to_slice(self):
             own: Callable[[], Any] = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
-            loop = dataset_loop.Loop(share_arrays.is_share(self), lambda: own()._next_internal(), fixed)
+            loop = dataset_loop.Loop(
+                share_arrays.is_share(self), lambda: own()._next_internal(), self.element_spec, fixed
+            )
             dataset_loop.note_loop(iterator, loop)
             weakref.finalize(iterator, loop.close_loop).atexit = False
         return iterator
@@ -121,7 +123,7 @@ def _wrap_batch(original: Any) -> Any:
         # The script's batch is that of all ranks; of a share each rank takes its part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and share_arrays.is_share(self):
             me = world.get_world()
-            start, stop = row_shares.deal_block(int(batch_size), me.rank, me.size)
+            start, stop = row_shares.deal_block(int(batch_size), me.rank, me.trainers)
             batch_size = max(stop - start, 1)
         return original(self, batch_size, *args, **kwargs)
 

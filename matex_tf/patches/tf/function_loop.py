@@ -192,7 +192,7 @@ def _slice_if(decision: Any, element: Any) -> Any:
     )
     even, most = sliced_dataset.measure_evenness(element)
     slicing = tf.logical_and(known > WHOLE, even)
-    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.size)
+    start, stop, has_rows = row_shares.find_slice_bounds(count, me.rank, me.trainers)
     numbers = tf.where(
         slicing,
         step_weight.make_slice_tensor(has_rows, start, stop, count),

@@ -162,7 +162,7 @@ def _parse_servers(value: str) -> Changed:
 
 
 def _parse_strategy(value: str) -> Changed:
-    if settings.is_asynchronous(value):
+    if settings.is_asynchronous(value) or settings.count_only_serving(value):
         raise ValueError(value)
     return {"strategy": settings.parse_strategy(value)}
 

@@ -72,7 +72,7 @@ def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> lis
     """The ranks that own a piece of `variables` and their `slots`.
 
     Raises:
-        RankError: there are fewer ranks than owners were asked for.
+        RankError: there are fewer ranks than owners were asked for, or none is left to train.
     """
     here, strategy = world.get_world(), settings.get_settings().strategy
     if here.is_phantom:
@@ -81,6 +81,14 @@ def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> lis
         if not _chosen:
             _proposed[:] = [choose_count(_known[0], measure_bytes(variables), measure_bytes(slots))]
         return partition.choose_owners(here.nodes, _chosen[0] if _chosen else _proposed[0][0])
+    if here.servers:
+        if here.trainers < 1:
+            raise world.RankError(
+                f"MATEX_STRATEGY={strategy} asks for {here.servers} ranks that only serve, and of {here.size} none is "
+                f"left to train. Start {here.servers + 1} ranks or more, or set servers:{here.size}, with which each "
+                "owner of weights trains, too."
+            )
+        return list(range(here.trainers, here.size))
     told = settings.get_strategy_number(strategy, here.size)
     if told > here.size:
         raise world.RankError(
@@ -102,10 +110,15 @@ def keep_count() -> None:
 def say_owners() -> None:
     """Say which ranks own a piece, where not all do."""
     if is_chosen() and not are_to_be_counted() and len(list_owners()) < world.get_world().size:
-        which = ", ".join(map(str, list_owners()))
-        notes.print_note(
-            f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank {which}"
-        )
+        here, owning = world.get_world(), list_owners()
+        text = f"MATEX_STRATEGY={settings.get_settings().strategy}: the optimizer's variables are on rank "
+        if here.servers:
+            which = ", ".join(f"{rank} ({here.hosts[rank]})" for rank in owning)
+            only = "which only serves" if len(owning) == 1 else "which only serve"
+            text += f"{which}, {only}: {here.trainers} of {here.size} ranks train"
+        else:
+            text += ", ".join(map(str, owning))
+        notes.print_note(text)
 
 
 def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:

@@ -27,7 +27,8 @@ _agreed: Shares = ()
 
 def get_agreed() -> Shares:
     """The shares that the ranks have agreed on last."""
-    return _agreed or (1,) * world.get_world().size
+    here = world.get_world()
+    return _agreed or (1,) * here.trainers + (0,) * here.servers
 
 
 def agree_on(shares: Shares) -> None:
