@@ -29,7 +29,6 @@ class World:
     nodes: list[int] = field(default_factory=list)
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0
-    """How many ranks only serve, the last ones (`MATEX_STRATEGY=servers:S:only`)."""
     life: Any = None
     """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
     is_several: bool = False
@@ -42,7 +41,7 @@ class World:
 
     @property
     def trainers(self) -> int:
-        """How many ranks have rows of batches, the first ones: all but those that only serve."""
+        """How many ranks have rows of batches, the first ones; the `servers` behind them only serve."""
         return self.size - self.servers
 
     @property
@@ -215,9 +214,8 @@ def _join_ranks(MPI: Any) -> World:
 def _make_world(MPI: Any, everyone: Any, life: Any) -> World:
     """This process's world, of the ranks of the communicator `everyone`. Collective."""
     node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    host = socket.gethostname()
-    rank, together = everyone.Get_rank(), settings.get_settings().ranks_per_node
-    first = node.bcast(rank)
+    rank, host, chosen = everyone.Get_rank(), socket.gethostname(), settings.get_settings()
+    together, first = chosen.ranks_per_node, node.bcast(rank)
     world = World(
         rank=rank,
         size=everyone.Get_size(),
@@ -226,7 +224,7 @@ def _make_world(MPI: Any, everyone: Any, life: Any) -> World:
         host=host,
         hosts=everyone.allgather(host),
         nodes=everyone.allgather(rank - rank % together if together else first),
-        servers=settings.count_only_serving(settings.get_settings().strategy),
+        servers=settings.count_only_serving(chosen.strategy),
         life=life,
         is_several=True,
     )

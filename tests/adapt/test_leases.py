@@ -2,7 +2,6 @@
 
 import random
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ def ranks(monkeypatch):
     ops.get_library()  # alone
 
     def be(rank):
-        monkeypatch.setattr(world, "get_world", lambda: SimpleNamespace(rank=rank, size=SIZE, is_several=False))
+        monkeypatch.setattr(world, "get_world", lambda: world.World(rank=rank, size=SIZE))
 
     be(0)
     yield be
