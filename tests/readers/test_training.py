@@ -66,6 +66,8 @@ two = DataSet(few, labels=["y"])
 said["two rows, sequential"] = fit(X2, Y2, batch_size=2, shuffle=False)
 said["two rows"] = fit(two.training_data, two.training_labels, batch_size=2, shuffle=False)
 said["two rows streamed"] = fit(two.as_dataset(2))
+said["two rows in slices"] = fit(tf.data.Dataset.from_tensor_slices((two.training_data, two.training_labels)).batch(2))
+said["rows predicted"] = sum(objects.allgather(len(make().predict(two.training_data, verbose=0)), "rows"))
 
 # Streams: every row once an epoch, in the sequential number of steps, in fit and in a loop.
 seen = []
@@ -198,7 +200,9 @@ def test_rows_dealt_in_batches_give_the_sequential_loss_curve(said):
 
 def test_a_rank_without_rows_takes_part(said):
     equal(said["two rows"], said["two rows, sequential"])
-    equal(said["two rows streamed"], said["two rows, sequential"])
+    for name in ("two rows streamed", "two rows in slices"):
+        equal(said[name], said["two rows, sequential"])
+    assert said["rows predicted"] == 2
 
 
 def test_streams_give_every_row_once_in_the_sequential_number_of_steps(said):
