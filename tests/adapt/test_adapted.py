@@ -105,4 +105,5 @@ def test_the_result_is_that_of_the_script_alone_on_other_ranks(alone, ranks, env
     assert_same(parts, want)
     assert_cut_otherwise(parts, FORCED)
     if env == ONE_SERVES:
-        assert {int(step[-1]) for name in FORCED for step in rows(parts, name)} == {1}, "one row, of weight 0"
+        # The first step may be called as the script alone calls it; then there is one row, of weight 0.
+        assert {int(step[-1]) for name in FORCED for step in rows(parts, name)[1:]} == {1}
