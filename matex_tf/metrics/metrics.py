@@ -111,7 +111,7 @@ def sum_over_ranks(values: Sequence[Any]) -> list[Any]:
         flat = _join([values[index] for index in chosen])
         exact = flat.dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
         summed = ops.allreduce(flat if exact else tf.cast(flat, tf.int64), op="sum", name="metrics")
-        for index, part in zip(chosen, _separate(tf.cast(summed, flat.dtype), [values[index] for index in chosen])):
+        for index, part in zip(chosen, _split(tf.cast(summed, flat.dtype), [values[index] for index in chosen])):
             totals[index] = part
     return totals
 
@@ -130,7 +130,7 @@ def _join(values: Sequence[Any]) -> Any:
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
-def _separate(joined: Any, values: Sequence[Any]) -> list[Any]:
+def _split(joined: Any, values: Sequence[Any]) -> list[Any]:
     """What `_join` has made of tensors of the shapes of `values`, one by one."""
     import tensorflow as tf
 
