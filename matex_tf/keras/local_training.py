@@ -11,7 +11,6 @@ from matex_tf.servers import local_sgd
 from matex_tf.servers.pieces import update_costs
 
 _trained: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-_outer: weakref.WeakKeyDictionary[Any, local_sgd.Outer] = weakref.WeakKeyDictionary()
 
 
 def list_trained(model: Any) -> list[Any]:
@@ -32,7 +31,7 @@ def begin_averaging(model: Any, has: Callable[[], Sequence[Any]]) -> local_sgd.A
         local_sgd.say_not(f"fit on '{model.name}'", why)
     if why is not None or not local_sgd.is_chosen():
         return None
-    return local_sgd.Averaging(list_trained(model), has, _outer.setdefault(model, local_sgd.Outer()))
+    return local_sgd.Averaging(list_trained(model), has, local_sgd.find_outer(model))
 
 
 def _find_obstacle(model: Any) -> str | None:

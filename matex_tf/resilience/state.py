@@ -18,7 +18,7 @@ from matex_tf.servers.pieces import sharded_slots
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
-METRICS, ACCUMULATED = "metrics", "accumulated"
+METRICS, ACCUMULATED, OUTER = "metrics", "accumulated", "outer momenta"
 _SUMS = (METRICS, ACCUMULATED)  # of which each rank has a part
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
@@ -196,7 +196,13 @@ class State:
         sharded_slots.make_whole()
         local_sgd.average_current()
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
-            yield _read_values(chosen) if world.get_world().rank == 0 else {}
+            first = world.get_world().rank == 0
+            yield {**_read_values(chosen), **self._read_momenta(chosen["weights"])} if first else {}
+
+    def _read_momenta(self, weights: list[Any]) -> Kept:
+        """Of each weight the momentum of the outer step, if there are any."""
+        momenta = local_sgd.find_outer(self._model).list_momenta(list(map(reduction.find_tf_variable, weights)))
+        return {OUTER: list(zip(map(reduction.find_name, weights), momenta))} if any(map(np.size, momenta)) else {}
 
     def load_values(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
         """Give the variables the values `kept`, those after the first `skip` of each group.
@@ -207,7 +213,8 @@ class State:
             RankError: what was kept is of another model.
         """
         present = {}
-        for group, variables in group_variables(self._model).items():
+        chosen = group_variables(self._model)
+        for group, variables in chosen.items():
             values = kept.get(group, [])
             if len(variables) > len(values):
                 raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
@@ -221,6 +228,10 @@ class State:
                 _assign_value(
                     variable, name, np.zeros_like(value) if group in _SUMS and world.get_world().rank > 0 else value
                 )
+        weights, momenta = list(map(reduction.find_tf_variable, chosen["weights"])), kept.get(OUTER, [])
+        if len(weights) == len(momenta):
+            local_sgd.find_outer(self._model).load_momenta(weights, [value for _, value in momenta])
+            present[OUTER] = len(momenta)
         return present
 
 

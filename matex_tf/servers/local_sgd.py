@@ -6,6 +6,7 @@ ranks are together, at the end of an epoch, to validate or to save it, finds the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
 _under_way: list[Averaging] = []
+_outer: weakref.WeakKeyDictionary[Any, Outer] = weakref.WeakKeyDictionary()
 
 
 def is_chosen() -> bool:
@@ -54,6 +56,11 @@ def average_current() -> None:
         one.average_weights()
 
 
+def find_outer(model: Any) -> Outer:
+    """The outer optimizer of a model."""
+    return _outer.setdefault(model, Outer())
+
+
 class Outer:
     """The outer optimizer of DiLoCo (Douillard et al. 2023, algorithm 1) for one model, by Nesterov momentum.
 
@@ -63,12 +70,20 @@ class Outer:
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
-        self._momenta: dict[int, Any] = {}
+        self._momenta: dict[int, Any] = {}  # by the ids of variables of TensorFlow, which the model has
 
     def keep_weights(self, trained: Sequence[Any]) -> None:
         """Ranks are together, with these variables of TensorFlow. What they are is no copy until they change."""
         if settings.get_settings().outer != settings.AVERAGE:
             self._before = {id(one): one.read_value() for one in trained}
+
+    def list_momenta(self, weights: Sequence[Any]) -> list[np.ndarray]:
+        """What there is of each of these variables of TensorFlow; of one that has none, an array without entries."""
+        return [np.asarray(self._momenta.get(id(one), ())) for one in weights]
+
+    def load_momenta(self, weights: Sequence[Any], momenta: Sequence[np.ndarray]) -> None:
+        """Go on with what `list_momenta` has given."""
+        self._momenta = {id(one): value for one, value in zip(weights, momenta) if value.shape == tuple(one.shape)}
 
     def make_step(self, variable: Any, average: Any) -> Any:
         """What a variable becomes. One that no rank had when they were together becomes the average."""

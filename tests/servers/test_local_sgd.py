@@ -9,6 +9,24 @@ from comparing import close
 import launch
 
 HERE = Path(__file__).parent
+KEPT = """
+import os, signal, sys
+import keras, numpy as np
+
+class Ask(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if "ASK" in os.environ and self.model.optimizer.iterations == 10:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+keras.config.set_floatx("float64")
+x = np.random.default_rng(0).normal(size=(24, 4))
+y = x.sum(1, keepdims=True)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+model.compile(keras.optimizers.SGD(0.0625), "mse")
+for call in range(2):
+    model.fit(x, y, 6, epochs=2, verbose=0, shuffle=False, callbacks=[Ask()])
+print("WEIGHTS", *model.get_weights()[0].ravel().tolist(), flush=True)
+"""
 SAME = ("met", "saving", "saved", "words", "allreduce", "loop")
 
 
@@ -44,3 +62,24 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     for what in ("train_on_batch", "a loop of the script's own"):
         assert f"MATEX_STRATEGY=local: {what} runs as allreduce: only fit trains so" in said, said
     assert said.count("runs as allreduce") == 6, said
+
+
+@pytest.mark.timeout(300)
+def test_outer_momentum_goes_on_with_other_ranks(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(KEPT)
+    env = {"MATEX_STRATEGY": "local:1", "MATEX_OUTER": "nesterov", "MATEX_STATE": str(tmp_path / "state")}
+    env["MATEX_SAVE_SECONDS"] = "0.01"
+    asked = launch.run(2, script, env={**env, "ASK": "1"})
+    assert asked.returncode == 75 and "saved at epoch 1, step 2 of call 2 of fit" in asked.stderr, asked.output
+    found = launch.run(3, script, env=env).check()
+    assert "going on from the state kept at epoch 1, step 2" in found.stderr
+    x = np.random.default_rng(0).normal(size=(24, 4))
+    weights, momentum = np.zeros(4), np.zeros(4)
+    for step in range(16):
+        rows = x[step % 4 * 6 :][:6]
+        back = 0.0625 * 2 * rows.T @ (rows @ weights - rows.sum(1)) / 6
+        momentum = 0.9 * momentum + back
+        weights = weights - 0.7 * (back + 0.9 * momentum)
+    shown = found.stdout.partition("WEIGHTS")[2].split()[:4]
+    np.testing.assert_allclose(np.array(shown, float), weights, rtol=1e-10)
