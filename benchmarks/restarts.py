@@ -2,6 +2,7 @@
 
     python benchmarks/restarts.py --runs 20 --kills 2 --ranks 3
     python benchmarks/restarts.py --elastic --runs 50 --kills 2 --ranks 4
+    python benchmarks/restarts.py --strategy sharded --elastic --runs 20 --kills 2 --ranks 4
     python benchmarks/restarts.py --strategy async --elastic --runs 20 --kills 2 --ranks 3
     python benchmarks/restarts.py --strategy servers:1 --runs 20 --kills 1 --ranks 2
     sudo python benchmarks/restarts.py --host cut --runs 3

@@ -14,6 +14,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.io import overlay
 from matex_tf.runtime import excepthook, exit_marks, shutdown, watchdog
+from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import step_weight
 from matex_tf.world import membership, terminal, world
 
@@ -52,39 +53,57 @@ def forget_after_loss(holder: Any, attribute: str) -> None:
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """What `work` gives, when all ranks that are left have completed it. Collective.
 
-    The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, so
-    that what is lost with a rank is its part of one attempt. At its end the ranks agree whether all that are left have
-    completed it (by MPI's user-level failure mitigation: the agreement holds whoever is lost in it). If not, they
-    revoke their communicators, so that nobody waits in one, and shrink the world. So all are in the same attempt.
+    The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, and
+    of pieces another rank has copies, so that what is lost with a rank is its part of one attempt. At its end the ranks
+    agree whether all that are left have completed it (by MPI's user-level failure mitigation: the agreement holds
+    whoever is lost in it). If not, they revoke their communicators, so that nobody waits in one, and shrink the world.
+    So all are in the same attempt.
 
-    Where a rank is lost meanwhile, `undo` is called and then `work` again, with the smaller world. Within another
-    attempt, and in other threads, `work` is only called: its errors are the other attempt's.
+    Where a rank is lost meanwhile, `undo` is called, perhaps several times, and then `work` again, with the smaller
+    world. Within another attempt, and in other threads, `work` is only called: its errors are the other attempt's.
 
     Args:
         what: for people, what is tried.
         work: collectives, and what may be done again once `undo` was called.
         undo: makes everything as it was before `work`; None where there is nothing to undo.
     """
-    global _inside
     if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
         return work()
     while True:
-        result, failed = None, None
-        _inside = True
-        try:
-            result = work()
-        except Exception as error:
-            if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
-                raise
-            failed = error
-            world.revoke_communicators()
-        finally:
-            _inside = False
-        if _is_done_by_all(failed is None):
+        is_done, result, failed = _try_once(work)
+        if is_done:
             return result
         _shrink_world(what, failed)
+        _go_back(undo)
+
+
+def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
+    """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective."""
+    global _inside
+    result, failed = None, None
+    _inside = True
+    try:
+        result = work()
+    except Exception as error:
+        if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
+            raise
+        failed = error
+        world.revoke_communicators()
+    finally:
+        _inside = False
+    return _is_done_by_all(failed is None), result, failed
+
+
+def _go_back(undo: Callable[[], None] | None) -> None:
+    """Undo an attempt on the ranks that are left, and give these what the lost ones had alone. Collective."""
+    while True:
         if undo is not None:
             undo()
+        is_done, settle, failed = _try_once(piece_copies.restore_lost)
+        if is_done:
+            settle()
+            return
+        _shrink_world("restoring what lost ranks had", failed)
 
 
 def _is_done_by_all(done: bool) -> bool:
@@ -128,7 +147,8 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
-    _generation, membership.survivors = _generation + 1, left
+    _generation += 1
+    membership.note_survivors(left)
     for holder, attributes in _forgotten.items():
         for attribute in attributes:
             setattr(holder, attribute, None)

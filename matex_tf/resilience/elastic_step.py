@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.resilience import elastic, random_state, state
+from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
 from matex_tf.world import membership
 
@@ -149,12 +150,14 @@ class Training:
             self._state.counted = elastic.attempt_work("what metrics have counted", self._state.count_sums)
             self._begins = False
             self._state.find_variables(changed)
-        self._state.save()
         draws = random_state.copy_states() if getattr(self._model, "run_eagerly", False) else None
 
         def compute() -> tuple[Any, list[Any]]:
+            self._state.save()
             sliced = [self._slice_batch(batch) for batch in batches]
-            return self._find_function()(feed.put_batches(sliced)), self._state.count_sums()
+            logs = self._find_function()(feed.put_batches(sliced))
+            piece_copies.send_copies(self._state.holdings)
+            return logs, self._state.count_sums()
 
         def undo() -> None:
             if self._state.has_grown():
@@ -167,6 +170,7 @@ class Training:
         self._is_in_step = True
         try:
             logs, self._state.counted = elastic.attempt_work("a step of fit", compute, undo)
+            piece_copies.keep_sent()
         finally:
             self._is_in_step = False
         return logs

@@ -125,10 +125,11 @@ class State:
 
     def __init__(self, model: Any):
         self.counted: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        self.holdings: list[sharded_slots.Holding] = []  # of which each rank has a piece
         self._model = model
         self._changed: list[Any] = []
         self._variables: list[Any] = []
-        self._saved: list[Any] = []
+        self._saved: tuple[list[Any], list[Any]] = [], []
         self._reader: Any = None
 
     def find_variables(self, changed: Iterable[Any] = ()) -> None:
@@ -138,18 +139,21 @@ class State:
         self._changed = list(changed)
         found = self._list_all()
         if self._reader is None or list(map(id, found)) != list(map(id, self._variables)):
-            self._variables = found
+            self._variables, self.holdings = found, sharded_slots.find_holdings(found)
             read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
-            self._reader = read.get_concrete_function()
+            with sharded_slots.leave_as_is():
+                self._reader = read.get_concrete_function()
 
     def save(self) -> None:
         """Keep the values of the variables. That copies nothing: TensorFlow writes what changes to new memory."""
-        self._saved = self._reader()
+        self._saved = self._reader(), list(self.counted)
 
     def restore(self) -> None:
         """Give the variables the values that were saved."""
-        for variable, value in zip(self._variables, self._saved):
-            variable.assign(value)
+        values, counted = self._saved
+        self.counted = list(counted)
+        for variable, value in zip(self._variables, values):
+            sharded_slots.put_as_is(variable, value, self.holdings)
 
     def has_grown(self) -> bool:
         """Whether variables were made since."""
@@ -184,7 +188,9 @@ class State:
         ]
         seen = {*map(id, known), *map(id, step_weight.list_own_variables())}
         others = [variable for variable in map(reduction.find_tf_variable, self._changed) if id(variable) not in seen]
-        return [*known, *(one for one in others if hasattr(one, "assign") and one.dtype.name != "string")]
+        known += [one for one in others if hasattr(one, "assign") and one.dtype.name != "string"]
+        in_pieces = [one for holding in sharded_slots.find_holdings(known) for one in holding.list_state()]
+        return list({id(one): one for one in [*known, *in_pieces]}.values())
 
     @contextlib.contextmanager
     def gather_whole(self) -> Iterator[Kept]:

@@ -14,7 +14,7 @@ from matex_tf.analysis import elementwise
 from matex_tf.gradients import reduction
 from matex_tf.ops import overlap
 from matex_tf.runtime import notes
-from matex_tf.servers.pieces import owners, publishing, sharded_slots, update_costs
+from matex_tf.servers.pieces import noted_slots, owners, publishing, sharded_slots, update_costs
 from matex_tf.servers.pieces.sharded_slots import Holding, Part
 from matex_tf.servers.variable_swap import find_handle, find_inner, swap_variables
 from matex_tf.world import world
@@ -87,8 +87,6 @@ def _find_obstacle() -> str | None:
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
-    if settings.get_settings().elastic:
-        return "with MATEX_ELASTIC the state of a lost rank is needed on those that are left"
     if tf.executing_eagerly() or not ops.inside_function():
         return "it is called outside of a tf.function"
     if overlap.is_for_xla():
@@ -117,7 +115,7 @@ def _prove_update(
     before = dict(vars(optimizer))
     whole = _trace_update(apply, chosen, [tf.TensorSpec(one.shape, one.dtype) for one in given])
     held = sharded_slots.find_parts(optimizer)
-    slots = sharded_slots.list_slots(chosen, [outer for outer, _ in whole.captures])
+    slots = noted_slots.list_slots(chosen, [outer for outer, _ in whole.captures])
     new = [index for index, variable in enumerate(chosen) if id(find_inner(variable)) not in held]
     made, owning = [], []
     if new:

@@ -15,7 +15,21 @@ LOST = "another rank has ended or its host cannot be reached"
 survivors: list[int] = []
 """The numbers that the ranks had before the last loss, by the numbers that they have now."""
 
+_origins: list[int] = []
+
 _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None
+
+
+def note_survivors(left: list[int]) -> None:
+    """Ranks were lost; `left` is what `survivors` is from here on."""
+    global survivors, _origins
+    survivors, before = left, _origins or list(range(max(left) + 1))
+    _origins = [before[rank] for rank in left]
+
+
+def list_origins() -> list[int]:
+    """The numbers that the ranks had when the run began, by the numbers that they have now."""
+    return list(_origins or range(world.get_world().size))
 
 
 def is_loss(error: BaseException) -> bool:

@@ -21,40 +21,60 @@ def run(ranks, script, arguments, state, **env):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "keras, lose",
+    "keras, lose, strategy",
     [
         # Within an epoch and a generator's; the last of three is left, which was not the first.
-        ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGKILL"),
+        ("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGKILL", "sharded"),
+        pytest.param("0", "1:2:3:1:SIGKILL 2:1:2:0:SIGKILL", "allreduce", marks=pytest.mark.more),
         # The first of all, in its first step, and then the one after it.
-        pytest.param("1", "0:0:0:0:SIGKILL 1:3:1:0:SIGSEGV", marks=pytest.mark.more),
+        pytest.param("1", "0:0:0:0:SIGKILL 1:3:1:0:SIGSEGV", "allreduce", marks=pytest.mark.more),
+        # The one that has all of the optimizer's variables, and then the one that had a copy.
+        pytest.param("1", "0:1:3:0:SIGKILL 1:3:1:0:SIGSEGV", "servers:1", marks=pytest.mark.more),
     ],
 )
-def test_those_that_are_left_go_on(tmp_path, keras, lose):
+def test_those_that_are_left_go_on(tmp_path, keras, lose, strategy):
     (tmp_path / "alone").mkdir()
     want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
     folder = tmp_path / "lost"
     folder.mkdir()
-    found = run(3, CASE, [folder], folder / "state", TF_USE_LEGACY_KERAS=keras, LOSE=lose).check()
+    env = {"TF_USE_LEGACY_KERAS": keras, "LOSE": lose, "MATEX_STRATEGY": strategy}
+    found = run(3, CASE, [folder], folder / "state", **env).check()
     assert "is lost; 2 go on without it, at: " in found.stderr, found.output
     assert "is lost; 1 rank goes on without it, at: " in found.stderr, found.output
-    assert "restart" not in found.stderr, found.output
+    assert "restart" not in found.stderr and "runs as allreduce" not in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
     assert sorted(path.name for path in folder.iterdir()) == sorted([*lose.split(), "log.csv"])
+
+
+@pytest.mark.more
+@pytest.mark.timeout(900)
+def test_a_piece_that_is_lost_with_its_copy_is_restored_from_the_kept_state(tmp_path):
+    (tmp_path / "alone").mkdir()
+    want = shown(launch.run_alone(CASE, tmp_path / "alone").check())
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    env = {"LOSE": "1:2:3:0:SIGKILL 1:2:3:1:SIGKILL", "MATEX_STRATEGY": "sharded"}
+    found = run(3, CASE, [folder], folder / "state", **env).check()
+    assert "restart 1 of 3" in found.stderr and "no other has the copy" in found.stderr, found.output
+    assert not differences(want, shown(found)), found.output
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(version("keras") < "3", reason="what is tried are things of Keras 3")
 @pytest.mark.parametrize(
-    "ranks, kills",
+    "ranks, kills, strategy",
     [
-        pytest.param(4, "accumulated:9:0 unknown:7:1 own:10:0", marks=pytest.mark.more),
-        (3, "several:2:1 sparse:8:0"),
+        *(
+            pytest.param(4, "accumulated:9:0 unknown:7:1 own:10:0", strategy, marks=pytest.mark.more)
+            for strategy in ("allreduce", "sharded")
+        ),
+        (3, "several:2:1 sparse:8:0", "allreduce"),
     ],
 )
-def test_what_a_step_has_besides_weights_is_not_lost(ranks, kills, tmp_path):
+def test_what_a_step_has_besides_weights_is_not_lost(ranks, kills, strategy, tmp_path):
     words = [tmp_path, *(kill.partition(":")[0] for kill in kills.split())]
     alone = shown(launch.run_alone(KINDS, *words).check())
-    found = run(ranks, KINDS, words, tmp_path / "state", KILL=kills).check()
+    found = run(ranks, KINDS, words, tmp_path / "state", KILL=kills, MATEX_STRATEGY=strategy).check()
     assert "restart" not in found.stderr and "1 rank goes on without it" in found.stderr, found.output
     assert not differences(alone, shown(found)), found.output
 
@@ -95,6 +115,25 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
         [float(one) for one in text.split("W [")[-1].strip(" ]\n").split(",")] for text in (alone.stdout, found.stdout)
     )
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_two_losses_within_a_step_leave_what_was_counted(monkeypatch):
+    import keras
+    import tensorflow as tf
+
+    from matex_tf.resilience import state
+    from matex_tf.world import world
+
+    counted = tf.Variable(1.0)
+    kept = state.State(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    kept.find_variables([counted])
+    kept.counted = [(counted, np.float32(1), np.float32(3))]
+    kept.save()
+    for rank, has in ((1, 0), (0, 3)):  # the first of those that were left is lost, too
+        monkeypatch.setattr(world.get_world(), "rank", rank)
+        kept.restore()
+        kept.sync()
+        assert counted.numpy() == has
 
 
 def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from matex_tf.servers.pieces import partition
+from matex_tf.servers.pieces import partition, piece_copies
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -37,3 +37,8 @@ def test_owners_are_spread_over_the_nodes():
     assert partition.choose_owners([0, 0, 0, 3], 3) == [0, 1, 3]
     assert partition.choose_owners([0, 1, 0, 1], 4) == [0, 1, 2, 3]
     assert partition.choose_owners([0, 0], 1) == [0]
+
+
+def test_a_copy_is_on_another_rank_of_the_node_if_there_is_one():
+    assert [piece_copies.find_keeper(rank, [0, 0, 0, 3, 3]) for rank in range(5)] == [1, 2, 0, 4, 3]
+    assert [piece_copies.find_keeper(rank, [0, 1, 1]) for rank in range(3)] == [1, 2, 1]

@@ -14,7 +14,7 @@ from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.servers import additive, sharded
-from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces import noted_slots
 from matex_tf.sharding import step_weight
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.
@@ -106,7 +106,7 @@ def _wrap_add_slot(original: Any) -> Any:
     def add_variable_from_reference(self, *args, **kwargs):
         slot = original(self, *args, **kwargs)
         _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
-        sharded_slots.note_slot(slot, reference)
+        noted_slots.note_slot(slot, reference)
         return slot
 
     return add_variable_from_reference

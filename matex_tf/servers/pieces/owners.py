@@ -90,7 +90,7 @@ def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> lis
             )
         return list(range(here.trainers, here.size))
     told = settings.get_strategy_number(strategy, here.size)
-    if told > here.size:
+    if told > here.size and not here.has_lost:
         raise world.RankError(
             f"MATEX_STRATEGY={strategy} asks for {told} owners of the weights, and there are {here.size} ranks. Each "
             f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "

@@ -11,7 +11,7 @@ from typing import Any
 from matex_tf import ops, settings, tags
 from matex_tf.gradients import reduction
 from matex_tf.ops import order
-from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces import piece_variables
 from matex_tf.servers.pieces.sharded_slots import Holding, Part, Places
 from matex_tf.servers.variable_swap import find_handle, find_inner
 from matex_tf.world import world
@@ -67,7 +67,7 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
         order.make_in_order(ops.get_library().ops.matex_publish, place=name, holding=number, **_list_pieces(of, parts))
         return
     wholes = [find_inner(part.variable) for part in parts]
-    everything = sharded_slots.gather_pieces(tf.concat([part.piece.read_value() for part in parts], 0), name)
+    everything = piece_variables.gather_pieces(tf.concat([part.piece.read_value() for part in parts], 0), name)
     sizes = [whole.shape.num_elements() for whole in wholes]
     for whole, value in zip(wholes, tf.split(tf.ensure_shape(everything, [sum(sizes)]), sizes)):
         whole.assign(tf.reshape(value, whole.shape))

@@ -6,7 +6,6 @@ A slot, such as Adam's first moment of a weight, is a variable of the optimizer;
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 import weakref
@@ -14,15 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf import ops, tags
-from matex_tf.analysis import declarations, graph_ops
-from matex_tf.analysis.placement import SAME
+import numpy as np
+
+from matex_tf import ops, settings, tags
+from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.ops import overlap
 from matex_tf.runtime import objects
-from matex_tf.servers.pieces import partition
+from matex_tf.servers.pieces import owners, partition, piece_variables
 from matex_tf.servers.variable_swap import find_handle, find_inner, put_value
-from matex_tf.world import world
+from matex_tf.world import membership, world
 
 _HOLDING = "holding"
 _WHOLE_AT = "whole at"  # of a graph: how many ops it had when a holding was made whole there
@@ -32,43 +32,34 @@ Places = Sequence[Any]
 """Of each variable of a holding, where this rank's piece of it begins and how long it is, one after the other."""
 
 _begun: list[None] = []  # one for each that was begun, on every rank in the same order
-_noted: dict[int, tuple[Any, Any]] = {}
 _parts: weakref.WeakKeyDictionary[Any, dict[int, Part]] = weakref.WeakKeyDictionary()
 _holdings: weakref.WeakSet[Holding] = weakref.WeakSet()
 _watched: dict[type, type] = {}
 _state = threading.local()
 
 
-def note_slot(slot: Any, variable: Any) -> None:
-    """Note that `slot` is a variable that an optimizer has for each entry of `variable`."""
-    whole, of = find_inner(slot), find_inner(variable)
-    if whole.shape == of.shape and whole.dtype == of.dtype:
-        key = id(whole)
-        _noted[key] = weakref.ref(slot, lambda _: _noted.pop(key, None)), weakref.ref(of)
-
-
-def list_slots(variables: Sequence[Any], handles: Sequence[Any]) -> list[list[Any]]:
-    """Of each variable its slots with one of these handles, in their order."""
-    numbers = {id(find_inner(variable)): index for index, variable in enumerate(variables)}
-    found: list[list[Any]] = [[] for _ in variables]
-    slots = {
-        id(find_handle(find_inner(slot()))): (slot(), of()) for slot, of in list(_noted.values()) if slot() is not None
-    }
-    for one in handles:
-        slot, of = slots.get(id(one), (None, None))
-        if id(of) in numbers:
-            found[numbers[id(of)]].append(slot)
-    return found
-
-
-def list_noted() -> list[Any]:
-    """The slots of all optimizers that there are."""
-    return [slot() for slot, _ in list(_noted.values()) if slot() is not None]
-
-
 def find_parts(optimizer: Any) -> dict[int, Part]:
     """What is held of an optimizer, by the ids of the model's variables."""
     return _parts.setdefault(optimizer, {})
+
+
+def find_holdings(variables: Sequence[Any]) -> list[Holding]:
+    """Those that hold some of these variables of TensorFlow, in their order."""
+    found = (tags.get_tag(variable, _HOLDING) for variable in variables)
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def list_holdings() -> dict[int, Holding]:
+    """All that have begun, by their numbers."""
+    return {one.number: one for one in _holdings}
+
+
+def put_as_is(variable: Any, value: Any, known: Sequence[Holding]) -> None:
+    """Give a variable of TensorFlow what was read of it within `leave_as_is`, when `known` had begun."""
+    if tags.get_tag(variable, _HOLDING) in known:
+        put_value(variable, value)
+    else:
+        variable.assign(value)
 
 
 def make_whole() -> None:
@@ -77,7 +68,7 @@ def make_whole() -> None:
     Of an optimizer that the script has dropped a rank may still have them, and another not.
     """
     if _begun:
-        mine = {one.number: one for one in _holdings if one.is_apart()}
+        mine = {number: one for number, one in list_holdings().items() if one.is_apart()}
         everyone = objects.allgather(sorted(mine), "which optimizers are held in pieces")
         for number in sorted(set(everyone[0]).intersection(*everyone)):
             mine[number].make_whole()
@@ -128,24 +119,29 @@ class Part:
 class Holding:
     """Variables of one type that are cut together, with their slots, which are whole or in pieces, all of them.
 
-    The ranks `owners`, which are in their order, have a piece each. While a slot is in pieces its own memory is given
+    The ranks `owning`, which are in their order, have a piece each. While a slot is in pieces its own memory is given
     back. Whatever reads or writes it takes its handle; the slots are put together first then, by all ranks: where a
     function is traced, by what is put into its graph. The next update takes them apart again.
+
+    `ranks` are those that it is cut for, by the numbers that they had when the run began.
     """
 
-    def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owners: Sequence[int]):
+    ranks: list[int]
+    bounds: list[list[tuple[int, int]]]
+    """Of each of them, of each variable, from which entry to which it owns them."""
+
+    def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owning: Sequence[int]):
         import tensorflow as tf
 
-        self._owners, self._width = owners, find_inner(variables[0]).dtype.size
+        self._width = find_inner(variables[0]).dtype.size
         self._sizes = [find_inner(one).shape.num_elements() for one in variables]
         with tf.init_scope():
-            mine = self._bounds[world.get_world().rank]
-            numbers = [number for first, last in mine for number in (first, last - first)]
-            self._places = _make_variable(tf.constant(numbers, tf.int64))
-            self._nothing = _make_variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
-            self._is_whole = _make_variable(tf.constant(True))
+            self._places = piece_variables.make_variable(tf.constant(self._cut_variables(owning), tf.int64))
+            self._nothing = piece_variables.make_variable(tf.zeros([_MOST_DIMENSIONS], tf.int64))
+            self._is_whole = piece_variables.make_variable(tf.constant(True))
+            self._updates = piece_variables.make_variable(tf.constant(0, tf.int64))
             self.parts = [
-                Part(self, number, [(one, _make_room(one)) for one in (variable, *slots[number])])
+                Part(self, number, [(one, piece_variables.make_room(one)) for one in (variable, *slots[number])])
                 for number, variable in enumerate(variables)
             ]
 
@@ -168,15 +164,37 @@ class Holding:
 
     def list_starts(self, parts: Sequence[Part]) -> list[int]:
         """Of the entries of `parts` of this holding, counted through, where each rank's begin, and where they end."""
-        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self._bounds]
+        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self.bounds]
         return [0, *itertools.accumulate(owned)]
 
-    @functools.cached_property
-    def _bounds(self) -> list[list[tuple[int, int]]]:
-        """Of each rank, of each variable, from which entry to which it owns them."""
-        cut = dict(zip(self._owners, partition.cut_variables(self._sizes, len(self._owners), self._width)))
+    def _cut_variables(self, owning: Sequence[int]) -> list[int]:
+        """Cut for the ranks that there are; gives the places of this rank's pieces."""
+        cut = dict(zip(owning, partition.cut_variables(self._sizes, len(owning), self._width)))
         nothing = [(0, 0)] * len(self._sizes)
-        return [cut.get(rank, nothing) for rank in range(world.get_world().size)]
+        self.ranks = membership.list_origins()
+        self.bounds = [cut.get(rank, nothing) for rank in range(len(self.ranks))]
+        mine = self.bounds[world.get_world().rank]
+        return [number for first, last in mine for number in (first, last - first)]
+
+    def cut_anew(self, wholes: Sequence[np.ndarray]) -> None:
+        """Ranks were lost: cut for those that are left, and have slots that were in pieces be `wholes`, one after
+        another.
+        """
+        for (slot, _), value in zip((pair for part in self.parts for pair in part.slots), wholes):
+            put_value(find_inner(slot), value)
+        if wholes:
+            self._is_whole.assign(True)
+        self._places.assign(self._cut_variables(owners.list_owners()))
+        ops.get_library().c.matex_drop_homes(self.number)
+
+    def list_state(self) -> list[Any]:
+        """The variables of TensorFlow in which it is."""
+        slots = [find_inner(one) for part in self.parts for pair in part.slots for one in pair]
+        return [self._is_whole, self._updates, *slots]
+
+    def count_updates(self) -> int:
+        """How many there were, with MATEX_ELASTIC: pieces are the same as long as this is."""
+        return int(self._updates.numpy())
 
     def take_apart(self) -> None:
         """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""
@@ -194,6 +212,8 @@ class Holding:
                     put_value(whole, nothing[whole.shape.rank])
             self._is_whole.assign(False)
 
+        if settings.get_settings().elastic:
+            self._updates.assign_add(1)
         tf.cond(self._is_whole, take, lambda: None)
 
     def make_whole(self) -> None:
@@ -247,36 +267,9 @@ class Holding:
         with leave_as_is():
             for part in self.parts:
                 for slot, piece in part.slots:
-                    value = gather_pieces(piece.read_value(), reduction.find_name(slot))
+                    value = piece_variables.gather_pieces(piece.read_value(), reduction.find_name(slot))
                     put_value(find_inner(slot), tf.reshape(value, find_inner(slot).shape))
             self._is_whole.assign(True)
-
-
-def gather_pieces(piece: Any, name: str) -> Any:
-    """All ranks' pieces, one after the other. Collective."""
-    import tensorflow as tf
-
-    whole = ops.allgather(piece, name)
-    if not tf.executing_eagerly():
-        declarations.declare_placement(whole, SAME)
-    return whole
-
-
-def _make_variable(value: Any, **more: Any) -> Any:
-    """A variable of ours, which may be made whenever a function is traced."""
-    from tensorflow.python.ops import resource_variable_ops
-
-    return resource_variable_ops.ResourceVariable(value, trainable=False, **more)
-
-
-def _make_room(variable: Any) -> Any:
-    """A variable for a piece, of which functions are not to know the length, with the identity of the whole one."""
-    import tensorflow as tf
-
-    whole = find_inner(variable)
-    piece = _make_variable(tf.zeros([0], whole.dtype), shape=[None], name=whole.name.split(":")[0])
-    piece._unique_id = whole._unique_id
-    return piece
 
 
 def _watch_variable(variable: Any, holding: Holding) -> None:

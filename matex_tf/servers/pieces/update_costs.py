@@ -10,7 +10,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATED
 from matex_tf.ops.announcing import HAND_OVER
-from matex_tf.servers.pieces import owners, sharded_slots
+from matex_tf.servers.pieces import noted_slots, owners
 from matex_tf.servers.pieces.owners import measure_bytes
 from matex_tf.servers.pieces.sharded_slots import Part
 from matex_tf.world import world
@@ -91,7 +91,7 @@ def describe_updates() -> dict[str, Any]:
         "gradients": sum(one.gradients for one in shares),
         "weights": sum(one.weights for one in shares),
         "slots": slots,
-        "whole": measure_bytes(sharded_slots.list_noted()) - slots,
+        "whole": measure_bytes(noted_slots.list_noted()) - slots,
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),
