@@ -108,6 +108,6 @@ assert with_weights > before
 settings.get_settings().algorithm = "mpi"
 assert train("by messages") == (False, False, False, False)
 assert common_memory() == with_weights
-publishing.are_in_host_memory = lambda parts: False
+publishing.are_lent = lambda parts: False
 train("of a device")
 np.savez(Path(sys.argv[1]) / f"rank-{matex_tf.rank()}.npz", **found)

@@ -49,7 +49,7 @@ def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
 
 def lend_weights(of: Holding, parts: Sequence[Part]) -> None:
     """In a graph: give the piece of each of `parts`, all of one holding and in its order, what its variable has."""
-    if are_in_host_memory(parts):
+    if are_lent(parts):
         ops.get_library().ops.matex_lend(**_list_pieces(of, parts))
         return
     places = of.find_places()
@@ -62,7 +62,7 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
     import tensorflow as tf
 
     name = f"the new {reduction.find_name(parts[0].variable)} and {len(parts) - 1} more"
-    if are_in_host_memory(parts):
+    if are_lent(parts):
         number = of.number if _is_memory_shared() else -1
         order.make_in_order(ops.get_library().ops.matex_publish, place=name, holding=number, **_list_pieces(of, parts))
         return
@@ -73,14 +73,19 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
         whole.assign(tf.reshape(value, whole.shape))
 
 
-def are_in_host_memory(parts: Sequence[Part]) -> bool:
-    """Whether the memory of the variables is that which ranks can have in common."""
-    return not any("GPU" in find_handle(find_inner(part.variable)).device for part in parts)
+def are_lent(parts: Sequence[Part]) -> bool:
+    """Whether pieces lie in the whole variables, in host memory, and a trace has their places in its ops.
+
+    With MATEX_ELASTIC a function that a step calls keeps its trace when ranks are lost.
+    """
+    is_on_device = any("GPU" in find_handle(find_inner(part.variable)).device for part in parts)
+    return not is_on_device and not settings.get_settings().elastic
 
 
 def _is_memory_shared() -> bool:
     """Whether ranks may read each other's weights where they lie."""
-    return settings.get_settings().algorithm == "auto" and not world.get_world().has_several_nodes
+    chosen = settings.get_settings()
+    return chosen.algorithm == "auto" and not chosen.elastic and not world.get_world().has_several_nodes
 
 
 def _list_pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:

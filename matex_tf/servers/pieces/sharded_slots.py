@@ -185,7 +185,6 @@ class Holding:
         if wholes:
             self._is_whole.assign(True)
         self._places.assign(self._cut_variables(owners.list_owners()))
-        ops.get_library().c.matex_drop_homes(self.number)
 
     def list_state(self) -> list[Any]:
         """The variables of TensorFlow in which it is."""
