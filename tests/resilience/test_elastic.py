@@ -11,6 +11,7 @@ from resilience.test_run_state import CASE, differences, shown
 import launch
 
 KINDS = Path(__file__).with_name("elastic_case.py")
+PIECES = Path(__file__).with_name("pieces_case.py")
 
 
 def run(ranks, script, arguments, state, **env):
@@ -44,6 +45,17 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose, strategy):
     assert "restart" not in found.stderr and "runs as allreduce" not in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
     assert sorted(path.name for path in folder.iterdir()) == sorted([*lose.split(), "log.csv"])
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(version("keras") < "3", reason="one Keras will do")
+def test_ranks_may_be_lost_while_copies_of_pieces_are_exchanged(tmp_path):
+    want = shown(launch.run_alone(PIECES).check())
+    found = run(4, PIECES, [], tmp_path / "state", MATEX_STRATEGY="sharded").check()
+    assert "restart" not in found.stderr and found.stderr.count("go on without it") == 2, found.output
+    assert "at: restoring what lost ranks had" in found.stderr and "1 rank goes on" in found.stderr, found.output
+    assert not differences(want, shown(found)), found.output
 
 
 @pytest.mark.more
