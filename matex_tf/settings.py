@@ -694,8 +694,8 @@ class Settings:
                 )
             if count_only_serving(self.strategy):
                 raise SettingError(
-                    f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: the pieces of a lost rank "
-                    "would be lost with it. Set one of the two, or start again with `matex run --restarts`."
+                    f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: a rank that trains "
+                    "would have to serve in place of a lost one. Set one of the two, or take `matex run --restarts 3`."
                 )
             self.overlap = "off"
 

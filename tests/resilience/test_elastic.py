@@ -67,7 +67,7 @@ def test_a_piece_that_is_lost_with_its_copy_is_restored_from_the_kept_state(tmp_
     folder.mkdir()
     env = {"LOSE": "1:2:3:0:SIGKILL 1:2:3:1:SIGKILL", "MATEX_STRATEGY": "sharded"}
     found = run(3, CASE, [folder], folder / "state", **env).check()
-    assert "restart 1 of 3" in found.stderr and "no other has the copy" in found.stderr, found.output
+    assert "restart 1 of 3" in found.stderr and "no other has a copy of it" in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
 
 

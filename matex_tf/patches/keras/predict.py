@@ -23,14 +23,16 @@ def _wrap_predict(original: Any) -> Any:
             return original(self, *args, **kwargs)
         source = kwargs.get("x", args[0] if args else None)
         instead = predict_call.stand_in(source)
-        if instead is not None:
+
+        def work() -> Any:
+            if instead is None:
+                return shared(self, args, kwargs)
             import tensorflow as tf
 
             rest = {name: value for name, value in kwargs.items() if name != "x"}
             return tf.nest.map_structure(lambda part: part[:0], shared(self, (instead, *args[1:]), rest))
-        if not elastic.is_on():
-            return shared(self, args, kwargs)
-        return elastic.attempt_work("predict", lambda: shared(self, args, kwargs), elastic_step.make_undo(source))
+
+        return elastic.attempt_work("predict", work, elastic_step.make_undo(source)) if elastic.is_on() else work()
 
     def shared(self, args, kwargs):
         import tensorflow as tf

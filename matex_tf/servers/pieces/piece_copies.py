@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -150,12 +149,16 @@ def _put_together(one: Holding, copied: Sequence[Sequence[int]]) -> list[np.ndar
         has = [origins.index(origin)] if origin in origins else has
         if not has:
             raise membership.make_loss_error(
-                f"rank {origin} had a piece of the optimizer's variables, and no other has the copy"
+                f"rank {origin} had a piece of the optimizer's variables, and no other has a copy of it as it is now: "
+                "it was updated outside of `fit`, or the rank with the copy is lost, too"
             )
-        data: Any = None
-        if here == has[0]:
+        if here != has[0]:
+            data = _make_bytes(one, place)
+        else:
             data = _copy_pieces(one) if origin == origins[here] else _kept[one].pieces[origin]
-        values = objects.broadcast(data, "a piece of an optimizer", root=has[0]).view(dtype)
+        for part in _split(data):
+            part[:] = objects.broadcast(part if here == has[0] else None, "a piece of an optimizer", root=has[0])
+        values = data.view(dtype)
         for (number, _), whole in zip(slots, wholes):
             first, last = one.bounds[place][number]
             whole[first:last], values = values[: last - first], values[last - first :]
