@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 
 import pytest
 from fake_mpirun import started
@@ -31,6 +32,22 @@ def written(*words):
 def left(ranks, what="other ranks", **more):
     change = {"ranks": ranks, "what": what, "why": "it gains", "where": "epoch 2", "seconds": 0.5, **more}
     return LEAVE.format(json.dumps(change))
+
+
+ADDRESSES = dict.fromkeys(("node1", "n1"), "127.0.1.1") | dict.fromkeys(("node2", "node2.cluster", "n2"), "10.9.0.2")
+
+
+@pytest.fixture(autouse=True)
+def resolver(monkeypatch):
+    """One that knows addresses and `ADDRESSES`, of which node1 is this host."""
+
+    def find(name, *_, **__):
+        if name not in ADDRESSES and not name.replace(".", "").isdigit():
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (ADDRESSES.get(name, name), 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +147,19 @@ def test_a_rank_is_dropped_where_it_was():
     assert places.make_attempt(places.known[1:]).ranks == 1, "the last host keeps a rank"
     places = make_places("", 4)
     assert places.drop_rank("anything") and places.make_attempt([]) == Attempt(3, [], "", [])
+
+
+@pytest.mark.parametrize(
+    "first, second", [("node1", "node2"), ("localhost", "10.9.0.2"), ("127.0.0.9", "n2"), ("n1", "node3.cluster")]
+)
+def test_hosts_are_recognized_by_name_alias_and_address(first, second):
+    places = make_places(f"--host 10.9.0.4:1,{first}:1,{second}:1", 3)
+    assert places.drop_rank("node1")
+    assert places.make_attempt(places.known).options == ["--host", f"10.9.0.4:1,{second}:1"]
+    places.drop_rank("node1", back=True)
+    assert places.drop_rank("node3.other" if second == "node3.cluster" else "node2.cluster")
+    assert places.make_attempt(places.known).options == ["--host", f"10.9.0.4:1,{first}:1"]
+    assert not places.drop_rank("node5")
 
 
 def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):

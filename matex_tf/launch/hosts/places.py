@@ -65,12 +65,12 @@ class Places:
     def drop_rank(self, name: str, back: bool = False) -> bool:
         """Have a rank less from now on, on the host that calls itself so; or have it back.
 
-        False where none of the known hosts is known to call itself so: one that is named by its address does not.
+        False where none of the known hosts is known to call itself so.
         """
-        here = [host.name for host in self.known if _is_named(host, name)]
-        if self.known and not here:
+        here = host_lists.find_named(self.known, name)
+        if self.known and here is None:
             return False
-        self._dropped[here[0] if here else ""] += -1 if back else 1
+        self._dropped[here.name if here else ""] += -1 if back else 1
         return True
 
     def count_used(self, host: Host) -> int:
@@ -100,9 +100,3 @@ class Places:
         """By host the ranks that go with its places: together `answering.count_ranks`, one at least."""
         counts = [answering.count_ranks(left[: at + 1], self._all, self.first.ranks) for at in range(len(left))]
         return {host.name: upto - before for host, before, upto in zip(left, [0, *counts], counts)}
-
-
-def _is_named(host: Host, name: str) -> bool:
-    return host.name.partition(".")[0] == name.partition(".")[0] or (
-        host_lists.is_here(host) and host_lists.is_here(Host(name, 1))
-    )

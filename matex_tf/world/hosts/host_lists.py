@@ -13,6 +13,7 @@ from matex_tf.world import mpirun_options
 
 _HOST_OPTIONS = ("host", "H", "hosts")
 _FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
+_HERE = "this host"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,43 @@ def _parse_slurm_slots(text: str) -> list[int]:
 
 def is_here(host: Host) -> bool:
     return host.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().split(".")[0])
+
+
+def find_named(hosts: Sequence[Host], name: str) -> Host | None:
+    """That of `hosts` which calls itself `name`, itself named so, by an alias or by an address; None if none does.
+
+    Addresses are those of the system's resolver. Where it has none for one of two words, these are compared.
+    """
+    if alike := next((host for host in hosts if host.name == name), None):
+        return alike
+    addresses, word = _find_addresses(name), name.partition(".")[0]
+    for host in hosts:
+        of_host = _find_addresses(host.name)
+        is_named = addresses & of_host if addresses and of_host else host.name.partition(".")[0] == word
+        if is_named:
+            return host
+    return None
+
+
+def _find_addresses(name: str) -> set[str]:
+    """The addresses of a host, one word for all of this one; empty where the resolver has none."""
+    if is_here(Host(name, 1)):
+        return {_HERE}
+    try:
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)}
+    except (OSError, UnicodeError):  # it is not known, or no name can be so
+        return set()
+    return {_HERE if _is_own(address) else address for address in found}
+
+
+def _is_own(address: str) -> bool:
+    """Whether this host has the address, also one that its own name does not lead to: 127.0.1.1 does so often."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as end:
+        try:
+            end.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
