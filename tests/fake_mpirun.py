@@ -5,7 +5,7 @@ from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.world import mpirun_options
 
 
-def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=False):
+def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=False, may_choose=False):
     """Exit code, messages and starts of a run whose mpirun ends as `ends` says, one time after the other.
 
     Host b answers once there is a file `back`.
@@ -23,8 +23,9 @@ def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=F
     code = restarts.run_with_restarts(
         Places(Attempt(4, list(options)), mpirun_command.Mpirun(str(mpirun), mpirun_options.OPENMPI, "5.0"), follows),
         restart,
-        lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), "train.py"],
+        lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), attempt.strategy or "train.py"],
         None,
         str(tmp_path / "state"),
+        may_choose=may_choose,
     )
     return code, capfd.readouterr().err, (tmp_path / "starts").read_text().splitlines()

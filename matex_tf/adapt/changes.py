@@ -18,6 +18,8 @@ SLOWER = 3.0
 """Times that a rank takes longer for a row than others, where it may be dropped."""
 SLOW_WINDOWS = 4 * CONFIRMED
 """In so many windows in a row, as it is for good: 0.25 s each or more, so that short work of others drops no rank."""
+JUDGED_WINDOWS = 2 * SLOW_WINDOWS
+"""After so many a change is judged, by the second half of them: shares, which begin equal, have the first to settle."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,7 @@ def propose_change(
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         found.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
-    if slow is not None:
-        host = hosts[slow.rank]
+    if slow is not None and (host := hosts[slow.rank]) not in offer.keep:
         why = (
             f"without rank {slow.rank} ({host}), which takes {slow.times:.1f} times as long for a row as the others "
             f"and has {rows[slow.rank]} of {sum(rows)} rows, {_describe_gain(slow.gain)}"
@@ -87,6 +88,19 @@ def propose_change(
         why = f"by the planner's model {_describe_gain(gain)}"
         found.append(Proposal(Change(size, f"the strategy {strategy}", why, strategy=strategy), gain))
     return max(found, key=lambda one: one.gain, default=None)
+
+
+def propose_undoing(offer: Offer, size: int, took: float) -> Proposal | None:
+    """The last change undone, where a step of the `size` ranks takes longer since, by more than chance.
+
+    Args:
+        took: what it takes, in seconds.
+    """
+    gain = took - offer.took
+    if not offer.took or gain <= GAIN * took:
+        return None
+    why = f"a step takes {1e3 * took:.1f} ms, and took {1e3 * offer.took:.1f} ms before"
+    return Proposal(Change(size, offer.undone, why, undoes=True), gain)
 
 
 def _describe_gain(gain: float) -> str:

@@ -128,7 +128,10 @@ class Adapting:
         self._is_warm = _choose is not None
         self._begun = self._outside = self._waited = 0.0
         self._slow = changes.Streak()
+        self._took: list[float] = []  # by the steps of the last windows
         self._fit = None if ahead is None else leaving.find_fit()
+        # Whether the change that led to this start needs no comparison with what was before it.
+        self._is_judged = self._fit is None or not self._fit.goes_on
 
     @property
     def shares(self) -> leases.Shares:
@@ -197,11 +200,18 @@ class Adapting:
         rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
         seconds = [one.seconds for one in everyone[: self._trainers]]
         before = row_shares.count_dealt_rows(rows, self._control.shares)
+        self._took = [*self._took, max(one.whole for one in everyone)][-changes.JUDGED_WINDOWS :]
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
-            first = everyone[0]
-            if leaving.leave_if_worth(self._fit, offer, first.left, first.sizes, before, seconds, slow):
+            took = median(self._took[-changes.SLOW_WINDOWS :])
+            found: changes.Proposal | None = None
+            if self._is_judged or not offer.took:
+                found = leaving.find_change(offer, everyone[0].sizes, before, seconds, slow)
+            elif len(self._took) == changes.JUDGED_WINDOWS:
+                self._is_judged = True
+                found = changes.propose_undoing(offer, len(everyone), took)
+            if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, took):
                 return
         shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if shares is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from matex_tf import settings
 from matex_tf.adapt import changes, offers
-from matex_tf.adapt.changes import Slow
+from matex_tf.adapt.changes import Proposal, Slow
 from matex_tf.adapt.offers import Change, Offer
 from matex_tf.resilience import run_state
 from matex_tf.resilience.fit_state import Fit
@@ -46,31 +46,36 @@ def leave_hosts(fit: Fit, offer: Offer) -> bool:
     return True
 
 
-def leave_if_worth(
-    fit: Fit, offer: Offer, left: int, sizes: tuple[int, int], rows: Sequence[int], seconds: Sequence[float],
-    slow: Slow | None,
-) -> bool:  # fmt: skip
+def find_change(
+    offer: Offer, sizes: tuple[int, int], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None
+) -> Proposal | None:
+    """What gains most. To be called on all ranks alike.
+
+    Args:
+        sizes: what `count_bytes` gives on one of them.
+        rows, seconds, slow: those of `changes.propose_change`.
+    """
+    other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
+    here = world.get_world()
+    return changes.propose_change(offer, here.hosts, rows, seconds, slow, other, here.servers)
+
+
+def leave_if_worth(fit: Fit, offer: Offer, found: Proposal | None, left: int, took: float) -> bool:
     """Whether the ranks leave because it is worth it. To be called on all ranks alike.
 
     Args:
         left: how many steps there are.
-        sizes: what `count_bytes` gives on one of them.
-        rows, seconds, slow: those of `changes.propose_change`.
+        took: what a step takes, in seconds.
     """
-    if not fit.may_change():
-        return False
-    other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
-    here = world.get_world()
-    found = changes.propose_change(offer, here.hosts, rows, seconds, slow, other, here.servers)
-    if found is None:
+    if found is None or not fit.may_change():
         return False
     if found.is_worth(left, offer.seconds):
-        _ask_change(fit, found.change)
+        _ask_change(fit, replace(found.change, took=took))
         return True
     if found.change.strategy is None and found.change.what not in _said:
         _said.add(found.change.what)
         notes.print_note(
-            f"--adapt: {found.change.what} are to be had, which would take {offer.seconds:.1f} s; {left} steps are "
+            f"--adapt: {found.change.what} could be had, which would take {offer.seconds:.1f} s; {left} steps are "
             f"left, and {found.change.why}: it is not worth it"
         )
     return False

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ class Offer:
     """Why the run is to leave where it is, whatever that costs; empty where it may stay."""
     may_choose: bool = False
     """Whether the strategy is the ranks' to choose."""
+    took: float = 0.0
+    """What a step took before the last change, in seconds; 0 where none is to be undone."""
+    undone: str = ""
+    """What there would be if it were."""
+    keep: Sequence[str] = field(default_factory=list)
+    """The hosts on which there is not to be a rank less."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,10 @@ class Change:
     """What keeping it took."""
     must: bool = False
     """Whether the ranks had to leave."""
+    took: float = 0.0
+    """What a step took before, in seconds."""
+    undoes: bool = False
+    """Whether it only takes back the last one."""
 
 
 def describe_ranks(ranks: int, before: int) -> str:

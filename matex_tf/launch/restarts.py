@@ -14,12 +14,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from matex_tf.adapt import offers
 from matex_tf.launch import process
+from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
 from matex_tf.resilience import state_files
@@ -86,15 +86,6 @@ def compute_pause(restart: int) -> float:
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
 
-@dataclass
-class _Pending:
-    """A change that is under way: what the run was before, and when that was left."""
-
-    change: offers.Change
-    before: Attempt
-    left: float
-
-
 def run_with_restarts(
     places: Places,
     restarts: int,
@@ -152,52 +143,27 @@ def _run_attempts(
     `lost` gets the reasons of losses; the other arguments are those of `run_with_restarts`.
     """
     attempt = places.first
-    pending: _Pending | None = None
-    seconds = 0.0
-
-    def note_step() -> float:
-        nonlocal seconds, pending
-        if pending is None:
-            return 0.0
-        seconds = pending.change.seconds + time.monotonic() - pending.left
-        say(_describe_change(pending.change, seconds))
-        pending = None
-        return seconds
-
+    changes = Changes(places, may_choose, say)
     while True:
         heard: set[int] = set()
         began = time.monotonic()
-        with (
-            process.make_proof_folder(shared) as folder,
-            Watch(places, attempt, folder, seconds, may_choose, note_step, say) as watch,
-        ):
+        with process.make_proof_folder(shared) as folder, Watch(places, attempt, folder, changes, say) as watch:
             look = watch.look if places.follows else None
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD, look)
             end = judge_end(code, folder, heard)
             if places.follows:
                 watch.look()
-        change = watch.change
-        if end == CHANGED and change is None:
+        if end == CHANGED and watch.change is None:
             end = LOST  # to what cannot be read
-        if end == CHANGED and change is not None:
-            pending = None
-            if change.without and not places.drop_rank(change.without):
-                names = ", ".join(host.name for host in places.known)
-                say(f"--adapt: none of the hosts {names} is known to be {change.without}; going on as before")
-                attempt = places.keep_hosts(attempt)
-                continue
-            following = watch.make_changed_attempt(change)
-            pending = _Pending(_correct_change(change, attempt, following), attempt, watch.changed_at)
-            attempt = following
+        if end == CHANGED and watch.change is not None:
+            attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
             continue
-        if end in (LOST, OWN) and pending is not None and not pending.change.must:
-            if pending.change.without:
-                places.drop_rank(pending.change.without, back=True)
-            say(f"--adapt: {pending.change.what} came to no step ({explain_end(code)}); going on as before")
-            attempt, pending = places.keep_hosts(pending.before), None
+        if end in (LOST, OWN) and (back := changes.give_up_change(explain_end(code))) is not None:
+            attempt = back
             continue
         if end != LOST:
             return end, code, heard
+        changes.forget_last()  # from here on other things may make a difference
         lost.append(explain_end(code))
         if "SLURM_JOB_ID" in os.environ:
             # A step of which a host was lost keeps its cores until Slurm believes that, which may take minutes.
@@ -211,17 +177,6 @@ def _run_attempts(
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
         time.sleep(wait)
         attempt = _make_next_attempt(attempt, places, say)
-
-
-def _correct_change(change: offers.Change, before: Attempt, following: Attempt) -> offers.Change:
-    """`change` as it is made: hosts may have come and gone since the ranks were offered them."""
-    if following.ranks == change.ranks:
-        return change
-    return replace(change, ranks=following.ranks, what=offers.describe_ranks(following.ranks, before.ranks))
-
-
-def _describe_change(change: offers.Change, seconds: float) -> str:
-    return f"--adapt: {change.what} from {change.where} on: {change.why}. The change took {seconds:.1f} s"
 
 
 def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:

@@ -33,6 +33,7 @@ class Fit:
         run.fits += 1
         self.saved = run.load_state(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
+        self.goes_on = self.saved is not None and not self.is_over  # from a state that was kept within it
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
         if self.saved is not None:
@@ -87,7 +88,7 @@ class Fit:
 
     def begin_epoch(self, epoch: int) -> None:
         """After callbacks were told that an epoch begins, which within an epoch they had been told before."""
-        resumes = self.saved is not None and not self.is_over and epoch == self.epoch
+        resumes = self.goes_on and epoch == self.epoch
         if resumes and self.step > 0:
             self.put_back()
         self._at = epoch
@@ -109,7 +110,7 @@ class Fit:
 
     def needs_step(self) -> bool:
         """Whether the first step of training makes variables that are to be put back."""
-        return self.saved is not None and not self.is_over and self.missing
+        return self.goes_on and self.missing
 
     def put_back_rest(self, make: Callable[[], Any]) -> None:
         """`make` makes the variables that are not there yet, and changes others: put all of them back."""

@@ -1,7 +1,7 @@
 """Trains in float64 while FOLDER/hosts gets a third place and loses it: `python changing_case.py FOLDER [EPOCHS]`.
 
 FOLDER/result.npz gets what a person sees, the weights, and with how many ranks each step was made. A step takes the
-longer the more rows a rank has. Without EPOCHS it ends soon after the last change.
+longer the more rows a rank has, and with `servers:auto`. Without EPOCHS it ends soon after the last change.
 """
 
 import os
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 FOLDER, EPOCHS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
 STEPS, MOST = 20, 60
+STRATEGY = os.environ.get("MATEX_STRATEGY", "")
 matex_tf = sys.modules.get("matex_tf")
 rank, size = (matex_tf.rank(), matex_tf.size()) if matex_tf else (0, 1)
 keras.backend.set_floatx("float64")
@@ -35,7 +36,7 @@ class Work(keras.layers.Layer):
             return inputs
 
         def work(rows):
-            time.sleep(int(rows) / 500)
+            time.sleep(int(rows) / (320 if STRATEGY == "servers:auto" else 500))
             return np.int64(0)
 
         noted = tf.numpy_function(work, [tf.shape(inputs)[0]], tf.int64)
@@ -50,17 +51,19 @@ def write(name, text):
 
 
 class Moves(keras.callbacks.Callback):
-    """Once the strategy is chosen there is a third place; once it is taken, for 20 steps, then no longer."""
+    """Once the strategy was chosen and undone there is a third place; once that is taken, for 20 steps more."""
 
     def __init__(self):
         super().__init__()
-        self.ranks = []
+        self.ranks, self.strategies = [], []
 
     def on_train_batch_end(self, batch, logs=None):
         self.ranks.append(size)
+        self.strategies.append(STRATEGY)
         if not matex_tf or rank:
             return
-        if os.environ.get("MATEX_STRATEGY") and set(self.ranks) == {2}:
+        is_undone = "servers:auto" in self.strategies and not STRATEGY
+        if (is_undone or STRATEGY == "allreduce") and set(self.ranks) == {2}:
             write("hosts", "localhost slots=3\n")
         if self.ranks.count(3) == 20:
             write("hosts", "localhost slots=2\n")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from matex_tf import settings
-from matex_tf.adapt import changes, leaving, offers
+from matex_tf.adapt import changes, executor, leaving, offers
 from matex_tf.adapt.offers import Offer
 from matex_tf.resilience import fit_state, run_state
 from matex_tf.runtime import exit_marks
@@ -18,9 +18,9 @@ from matex_tf.world import rank_ends
 HOSTS = ["a", "b", "c", "d"]
 
 
-def proposed(ranks, rows, seconds, least=1, other=("", 0.0)):
+def proposed(ranks, rows, seconds, least=1, other=("", 0.0), **more):
     slow = changes.find_slow(rows, seconds, least)
-    return changes.propose_change(Offer(ranks, 6.0), HOSTS[: len(rows)], rows, seconds, slow, other)
+    return changes.propose_change(Offer(ranks, 6.0, **more), HOSTS[: len(rows)], rows, seconds, slow, other)
 
 
 def test_ranks_are_added_for_what_a_step_then_takes_less():
@@ -52,6 +52,7 @@ def test_a_rank_is_dropped_for_whose_least_part_all_wait():
     assert proposed(3, [127, 1, 127], [0.010, 0.009, 0.010]) is None, "nobody waits for it"
     assert proposed(3, [3, 3, 3], [0.010, 0.010, 0.020], least=3) is None, "it is hardly slower"
     assert proposed(1, [1], [0.040]) is None
+    assert proposed(3, [127, 1, 127], [0.010, 0.040, 0.010], keep=["a", "b"]) is None, "that was undone"
 
 
 def test_a_rank_is_dropped_only_if_windows_in_a_row_find_the_same():
@@ -74,6 +75,15 @@ def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
     assert update_costs.count_bytes(folds[3]) == (300, 300)
     assert update_costs.count_bytes(SimpleNamespace(inner_optimizer=folds[2])) == (200, 200)
     assert update_costs.count_bytes(Optimizer()) == update_costs.count_bytes(None) == (0, 0)
+
+
+def test_a_change_is_undone_where_a_step_takes_longer_by_more_than_chance():
+    offer = Offer(3, 6.0, took=0.040, undone="2 ranks in place of 3 again")
+    found = changes.propose_undoing(offer, 3, 0.044)
+    assert found.gain == pytest.approx(0.004) and found.change.undoes and found.change.what == offer.undone
+    assert found.change.why == "a step takes 44.0 ms, and took 40.0 ms before"
+    assert not [took for took in (0.042, 0.040, 0.030) if changes.propose_undoing(offer, 3, took)]
+    assert changes.propose_undoing(Offer(3, 6.0), 3, 0.044) is None, "there was no change"
 
 
 @pytest.fixture
@@ -124,6 +134,36 @@ def test_a_change_tells_that_it_had_to_be(folder):
     found = offers.read_change(folder)
     assert found.must and found.what == "3 ranks in place of 1" and found.where == "epoch 2"
     assert not leaving.leave_hosts(fit, Offer(3, 6.0))
+
+
+@pytest.mark.parametrize(
+    "goes_on, seconds, windows, text",
+    [
+        (True, 0.050, 16, "as it was: a step takes 50.0 ms, and took 40.0 ms before"),
+        (True, 0.041, 17, "2 ranks in place of 1: a step is to take 20.5 ms less"),
+        (False, 0.050, 1, "2 ranks in place of 1: a step is to take 25.0 ms less"),  # other steps than before
+    ],
+)
+def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on, seconds, windows, text):
+    def ask_change(why, mark):
+        asked.append(why)
+        mark("epoch 2", 0.0)
+
+    asked = []
+    fit = SimpleNamespace(
+        goes_on=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
+    )
+    monkeypatch.setattr(leaving, "find_fit", lambda: fit)
+    monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, took=0.040, undone="as it was"))
+    adapting = executor.Adapting("fit", ahead=SimpleNamespace(last=(1,)))
+    for window in range(windows + 1):  # the first is not counted
+        assert not asked, window
+        took = seconds if window > 8 or not goes_on else 1.0  # until shares have settled
+        adapting._steps, adapting._first = [(took, took)] * 10, (16, 16)
+        adapting._decide_shares((1, 0), (16, 16))
+    assert asked == [text]
+    found = offers.read_change(folder)
+    assert found.undoes == text.startswith("as it was") and found.took == seconds
 
 
 def test_what_cannot_be_read_is_no_offer(folder):

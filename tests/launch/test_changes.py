@@ -60,8 +60,13 @@ def test_ranks_come_and_go_with_the_places_of_a_host_file(tmp_path, monkeypatch,
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     ends = [
         written(TRAIN, "echo localhost slots=3 > hosts", OFFERED.format('ranks": 6, .*"must": ""'), left(6, "6 for 4")),
-        written(TRAIN, "echo localhost slots=1 > hosts", OFFERED.format('"must": "localhost has 1 of 3'), left(2)),
-        END,
+        written(
+            TRAIN,
+            "echo localhost slots=1 > hosts",
+            OFFERED.format('"must": "localhost has 1 of 3'),
+            left(2, must=True, took=0.03),
+        ),
+        written(TRAIN, OFFERED.format('"took": 0.0,'), END),
     ]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--hostfile", "hosts"], follows=True)
     assert code == 0 and starts == [f"--hostfile hosts -n {ranks} train.py" for ranks in (4, 6, 2)]
@@ -125,9 +130,57 @@ def test_other_hosts_are_used_only_where_ranks_have_left_for_them(tmp_path, monk
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0, said
-    where = ("--hostfile hosts -n 4", "--host localhost:4 -n 4", "--host localhost:3 -n 3", "--host localhost:5 -n 5")
-    assert starts == [f"{words} train.py" for words in where]
+    where = ["--hostfile hosts -n 4 train.py", "--host localhost:4 -n 4 sharded", "--host localhost:3 -n 3 sharded"]
+    assert starts == [*where, "--host localhost:5 -n 5 sharded"]
     assert "5 ranks in place of 3 from epoch 2" in said and "9 for 3" not in said
+
+
+GROWN = "echo localhost slots=6 > hosts", OFFERED.format('"ranks": 6')
+FOUR, SIX = "--hostfile hosts -n 4 train.py", "--hostfile hosts -n 6 train.py"
+THREE = "--host localhost:3 -n 3 train.py"
+
+
+@pytest.mark.parametrize(
+    "words, change, back, offered, first, second",
+    [
+        (GROWN, {"ranks": 6}, "4 ranks in place of 6", '"ranks": 4,.*"took": 0.0',
+         SIX, "--host localhost:4 -n 4 train.py"),
+        ((), {"ranks": 4, "strategy": "sharded"}, "the former strategy", '"may_choose": false, "took": 0.0',
+         "--hostfile hosts -n 4 sharded", FOUR),
+        ((), {"ranks": 3, "without": "localhost"}, "4 ranks in place of 3", '"took": 0.0,.*"keep": .*localhost',
+         THREE, FOUR),
+    ],
+)  # fmt: skip
+def test_a_change_without_gain_is_undone_for_good(
+    tmp_path, monkeypatch, capfd, words, change, back, offered, first, second
+):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    ends = [
+        written(TRAIN, *words, left(**change, took=0.03)),
+        written(TRAIN, OFFERED.format(f'"took": 0.03, "undone": "{back} again"'), left(9, "as before", undoes=True)),
+        written(TRAIN, OFFERED.format(offered), "exit 1"),  # it is lost, and started again so
+        written(TRAIN, "echo localhost slots=8 > hosts", OFFERED.format('"ranks": 8'), END),
+    ]
+    more = {"options": ["--hostfile", "hosts"], "follows": True, "may_choose": True}
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, **more)
+    assert code == 0 and starts == [FOUR, first, second, second], said
+    assert "matex: --adapt: as before from epoch 2 on: it gains. The change took 0." in said
+
+
+@pytest.mark.parametrize(
+    "words, change, start", [(GROWN, {"ranks": 6}, SIX), ((), {"ranks": 3, "without": "localhost"}, THREE)]
+)
+def test_where_undoing_comes_to_no_step_the_change_stays(tmp_path, monkeypatch, capfd, words, change, start):
+    (tmp_path / "hosts").write_text("localhost slots=4\n")
+    ends = [
+        written(TRAIN, *words, left(**change, took=0.03)),
+        written(TRAIN, OFFERED.format('"took": 0.03'), left(9, "as before", undoes=True)),
+        "exit 1",
+        END,
+    ]
+    options = ["--hostfile", "hosts"]
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
+    assert code == 0 and "as before came to no step" in said and starts[3:] == [start], said
 
 
 def make_places(options, ranks):

@@ -40,6 +40,7 @@ class Places:
         self.mpirun, self.follows = mpirun, follows
         self._as_named = True
         self._dropped: Counter[str] = Counter()
+        self._instead: dict[tuple[Host, ...], Sequence[Host]] = {}
         self._all = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
@@ -56,8 +57,12 @@ class Places:
         """From now on the hosts of `attempt` are those that are known, whatever is named; that attempt again."""
         if self.follows and list(attempt.hosts) != self.known:
             self.known, self._as_named = list(attempt.hosts), False  # a host file may name others
-        self.follows = False
+        self.follows, self._instead = False, {}
         return self.make_attempt(self.known, attempt.strategy)
+
+    def exclude_hosts(self, hosts: Sequence[Host], instead: Sequence[Host]) -> None:
+        """Where an attempt would be on just these `hosts`, have it on those `instead`."""
+        self._instead[tuple(hosts)] = instead
 
     def find_answering(self) -> list[Host]:
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
@@ -78,7 +83,12 @@ class Places:
         return host.slots - self._dropped[host.name] * self._all // self.first.ranks
 
     def make_attempt(self, left: Sequence[Host], strategy: str = "") -> Attempt:
-        """On those of the known hosts that are `left`."""
+        """On those of the known hosts that are `left`, but for what is to be avoided."""
+        made = self._make_attempt(left, strategy)
+        instead = self._instead.get(tuple(made.hosts))
+        return made if instead is None else self._make_attempt(instead, strategy)
+
+    def _make_attempt(self, left: Sequence[Host], strategy: str) -> Attempt:
         if not self._all:
             return Attempt(max(self.first.ranks - self._dropped.total(), 1), self.first.options, strategy, left)
         ranks, used, hosts = self._share_ranks(left), list(left), list(left)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from matex_tf.adapt import offers
 from matex_tf.adapt.offers import Change, Offer
 from matex_tf.launch.hosts import answering
+from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.runtime import exit_marks
 from matex_tf.world.hosts import host_lists
@@ -24,22 +26,18 @@ class Watch:
 
     Args:
         folder: the private one of the run.
-        seconds: what a change has taken; 0 where there was none: then what this start takes until its first step.
-        may_choose: whether the strategy is the ranks' to choose.
-        note_step: is told that a step was made, and gives the seconds of a change that ends with it, 0 if none does.
+        changes: those of the run, which are told that a step was made.
         say: is told what keeps it from offering anything.
     """
 
-    def __init__(
-        self, places: Places, attempt: Attempt, folder: str, seconds: float, may_choose: bool,
-        note_step: Callable[[], float], say: Callable[[str], None],
-    ):  # fmt: skip
+    def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
         self.change: Change | None = None
         self.changed_at = 0.0
         self.has_trained = False
-        self.seconds = seconds
+        self.seconds = 0.0
+        """What a change has taken; where there was none, what this start took until its first step."""
         self._places, self._attempt, self._folder = places, attempt, folder
-        self._may_choose, self._note_step, self._say = may_choose, note_step, say
+        self._changes, self._say = changes, say
         self._began = time.monotonic()
         self._due = self._since = 0.0
         self._offers = True
@@ -59,7 +57,7 @@ class Watch:
         now = time.monotonic()
         if not self.has_trained and exit_marks.has_trained(self._folder):
             self.has_trained = True
-            self.seconds = self._note_step() or self.seconds or now - self._began
+            self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._began
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
         if self._offers and self.has_trained and self.change is None and now >= self._due:
@@ -101,7 +99,7 @@ class Watch:
         must = ""
         if less and usable:
             must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
-        offer = Offer(ranks, self.seconds, must, self._may_choose)
+        offer = replace(self._changes.offer, ranks=ranks, seconds=self.seconds, must=must)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
