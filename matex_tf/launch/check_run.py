@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from matex_tf.io.mirror import ALL_COPIED_BYTES, Mirror, list_files, mirror_folder
+from matex_tf.io.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
 
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2
@@ -103,8 +103,10 @@ def lay_out(source: Path, place: Path, may_share: bool) -> Mirror:
     return made
 
 
-def run_once(command: Sequence[str], asked: str, folder: Path, source: Path, may_share: bool = False) -> Outcome:
-    """Run `command` in a mirror of `source` with the setting `check`; its errors go to the terminal.
+def run_once(
+    command: Sequence[str], target: Sequence[str], asked: str, folder: Path, source: Path, may_share: bool = False
+) -> Outcome:
+    """Run `target` by `command` in a mirror of `source` with the setting `check`; its errors go to the terminal.
 
     Raises:
         click.UsageError: as `lay_out`.
@@ -116,7 +118,7 @@ def run_once(command: Sequence[str], asked: str, folder: Path, source: Path, may
     started = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
-        ["timeout", "--kill-after=20", str(LIMIT), *command],
+        ["timeout", "--kill-after=20", str(LIMIT), *command, *make_mirror_command(target, source, place)],
         cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     seconds = time.monotonic() - started
@@ -175,17 +177,26 @@ def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outc
     )
 
 
-def check_script(ranks: int, alone: Sequence[str], together: Sequence[str], steps: int, may_share: bool = False) -> int:
-    """Run both commands for `steps` training steps and print the table. Exit code 1 if anything differs.
+def check_script(
+    ranks: int,
+    target: Sequence[str],
+    alone: Sequence[str],
+    together: Sequence[str],
+    steps: int,
+    may_share: bool = False,
+) -> int:
+    """Run `target` by both commands for `steps` training steps; print the table. Exit code 1 if anything differs.
 
     Raises:
         click.UsageError: as `lay_out`.
     """
     with tempfile.TemporaryDirectory(prefix="matex-check-") as temporary:
         outcomes = []
+        folder = Path(temporary, "run")  # of the same name for both, as they may print it
         for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
             print(f"matex: {steps} steps {name} ...", flush=True)
-            outcomes.append(run_once(command, str(steps), Path(temporary, name.split()[-1]), Path.cwd(), may_share))
+            outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), may_share))
+            folder.rename(Path(temporary, name))
     rows = compare_outcomes(*outcomes)
     print(format_table(rows, ranks, *outcomes))
     wrong = [row.what for row in rows if row.verdict == "differs"]

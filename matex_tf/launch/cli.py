@@ -117,17 +117,14 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
     asked = run_options.read_run(ctx)
     if not asked.dry_run:
         check_target(asked)
-    if asked.check and asked.target[0] != "-m":
-        # Both runs have a folder of their own; the script stays where it is.
-        asked = replace(asked, target=[os.path.abspath(asked.target[0]), *asked.target[1:]])
     if asked.live and not (asked.record or "MATEX_RECORD" in os.environ):
         asked = replace(asked, record=event_log.name_record_folder(asked.target))
     if asked.dry_run:
         print(shlex.join(make_command_line(asked)))
         return 0
     if asked.check:
-        alone = [sys.executable, "-m", "matex_tf", *asked.target]
-        return check_run.check_script(asked.ranks, alone, make_command_line(asked), asked.steps, asked.share)
+        alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(asked, target=[]))
+        return check_run.check_script(asked.ranks, asked.target, alone, together, asked.steps, asked.share)
     record = asked.record or os.environ.get("MATEX_RECORD", "")
     picture = live.show_picture(record if asked.live else "")
     with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:

@@ -26,6 +26,7 @@ x = np.random.RandomState(0).rand(40, 3).astype("float32")
 data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
 open("notes.txt", "a").write("more")
 open(f"size-{matex_tf.size()}.txt", "w").write("new")
+print(__file__)
 print("loss 0.5 after 12 ms, size", matex_tf.size())
 for x, y in data.repeat(3):
     with tf.GradientTape() as tape:
@@ -92,23 +93,42 @@ def test_what_is_the_users_own_is_used_only_where_told(tmp_path, monkeypatch, ca
     (user / "data").mkdir(parents=True)
     (user / "best.h5").write_text("x" * 100)
     (user / "data" / "small").write_text("x")
-    command = [sys.executable, "-c", "open('best.h5', 'a').write('more')"]
-    check_run.run_once(command, "5", tmp_path / "copied", user)
+    (tmp_path / "more.py").write_text("open('best.h5', 'a').write('more')")
+    command = [sys.executable], [str(tmp_path / "more.py")]
+    check_run.run_once(*command, "5", tmp_path / "copied", user)
     assert (user / "best.h5").read_text() == "x" * 100
     monkeypatch.setattr(check_run, "ALL_COPIED_BYTES", 50)
     monkeypatch.setattr(mirror, "ENTRIES", 2)
     with pytest.raises(click.UsageError, match="too large for one: data, best.h5. With --share"):
-        check_run.run_once(command, "5", tmp_path / "refused", user)
+        check_run.run_once(*command, "5", tmp_path / "refused", user)
     with monkeypatch.context() as as_other_user:
         as_other_user.setattr(check_run.os, "access", lambda _, mode: mode != os.W_OK)
         with pytest.raises(click.UsageError, match="for one: data. With"):
-            check_run.run_once(command, "5", tmp_path / "read-only", user)
+            check_run.run_once(*command, "5", tmp_path / "read-only", user)
     assert (user / "best.h5").read_text() == "x" * 100 and not capsys.readouterr().out
     monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
-    outcome = check_run.run_once(command, "5", tmp_path / "shared", user, may_share=True)
+    outcome = check_run.run_once(*command, "5", tmp_path / "shared", user, may_share=True)
     first, last = capsys.readouterr().out.splitlines()
     assert first.endswith("stays: data, best.h5") and last.startswith(f"matex: {user / 'best.h5'} has changed")
     assert list(outcome.files) == ["best.h5"] and outcome.shared == ["data"]
+
+
+BESIDE = "import pathlib\npathlib.Path(__file__).with_suffix('.log').write_text(__name__)\n"
+
+
+@pytest.mark.parametrize("target", [["tools/train.py"], ["{}/tools/train.py"], ["-m", "tools.train"]])
+def test_what_a_script_and_its_modules_write_beside_themselves_is_not_among_the_users_files(tmp_path, target):
+    user = tmp_path / "user"
+    (user / "tools").mkdir(parents=True)
+    (user / "tools" / "train.py").write_text("import helper\n" + BESIDE)
+    for place in ("", "tools"):  # beside a script, and in the folder in which a module is started
+        (user / place / "helper.py").write_text(BESIDE)
+    before = sorted(user.rglob("*"))
+    words = [word.format(user) for word in target]
+    outcome = check_run.run_once([sys.executable, "-m", "matex_tf"], words, "5", tmp_path / "run", user)
+    helper = "helper.log" if target[0] == "-m" else "tools/helper.log"
+    assert outcome.code == 0 and sorted(outcome.files) == [helper, "tools/train.log"], outcome
+    assert sorted(user.rglob("*")) == before
 
 
 def test_what_check_is_asked():
@@ -140,6 +160,7 @@ def test_a_script_is_compared_with_itself(tmp_path):
         "files written": "differs",
     }, result.output
     assert "training steps                             4" in result.stdout
+    assert "first: 'loss 0.5 after" in result.stdout, "the script has the same path in both runs"
     assert "check: differs: lines printed, files written" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "train.py"]
     assert (tmp_path / "notes.txt").read_text() == "mine", "the user's own files are left alone"
