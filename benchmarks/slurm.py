@@ -60,7 +60,8 @@ MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
-SchedulerParameters=bf_interval=2,sched_interval=2{signalled}
+SchedulerParameters=bf_interval=2,sched_interval=2
+SlurmctldParameters={signalled}
 MailProg=/bin/true
 NodeName={names} CPUs=2 RealMemory=2000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace}
@@ -83,8 +84,8 @@ class Slurm:
         self._configuration = CONFIGURATION.format(
             folder=folder,
             names=",".join(hosts.names),
-            # Slurm 23.02 and later have it as PreemptParameters=send_user_signal.
-            signalled=",preempt_send_user_signal" if signalled else "",
+            # Later versions of Slurm have it as PreemptParameters=send_user_signal, and take this, too.
+            signalled="preempt_send_user_signal" if signalled else "",
             grace=60 if signalled else 0,
         )
         self._daemons: list[subprocess.Popen] = []
@@ -243,8 +244,7 @@ CASES = {
     "a host lost, job kept, `--elastic`": Case(power_off, ("--sbatch=--no-kill", "--run", "--elastic")),
     "warned": Case(warn, asked=True),
     "the time limit (`--time 3`)": Case(wait, ("--time", "3"), asked=True, step=0.3),
-    # Slurm asks mpirun's daemons as well, which may end the ranks before they have kept their state.
-    "preempted with a grace time": Case(preempt, signalled=True),
+    "preempted with a grace time": Case(preempt, signalled=True, asked=True),
     "preempted without a signal": Case(preempt),
     "cancelled": Case(cancel),
 }

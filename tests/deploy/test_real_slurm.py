@@ -69,7 +69,7 @@ def cluster(tmp_path_factory):
     for name in ("daemons", "my work"):
         (folder / name).mkdir()
     (folder / "my work" / "my train.py").write_text(SCRIPT)
-    with network.Hosts(2, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons") as slurm:
+    with network.Hosts(2, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons", signalled=True) as slurm:
         yield Cluster(hosts, slurm, folder / "my work")
 
 
@@ -128,14 +128,18 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster):
         subprocess.run([*cluster.hosts.enter("h2"), "umount", str(cluster.folder / "runs")], check=True)
 
 
-def test_a_job_that_is_warned_is_queued_again(cluster):
-    words = ["submit", "--slurm", "--nodes", "2", "--name", "warned", "--run", NETWORK, "my train.py", "warned"]
+@pytest.mark.parametrize("how", ["warned", pytest.param("preempted", marks=pytest.mark.more)])
+def test_a_job_that_is_told_to_end_is_queued_again(cluster, how):
+    words = ["submit", "--slurm", "--nodes", "2", "--name", how, "--run", NETWORK, "my train.py", "warned"]
     child = cluster.start(*words, env=PLAIN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        output = cluster.folder / "runs" / "warned-1" / "output"
+        output = cluster.folder / "runs" / f"{how}-1" / "output"
         daemons.expect(lambda: output.is_file() and output.read_text().count("words []") == 2, 120)
         number = cluster.slurm.ask("squeue", "--noheader", "--format=%i").strip()
-        cluster.slurm.ask("scancel", "--batch", "--signal=USR1", number)
+        if how == "warned":
+            cluster.slurm.ask("scancel", "--batch", "--signal=USR1", number)
+        else:  # Slurm sends the job its own signal
+            cluster.slurm.ask("sbatch", *daemons.URGENT, "--nodes=2")
         out, err = child.communicate(timeout=300)
     finally:
         child.kill()
