@@ -188,6 +188,13 @@ class Adapting:
             return
         if not self._has_agreed_shares(everyone):
             return  # the shares that are in force came in the middle of it
+        self._took = [*self._took, max(one.whole for one in everyone)][-changes.JUDGED_WINDOWS :]
+        step = median(self._took[-changes.SLOW_WINDOWS :])
+        if offer is not None and self._fit is not None and self._is_to_judge(offer):
+            self._is_judged = True
+            undoing = changes.propose_undoing(offer, len(everyone), step)
+            if leaving.leave_if_worth(self._fit, offer, undoing, everyone[0].left, step):
+                return
         waiting = max(range(self._trainers), key=lambda rank: everyone[rank].waited)
         if everyone[waiting].waited > WAITING and _choose is None:
             self._control.forget_windows()
@@ -200,19 +207,14 @@ class Adapting:
         rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
         seconds = [one.seconds for one in everyone[: self._trainers]]
         before = row_shares.count_dealt_rows(rows, self._control.shares)
-        self._took = [*self._took, max(one.whole for one in everyone)][-changes.JUDGED_WINDOWS :]
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
-            took = median(self._took[-changes.SLOW_WINDOWS :])
-            found: changes.Proposal | None = None
-            if self._is_judged or not offer.took:
+            is_free = self._is_judged or not offer.took
+            if is_free and len(self._took) >= changes.SLOW_WINDOWS:  # what a step takes is known well enough
                 found = leaving.find_change(offer, everyone[0].sizes, before, seconds, slow)
-            elif len(self._took) == changes.JUDGED_WINDOWS:
-                self._is_judged = True
-                found = changes.propose_undoing(offer, len(everyone), took)
-            if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, took):
-                return
+                if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, step):
+                    return
         shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if shares is None:
             return
@@ -222,6 +224,10 @@ class Adapting:
             self._ahead.change_shares(max(one.ahead for one in everyone), self.shares)
         leases.agree_on(self.shares)
         _say_change(row_shares.count_dealt_rows(rows, shares), before, seconds)
+
+    def _is_to_judge(self, offer: Offer) -> bool:
+        """Whether it is time to compare what steps take with what they took before the last change."""
+        return not self._is_judged and offer.took > 0 and len(self._took) == changes.JUDGED_WINDOWS
 
     def _has_agreed_shares(self, everyone: Sequence[Window]) -> bool:
         """Whether all steps of a window had the shares that were agreed on last."""
