@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 
 import pytest
 from fake_mpirun import started
@@ -16,6 +17,8 @@ from matex_tf.launch.hosts import answering, watch
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.mpirun_command import Mpirun
 from matex_tf.world import mpirun_options
+from matex_tf.world.hosts import host_lists
+from matex_tf.world.hosts.host_lists import Host
 
 OFFERED = "until grep -q '{}' \"$MATEX_PROOF/offer\" 2> /dev/null; do sleep 0.02; done"
 LEAVE = (
@@ -35,6 +38,7 @@ def left(ranks, what="other ranks", **more):
 
 
 ADDRESSES = dict.fromkeys(("node1", "n1"), "127.0.1.1") | dict.fromkeys(("node2", "node2.cluster", "n2"), "10.9.0.2")
+ADDRESSES |= {"n012": "10.9.0.12", "n012.cluster.edu": "192.168.0.12", "n012.other.edu": "192.168.1.12"}
 
 
 @pytest.fixture(autouse=True)
@@ -187,32 +191,74 @@ def make_places(options, ranks):
     return Places(Attempt(ranks, options.split()), Mpirun("mpirun", mpirun_options.OPENMPI, "5.0"), follows=True)
 
 
+def drop_rank(places, name):
+    host = places.find_host(name)
+    places.drop_rank(host)
+    return host
+
+
 def test_a_rank_is_dropped_where_it_was():
     places = make_places("--host node1,node2", 8)
-    assert places.drop_rank("node2.cluster")
+    assert drop_rank(places, "node2.cluster") == "node2"
     assert places.make_attempt(places.known).options == ["--host", "node1:4,node2:3"]
     assert places.make_attempt(places.known).ranks == 7 and places.make_attempt(places.known[1:]).ranks == 3
     assert places.make_attempt(places.known[:1]).ranks == 4, "the rank was on the host that is gone"
-    places.drop_rank("node2.cluster", back=True)
+    places.put_back("node2")
     assert places.make_attempt(places.known) == Attempt(8, ["--host", "node1,node2"], "", places.known)
     places = make_places("--host node1:1,node2:1", 2)
-    assert places.drop_rank("node2") and places.make_attempt(places.known).options == ["--host", "node1:1"]
+    assert drop_rank(places, "node2") and places.make_attempt(places.known).options == ["--host", "node1:1"]
     assert places.make_attempt(places.known[1:]).ranks == 1, "the last host keeps a rank"
     places = make_places("", 4)
-    assert places.drop_rank("anything") and places.make_attempt([]) == Attempt(3, [], "", [])
+    assert drop_rank(places, "anything") == "" and places.make_attempt([]) == Attempt(3, [], "", [])
 
 
 @pytest.mark.parametrize(
-    "first, second", [("node1", "node2"), ("localhost", "10.9.0.2"), ("127.0.0.9", "n2"), ("n1", "node3.cluster")]
+    "names, name, found",
+    [
+        ("10.9.0.4,node1,node2", "node1", "node1"),
+        ("10.9.0.4,localhost,10.9.0.2", "node1", "localhost"),
+        ("10.9.0.4,127.0.0.9,n2", "node1", "127.0.0.9"),
+        ("10.9.0.4,n1,n2", "node2.cluster", "n2"),
+        ("10.9.0.4,n1,10.9.0.2", "node2", "10.9.0.2"),
+        ("n1,node3.cluster", "node3.other", "node3.cluster"),
+        ("n1,n2", "node5", None),
+        ("n1,n012", "n012.cluster.edu", "n012"),  # in another network
+        ("n012.other.edu,n012", "n012.cluster.edu", None),
+    ],
 )
-def test_hosts_are_recognized_by_name_alias_and_address(first, second):
-    places = make_places(f"--host 10.9.0.4:1,{first}:1,{second}:1", 3)
-    assert places.drop_rank("node1")
-    assert places.make_attempt(places.known).options == ["--host", f"10.9.0.4:1,{second}:1"]
-    places.drop_rank("node1", back=True)
-    assert places.drop_rank("node3.other" if second == "node3.cluster" else "node2.cluster")
-    assert places.make_attempt(places.known).options == ["--host", f"10.9.0.4:1,{first}:1"]
-    assert not places.drop_rank("node5")
+def test_hosts_are_recognized_by_name_alias_and_address(names, name, found):
+    assert make_places(f"--host {names}", 3).find_host(name) == found
+
+
+def test_a_nameserver_that_does_not_answer_holds_up_nothing(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait() and [])
+    monkeypatch.setattr(host_lists, "RESOLVING", 0.05)
+    assert make_places("--host node2,node3.cluster", 2).find_host("node3") == "node3.cluster"
+    answers.set()
+
+
+def test_addresses_are_those_of_this_host_only_where_it_has_them(monkeypatch):
+    assert host_lists._is_own("127.0.1.1") and not host_lists._is_own("10.9.0.2")
+    monkeypatch.setattr(host_lists, "_binds_foreign", lambda _: True)
+    assert host_lists._is_own("127.0.1.1") and not host_lists._is_own("10.9.0.2")
+    monkeypatch.setattr(socket, "socket", fail)  # as AF_INET6 in a kernel without
+    assert not host_lists._is_own("::1")
+
+
+def test_hosts_that_came_for_nothing_are_not_used_again():
+    places = make_places("--host a:1", 1)
+    before, both, more = ([Host(name, 1) for name in names] for names in ("a", "ab", "abc"))
+    places.exclude_hosts(both, before)
+    assert [places.make_attempt(hosts).hosts for hosts in (both, more, both[1:])] == [
+        before,
+        [*before, more[2]],
+        both[1:],
+    ]
+    places.exclude_hosts([Host("a", 3)], [Host("a", 2)])
+    assert places.make_attempt([Host("a", 3)]).ranks == 2 and places.make_attempt([Host("a", 4)]).ranks == 4
+    places.exclude_hosts([Host("d", 3)], [Host("d", 1), Host("e", 1)])
+    assert places.make_attempt([Host("d", 3)]).ranks == 3, "e is not listed any more"
 
 
 def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):

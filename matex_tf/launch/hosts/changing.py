@@ -18,6 +18,8 @@ class _Made:
     change: Change
     before: Attempt
     left: float
+    without: str | None = None
+    """The host, as it is listed, that has a rank less by it, or has it back; None where none has."""
 
 
 class Changes:
@@ -55,18 +57,21 @@ class Changes:
         last = self._last
         self.forget_last()
         if change.undoes and last is not None:
-            self._pending = _Made(replace(change, without=last.change.without), attempt, left)
+            self._pending = _Made(change, attempt, left, last.without)
             return self._go_back(last, attempt)
         self._pending = None
-        if change.without and not self._places.drop_rank(change.without):
+        without = self._places.find_host(change.without) if change.without else None
+        if change.without and without is None:
             names = ", ".join(host.name for host in self._places.known)
             self._say(f"--adapt: none of the hosts {names} is known to be {change.without}; going on as before")
             return self._places.keep_hosts(attempt)
+        if without is not None:
+            self._places.drop_rank(without)
         following = find(change)
         if following.ranks != change.ranks:  # hosts have come or gone since the ranks were offered them
             what = offers.describe_ranks(following.ranks, attempt.ranks)
             change = replace(change, ranks=following.ranks, what=what)
-        self._pending = _Made(change, attempt, left)
+        self._pending = _Made(change, attempt, left, without)
         if not change.must:
             self._last = self._pending
             of_ranks = offers.describe_ranks(attempt.ranks, following.ranks)
@@ -78,8 +83,8 @@ class Changes:
         """What the run was before `last`, which is not tried again: it made `attempt` of it."""
         if last.change.strategy is not None:
             self.offer = replace(self.offer, may_choose=False)
-        elif last.change.without:
-            self._places.drop_rank(last.change.without, back=True)
+        elif last.without is not None:
+            self._places.put_back(last.without)
             self.offer = replace(self.offer, keep=[*self.offer.keep, last.change.without])
         else:
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
@@ -92,8 +97,10 @@ class Changes:
             return None
         self._pending = None
         self.forget_last()
-        if made.change.without:
-            self._places.drop_rank(made.change.without, back=not made.change.undoes)
+        if made.without is not None and made.change.undoes:
+            self._places.drop_rank(made.without)
+        elif made.without is not None:
+            self._places.put_back(made.without)
         self._say(f"--adapt: {made.change.what} came to no step ({why}); going on as before")
         return self._places.keep_hosts(made.before)
 

@@ -40,6 +40,7 @@ class Places:
         self.mpirun, self.follows = mpirun, follows
         self._as_named = True
         self._dropped: Counter[str] = Counter()
+        self._excluded: set[str] = set()
         self._instead: dict[tuple[Host, ...], Sequence[Host]] = {}
         self._all = sum(host.slots for host in self.known)
 
@@ -57,26 +58,31 @@ class Places:
         """From now on the hosts of `attempt` are those that are known, whatever is named; that attempt again."""
         if self.follows and list(attempt.hosts) != self.known:
             self.known, self._as_named = list(attempt.hosts), False  # a host file may name others
-        self.follows, self._instead = False, {}
+        self.follows, self._excluded, self._instead = False, set(), {}
         return self.make_attempt(self.known, attempt.strategy)
 
-    def exclude_hosts(self, hosts: Sequence[Host], instead: Sequence[Host]) -> None:
-        """Where an attempt would be on just these `hosts`, have it on those `instead`."""
-        self._instead[tuple(hosts)] = instead
+    def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
+        """Use none of `hosts` again that was not there `before`; where there is none, not just these places."""
+        added = {host.name for host in hosts} - {host.name for host in before}
+        self._excluded |= added
+        if not added:
+            self._instead[tuple(hosts)] = before
 
     def find_answering(self) -> list[Host]:
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
-    def drop_rank(self, name: str, back: bool = False) -> bool:
-        """Have a rank less from now on, on the host that calls itself so; or have it back.
-
-        False where none of the known hosts is known to call itself so.
-        """
+    def find_host(self, name: str) -> str | None:
+        """The host that calls itself `name`, as it is listed; empty where none is listed, None if it is not found."""
         here = host_lists.find_named(self.known, name)
-        if self.known and here is None:
-            return False
-        self._dropped[here.name if here else ""] += -1 if back else 1
-        return True
+        return here.name if here else None if self.known else ""
+
+    def drop_rank(self, host: str) -> None:
+        """Have a rank less from now on, on the `host` that is listed so."""
+        self._dropped[host] += 1
+
+    def put_back(self, host: str) -> None:
+        """Have one back that was dropped there."""
+        self._dropped[host] -= 1
 
     def count_used(self, host: Host) -> int:
         """How many of the places of `host` ranks use that were not dropped."""
@@ -84,9 +90,11 @@ class Places:
 
     def make_attempt(self, left: Sequence[Host], strategy: str = "") -> Attempt:
         """On those of the known hosts that are `left`, but for what is to be avoided."""
+        left = [host for host in left if host.name not in self._excluded] or left
         made = self._make_attempt(left, strategy)
-        instead = self._instead.get(tuple(made.hosts))
-        return made if instead is None else self._make_attempt(instead, strategy)
+        instead = self._instead.get(tuple(made.hosts), ())
+        is_listed = {host.name for host in instead} <= {host.name for host in left}
+        return self._make_attempt(instead, strategy) if instead and is_listed else made
 
     def _make_attempt(self, left: Sequence[Host], strategy: str) -> Attempt:
         if not self._all:

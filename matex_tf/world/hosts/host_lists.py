@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +17,8 @@ from matex_tf.world import mpirun_options
 _HOST_OPTIONS = ("host", "H", "hosts")
 _FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
 _HERE = "this host"
+RESOLVING = 5.0
+"""Seconds for the addresses of all hosts of a list: a nameserver may not answer for long."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +107,34 @@ def is_here(host: Host) -> bool:
 def find_named(hosts: Sequence[Host], name: str) -> Host | None:
     """That of `hosts` which calls itself `name`, itself named so, by an alias or by an address; None if none does.
 
-    Addresses are those of the system's resolver. Where it has none for one of two words, these are compared.
+    Addresses are those of the system's resolver. Where none is the same, names are compared up to their first dot: a
+    host may have an address in each of several networks.
     """
     if alike := next((host for host in hosts if host.name == name), None):
         return alike
-    addresses, word = _find_addresses(name), name.partition(".")[0]
-    for host in hosts:
-        of_host = _find_addresses(host.name)
-        is_named = addresses & of_host if addresses and of_host else host.name.partition(".")[0] == word
-        if is_named:
-            return host
-    return None
+    found = _resolve_names([name, *(host.name for host in hosts)])
+    if same := next((host for host in hosts if found[name] & found[host.name]), None):
+        return same
+    word = name.partition(".")[0]
+    of_word = [host for host in hosts if host.name.partition(".")[0] == word]
+    return of_word[0] if len(of_word) == 1 else None
+
+
+def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
+    """Their addresses; none of those that the resolver has not answered within `RESOLVING` seconds in all."""
+    found: dict[str, set[str]] = {}
+
+    def resolve(name: str) -> None:
+        found[name] = _find_addresses(name)
+
+    # Signals act here meanwhile, and who is still waiting for a nameserver at the end of the program is left.
+    threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in dict.fromkeys(names)]
+    until = time.monotonic() + RESOLVING
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
+    return {name: found.get(name, set()) for name in names}
 
 
 def _find_addresses(name: str) -> set[str]:
@@ -128,12 +150,26 @@ def _find_addresses(name: str) -> set[str]:
 
 def _is_own(address: str) -> bool:
     """Whether this host has the address, also one that its own name does not lead to: 127.0.1.1 does so often."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as end:
-        try:
-            end.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as end:  # no IPv6 in some kernels
+            if not _binds_foreign(family):
+                end.bind((address, 0))
+                return True
+            end.connect((address, 9))  # sends nothing
+            return ipaddress.ip_address(address).is_loopback or end.getsockname()[0] == address
+    except OSError:
+        return False
+
+
+def _binds_foreign(family: socket.AddressFamily) -> bool:
+    """Whether sockets here may be bound to addresses of other hosts, as where one stands in for another."""
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    try:
+        with open(f"/proc/sys/net/{version}/ip_nonlocal_bind") as file:
+            return file.read().strip() != "0"
+    except OSError:  # there is no such setting
+        return False
 
 
 def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
