@@ -133,11 +133,14 @@ def list_files(folder: Path) -> dict[str, Stamp]:
 def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
     """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
 
-    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there.
+    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there. A link
+    to another file of `source` stays one.
     """
     if target[0] == "-m":
         return list(target)
-    path = (source / target[0]).resolve()  # beside which Python looks for modules
-    if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
-        return [str(place / path.relative_to(source)), *target[1:]]
-    return [os.path.abspath(source / target[0]), *target[1:]]
+    named, real = Path(os.path.abspath(source / target[0])), (source / target[0]).resolve()
+    if real.is_relative_to(source):
+        for path in (named, real):  # the first may be named by a link to `source`
+            if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
+                return [str(place / path.relative_to(source)), *target[1:]]
+    return [str(named), *target[1:]]

@@ -169,6 +169,11 @@ def test_the_script_is_that_of_the_place(source, tmp_path):
     assert make_mirror_command([str(source / "train.py")], source, target) == [str(target / "train.py")]
     assert make_mirror_command(["/bin/true"], source, target) == ["/bin/true"]
     (source / "linked.py").symlink_to("/bin/true")
+    (source / "to-script.py").symlink_to("train.py")
+    (tmp_path / "alias").symlink_to(source)
+    target, _ = lay_out(source, tmp_path / "again")
+    assert make_mirror_command(["to-script.py"], source, target) == [str(target / "to-script.py")]
+    assert make_mirror_command([str(tmp_path / "alias" / "train.py")], source, target) == [str(target / "train.py")]
     assert make_mirror_command(["linked.py"], source, target) == [str(source / "linked.py")]
     assert make_mirror_command(["-m", "package"], source, target) == ["-m", "package"]
 
