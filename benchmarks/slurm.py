@@ -61,7 +61,7 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
 SchedulerParameters=bf_interval=2,sched_interval=2
-SlurmctldParameters={signalled}
+{signalled}
 MailProg=/bin/true
 NodeName={names} CPUs=2 RealMemory=2000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace}
@@ -85,7 +85,7 @@ class Slurm:
             folder=folder,
             names=",".join(hosts.names),
             # Later versions of Slurm have it as PreemptParameters=send_user_signal, and take this, too.
-            signalled="preempt_send_user_signal" if signalled else "",
+            signalled="SlurmctldParameters=preempt_send_user_signal" if signalled else "",
             grace=60 if signalled else 0,
         )
         self._daemons: list[subprocess.Popen] = []
