@@ -133,8 +133,8 @@ def list_files(folder: Path) -> dict[str, Stamp]:
 def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
     """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
 
-    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there. A link
-    to another file of `source` stays one.
+    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there. A
+    link to another file of `source` stays one.
     """
     if target[0] == "-m":
         return list(target)

@@ -184,19 +184,29 @@ def check_script(
     together: Sequence[str],
     steps: int,
     may_share: bool = False,
+    parent: str | os.PathLike[str] | None = None,
 ) -> int:
     """Run `target` by both commands for `steps` training steps; print the table. Exit code 1 if anything differs.
+
+    Args:
+        parent: a folder that all hosts see, for the copies; None where all ranks are here.
 
     Raises:
         click.UsageError: as `lay_out`.
     """
-    with tempfile.TemporaryDirectory(prefix="matex-check-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary:
         outcomes = []
         folder = Path(temporary, "run")  # of the same name for both, as they may print it
         for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
             print(f"matex: {steps} steps {name} ...", flush=True)
             outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), may_share))
             folder.rename(Path(temporary, name))
+            if name == "alone" and outcomes[0].code:
+                print(
+                    f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and what lies above the "
+                    "current folder is not there: start from the uppermost folder that it uses",
+                    flush=True,
+                )
     rows = compare_outcomes(*outcomes)
     print(format_table(rows, ranks, *outcomes))
     wrong = [row.what for row in rows if row.verdict == "differs"]

@@ -123,8 +123,9 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
         print(shlex.join(make_command_line(asked)))
         return 0
     if asked.check:
+        shared = run_options.choose_shared(asked, os.environ)
         alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(asked, target=[]))
-        return check_run.check_script(asked.ranks, asked.target, alone, together, asked.steps, asked.share)
+        return check_run.check_script(asked.ranks, asked.target, alone, together, asked.steps, asked.share, shared)
     record = asked.record or os.environ.get("MATEX_RECORD", "")
     picture = live.show_picture(record if asked.live else "")
     with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:
@@ -253,8 +254,7 @@ def make_command_line(run: Run) -> list[str]:
 
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
-    elsewhere = mpirun_options.chooses_hosts(asked.options, os.environ)
-    shared = cache.find_cache_folder() if elsewhere else None
+    shared = run_options.choose_shared(asked, os.environ)
     if asked.restarts or "MATEX_STATE" in os.environ:
         asked = run_options.settle_strategy(asked, os.environ)
         return restarts.run_with_restarts(

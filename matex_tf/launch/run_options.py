@@ -8,12 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from matex_tf import settings
 from matex_tf.launch import check_run
+from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
 
@@ -241,6 +243,11 @@ def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
         elif equals or len(group) > 2:
             strategy = value or group[-1]
     return replace(run, strategy=strategy, options=options)
+
+
+def choose_shared(run: Run, environment: Mapping[str, str]) -> Path | None:
+    """The folder for what all hosts are to see; None where ranks are on this one only."""
+    return cache.find_cache_folder() if mpirun_options.chooses_hosts(run.options, environment) else None
 
 
 def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import sys
+from pathlib import Path
 
 import click
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 import launch
 from matex_tf.io import mirror
 from matex_tf.launch import check_run, cli, run_options
+from matex_tf.ops import cache
+from matex_tf.world import mpirun_options
 
 SCRIPT = """
 import numpy as np
@@ -129,6 +132,29 @@ def test_what_a_script_and_its_modules_write_beside_themselves_is_not_among_the_
     helper = "helper.log" if target[0] == "-m" else "tools/helper.log"
     assert outcome.code == 0 and sorted(outcome.files) == [helper, "tools/train.log"], outcome
     assert sorted(user.rglob("*")) == before
+
+
+def test_a_script_that_uses_what_lies_above_the_folder_is_told_that_it_is_not_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "data").touch()
+    for name in ("user", "shared"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "user")
+    Path("train.py").write_text("open('../data')")
+    command = [sys.executable]
+    assert check_run.check_script(1, ["train.py"], command, command, 5, parent=tmp_path / "shared") == 1
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "failed alone" in line]
+    assert f"as a copy at {tmp_path / 'shared' / 'matex-check-'}" in told and "start from the uppermost folder" in told
+
+
+@pytest.mark.parametrize("options, is_elsewhere", [([], False), (["--host", "localhost:2"], True)])
+def test_copies_lie_where_all_hosts_see_them(tmp_path, monkeypatch, options, is_elsewhere):
+    parents = []
+    monkeypatch.setattr(check_run, "check_script", lambda *given: parents.append(given[-1]) or 0)
+    for name in mpirun_options.ALLOCATIONS:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "x.py").touch()
+    assert cli.main(["run", "--check", *options, str(tmp_path / "x.py")]) == 0
+    assert parents == [cache.find_cache_folder() if is_elsewhere else None]
 
 
 def test_what_check_is_asked():
