@@ -153,7 +153,7 @@ def _is_own(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as end:  # no IPv6 in some kernels
-            if not _binds_foreign(family):
+            if not _may_bind_foreign(family):
                 end.bind((address, 0))
                 return True
             end.connect((address, 9))  # sends nothing
@@ -162,7 +162,7 @@ def _is_own(address: str) -> bool:
         return False
 
 
-def _binds_foreign(family: socket.AddressFamily) -> bool:
+def _may_bind_foreign(family: socket.AddressFamily) -> bool:
     """Whether sockets here may be bound to addresses of other hosts, as where one stands in for another."""
     version = "ipv6" if family == socket.AF_INET6 else "ipv4"
     try:
