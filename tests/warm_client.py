@@ -20,6 +20,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def main(path, servers, arguments):
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until it is known to whom they go
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path.replace("INDEX", str(int(rank) % servers)))
@@ -31,6 +32,7 @@ def main(path, servers, arguments):
     child = read(connection)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     status = read(connection)
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) != signal.SIGKILL:

@@ -149,26 +149,16 @@ def _find_addresses(name: str) -> set[str]:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host has the address, also one that its own name does not lead to: 127.0.1.1 does so often."""
+    """Whether this host has the address, also one that its own name does not lead to: 127.0.1.1 does so often.
+
+    What is sent to an address of one's own comes from it, so the kernel says. A second one of the same network may not.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as end:  # no IPv6 in some kernels
-            if not _may_bind_foreign(family):
-                end.bind((address, 0))
-                return True
             end.connect((address, 9))  # sends nothing
             return ipaddress.ip_address(address).is_loopback or end.getsockname()[0] == address
     except OSError:
-        return False
-
-
-def _may_bind_foreign(family: socket.AddressFamily) -> bool:
-    """Whether sockets here may be bound to addresses of other hosts, as where one stands in for another."""
-    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
-    try:
-        with open(f"/proc/sys/net/{version}/ip_nonlocal_bind") as file:
-            return file.read().strip() != "0"
-    except OSError:  # there is no such setting
         return False
 
 
