@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 
-def deal_block(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
+def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` when `n` rows are dealt to ranks in contiguous blocks.
 
     Args:
         n: an int or a scalar integer tensor.
-        rank: the same.
+        rank: an int.
         shares: the number of ranks, which then have equal shares, and any ranks behind them none; or the share of
             each, integers or a tensor of them that say which part of their sum a rank is to have.
 
@@ -26,9 +26,10 @@ def deal_block(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     have the longer ones; with fewer rows than ranks the last ranks have none (start == stop).
     """
     if isinstance(shares, int):
+        if rank >= shares:
+            return n, n
         base, extra = n // shares, n % shares
-        start, stop = rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
-        return _take_minimum(start, n), _take_minimum(stop, n)
+        return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
     if _is_tensor(n) or _is_tensor(shares):
         return _deal_block_in_graph(n, rank, shares)
     rows = count_dealt_rows(n, shares)
