@@ -221,6 +221,11 @@ def get_collective_seconds(kind: int) -> float:
     return get_library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
 
 
+def get_blocked_seconds() -> float:
+    """How long this process waited for other ranks and for sums while no gradient of its own came."""
+    return get_library().c.matex_blocked_seconds() if world.is_active() and _library is not None else 0.0
+
+
 @dataclass(frozen=True)
 class Waiting:
     """Where this process is in the sequence of collectives: the number of the next, or of the one that it waits at,

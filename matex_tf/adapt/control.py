@@ -20,10 +20,12 @@ WINDOWS = 3
 """The median of so many counts, or of as many as must ask for it."""
 SOON = 8
 """Windows."""
+BACK = 3.0
+"""A way back of up to so many times the last change undoes it; after a longer one the speeds are others."""
 MOST = 2.0
 """Times the equal share, at most: a rank's memory was enough for that one."""
 AT_ONCE = 2.0
-"""A share grows or shrinks by such a factor at most in one change."""
+"""A share grows or shrinks by such a factor at most in one change, or becomes equal again."""
 
 
 @dataclass
@@ -70,7 +72,9 @@ class Control:
         way = _compute_change(now, typical)
         if not way:
             return None
-        is_undone = self._age <= max(SOON, self._confirmed) and _compute_dot(way, self._last or way) <= 0
+        last = self._last or [0.0] * self.size
+        is_back = -BACK * _compute_dot(last, last) <= _compute_dot(way, last) < 0
+        is_undone = self._age <= max(SOON, self._confirmed) and is_back
         if is_undone:
             way = [step / 2 for step in way]  # one of the two was wrong
         shares = _round_to_units([part + step for part, step in zip(now, way)], units)
@@ -98,7 +102,7 @@ def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]
     speeds = [rows / took for rows, took in zip(had, seconds)]
     even = sum(now) / len(now)
     least = [max(1.0, rows / AT_ONCE) for rows in had]
-    most = [max(min(MOST * even, rows * AT_ONCE), low) for rows, low in zip(had, least)]
+    most = [max(min(MOST * even, rows * AT_ONCE), even, low) for rows, low in zip(had, least)]
     wanted = divide_within_bounds(sum(now), speeds, least, most)
     takes = max(rows / speed for rows, speed in zip(wanted, speeds))
     if max(seconds) - takes <= GAIN * max(seconds):

@@ -32,8 +32,6 @@ WAITING = 0.5
 """Who waits for its input for more of the time is no faster with fewer rows."""
 NAMED = 4
 
-_UPDATES, _TENSORS = 1, 2  # see `ops.count`
-
 
 @dataclass(frozen=True)
 class Window:
@@ -142,7 +140,7 @@ class Adapting:
         """A step begins."""
         if not self._steps:
             self._waited = bottlenecks.get_waited_seconds()
-        self._outside = ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS)
+        self._outside = ops.get_blocked_seconds()
         self._begun = time.perf_counter()
 
     def end_step(self, numbers: Callable[[], Sequence[float]]) -> None:
@@ -152,7 +150,7 @@ class Adapting:
             numbers: gives those of the step (`step_weight`).
         """
         took = time.perf_counter() - self._begun
-        mine = took - (ops.get_collective_seconds(_UPDATES) + ops.get_collective_seconds(_TENSORS) - self._outside)
+        mine = took - (ops.get_blocked_seconds() - self._outside)
         self._steps.append((mine, took))
         if len(self._steps) == 1:
             self._first = _compute_rows(numbers())

@@ -74,7 +74,7 @@ class Pace:
     def count_step(self) -> None:
         """A step is over."""
         self.steps += 1
-        self._end = time.perf_counter(), ops.get_collective_seconds(1) + ops.get_collective_seconds(2)
+        self._end = time.perf_counter(), ops.get_blocked_seconds()
         if self.steps == 0:
             self._begin, self._waited = self._end, get_waited_seconds()
 

@@ -199,7 +199,7 @@ def main():
             (lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED)
         )
         executor.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
-        executor.ops = SimpleNamespace(get_collective_seconds=lambda kind: 0.0) if case in CLOCK else matex_ops
+        executor.ops = SimpleNamespace(get_blocked_seconds=lambda: 0.0) if case in CLOCK else matex_ops
         executor.leases.agree_on(())
         slowness[:] = [1.0] * size
         Work.rows.clear()

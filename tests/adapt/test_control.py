@@ -46,6 +46,8 @@ def test_what_does_not_depend_on_rows_only_makes_it_slower_to_get_there():
 
 def test_slices_are_equal_again_once_nothing_slows_a_rank():
     assert changes(lambda window: [1, 2] if window < 20 else [1, 1]) == {1: [85, 43], 21: [64, 64]}
+    last, again = list(changes(lambda window: [1, 5] if window < 40 else [1, 1]).items())[-2:]
+    assert last[1][1] < 32 and again == (41, [64, 64]), "at once, however small the slice was"
 
 
 def test_a_short_disturbance_changes_nothing():
@@ -63,6 +65,11 @@ def test_a_change_that_is_soon_undone_is_half_undone_and_makes_the_next_one_hard
     found = changes(slow, windows=400)
     assert found[1] == [85, 43] and found[3][0] > 43
     assert len(found) < 6
+
+
+def test_a_long_way_back_is_no_wrong_change_undone():
+    found = changes(lambda window: [1, 5] if window < 8 else [1, 1], fixed=20)
+    assert found[5] == [106, 22] and found[9] == [79, 49], "not half of it"
 
 
 def test_bounds_of_a_change():

@@ -28,7 +28,7 @@ def test_much_communication(notes, monkeypatch, waited, steps, said):
         watch = bottlenecks.Pace()
         watch.rows = 64
         for step in range(steps + 1):
-            monkeypatch.setattr(bottlenecks.ops, "get_collective_seconds", lambda kind, step=step: waited * step / 2)
+            monkeypatch.setattr(bottlenecks.ops, "get_blocked_seconds", lambda step=step: waited * step)
             watch.count_step()
         watch.judge_steps()
     assert len(notes) == said
@@ -38,7 +38,7 @@ def test_much_communication(notes, monkeypatch, waited, steps, said):
 
 @pytest.mark.parametrize("why, said", [("a reason", True), (None, False)])
 def test_much_waiting_for_a_pipeline(notes, monkeypatch, why, said):
-    monkeypatch.setattr(bottlenecks.ops, "get_collective_seconds", lambda kind: 0.0)
+    monkeypatch.setattr(bottlenecks.ops, "get_blocked_seconds", lambda: 0.0)
     watch = bottlenecks.Pace()
     watch.whole_pipeline = why
     for step in range(31):

@@ -80,6 +80,28 @@ def test_other_collectives_in_the_same_step():
         np.testing.assert_allclose(second, np.array([2, 6]) * SIZE)
 
 
+def test_seconds_in_which_a_rank_is_blocked():
+    """Ways that wait at once count once, and nothing counts before the last gradient of this rank has come."""
+    naps = (0.0, 0.6) if RANK == SIZE - 1 else (0.3, 0.0)
+
+    @tf.function
+    def step(x):
+        (reduced,) = ops.reduce_gradients([late(naps[0])(x)], ["first"], 1.0)
+        return reduced, ops.allreduce(late(naps[1])(x) + 1.0, "mean")
+
+    x = tf.constant([1.0, 2.0])
+    for _ in range(2):
+        ops.barrier()
+        before, start = ops.get_blocked_seconds(), time.perf_counter()
+        step(x)
+        took, blocked = time.perf_counter() - start, ops.get_blocked_seconds() - before
+    if SIZE == 1:
+        assert blocked == 0
+    else:
+        assert blocked <= took - max(naps)
+        assert blocked > 0.05 or RANK == SIZE - 1
+
+
 def test_what_a_gradient_is_made_of_is_met_for_before_its_update_is_announced():
     """Else ranks that differ could wait for each other (docs/protocol.md)."""
 

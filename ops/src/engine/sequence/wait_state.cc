@@ -6,14 +6,24 @@
 namespace matex {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Waiters {
   struct One {
     const std::function<std::string()>* what = nullptr;
     const Layout* layout = nullptr;
-    std::chrono::steady_clock::time_point since;
+    Clock::time_point since;
   };
   std::mutex mutex;
   One all[kWaiters];
+  Clock::time_point blocked_since;
+  Clock::duration blocked{0};
+
+  // Exchanges of objects come between steps.
+  bool IsBlocked() const {
+    return all[static_cast<int>(Waiter::kSequence)].what != nullptr ||
+           all[static_cast<int>(Waiter::kOverlapped)].what != nullptr;
+  }
 };
 
 Waiters& TheWaiters() {
@@ -26,19 +36,35 @@ Waiters& TheWaiters() {
 void Wait(Waiter waiter, const std::function<std::string()>* what, const Layout* layout) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
-  waiters.all[static_cast<int>(waiter)] = {what, layout, std::chrono::steady_clock::now()};
+  const Clock::time_point now = Clock::now();
+  if (!waiters.IsBlocked()) waiters.blocked_since = now;
+  waiters.all[static_cast<int>(waiter)] = {what, layout, now};
 }
 
 void GoOn(Waiter waiter) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
+  const bool was_blocked = waiters.IsBlocked();
   waiters.all[static_cast<int>(waiter)].what = nullptr;
+  if (was_blocked && !waiters.IsBlocked()) waiters.blocked += Clock::now() - waiters.blocked_since;
+}
+
+void NoteGradient() {
+  Waiters& waiters = TheWaiters();
+  std::lock_guard<std::mutex> lock(waiters.mutex);
+  waiters.blocked_since = Clock::now();
+}
+
+double BlockedSeconds() {
+  Waiters& waiters = TheWaiters();
+  std::lock_guard<std::mutex> lock(waiters.mutex);
+  return std::chrono::duration<double>(waiters.blocked).count();
 }
 
 bool LongestWait(Waiting* waiting) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   bool found = false;
   for (const Waiters::One& one : waiters.all) {
     if (one.what == nullptr) continue;

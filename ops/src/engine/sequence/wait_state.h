@@ -34,6 +34,13 @@ struct Waiting {
   std::string what;
 };
 
+// A gradient of this process came: until now it has computed, whoever waited meanwhile.
+void NoteGradient();
+
+// How long this process waited for other ranks and for sums, in the sequence or the overlapped way, while nothing else of
+// a step was seen to go on. Where both ways wait, the time counts once.
+double BlockedSeconds();
+
 // The longest wait of now; false if nobody waits.
 bool LongestWait(Waiting* waiting);
 

@@ -77,6 +77,7 @@ class Overlapped {
         update.here[entry] = true;
         update.ready[entry] = Since(update.announced);
         RecordReady(update.part.layout->entries()[entry]);
+        NoteGradient();
         // A thread that is woken up in vain takes the core from the one that computes.
         if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
         return;
