@@ -59,21 +59,23 @@ class Measured:
     def __init__(self, asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
         self.asked, self._describe_updates = asked, describe_updates
         self.base = 0
+        self._began: tuple[float, float] | None = None
+        """When the first update was over, by the clock and by what this process had computed."""
         self._lock = threading.Lock()
         self._stored = False
 
     def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
-        began, seconds = 0.0, SECONDS if self.asked.ranks else SECONDS_OF_RANKS
+        seconds = SECONDS if self.asked.ranks else SECONDS_OF_RANKS
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
                 updates = ops.count_completed(_GRADIENTS)
                 if updates == 0:
                     self.base = read_resident_bytes("VmRSS")
-                elif not began:
-                    began = time.monotonic()
-                late = began and time.monotonic() - began > seconds
+                elif self._began is None:
+                    self._began = time.monotonic(), time.process_time()
+                late = self._began is not None and time.monotonic() - self._began[0] > seconds
                 if updates >= self.asked.steps or (late and updates >= LEAST):
                     break
         self.store_steps()
@@ -95,9 +97,16 @@ class Measured:
                     dtype=str),
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
-                    update=json.dumps(self._describe_updates()),
+                    update=json.dumps(self._describe_updates()), cores=self._count_cores(),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
+
+    def _count_cores(self) -> float:
+        """How many cores this process has kept busy since its first update."""
+        if self._began is None:
+            return 0.0
+        began, computed = self._began
+        return (time.process_time() - computed) / max(time.monotonic() - began, 1e-9)
 
 
 _READY = records.ACTIVITIES.index("ready")

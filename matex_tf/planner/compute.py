@@ -104,6 +104,13 @@ class Compute:
         """The share of the cores that other processes took while such ranks were measured."""
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
+    def count_idle_cores(self, ranks: int, cores: int) -> float:
+        """How many of the `cores` of such a rank its computation leaves idle, as one on a GPU does; 0 where that was not
+        measured.
+        """
+        used = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
+        return max(cores - max(used), 0.0)
+
     def _interpolate_line(self, ranks: int, line: Line, rows: float | None = None) -> float:
         """What `line` of these ranks' group says of their rows, or of `rows`; a single point goes as ranks that fill a
         host do.

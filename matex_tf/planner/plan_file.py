@@ -75,6 +75,8 @@ class Size:
     """The share of this host's cores that other processes took meanwhile."""
     update: float = 0.0
     """Seconds of a step in which optimizers update the weights, which are its first; 0 if that was not measured."""
+    cores: float | None = None
+    """How many cores a copy kept busy while it trained; None in a plan of before."""
 
     @property
     def typical(self) -> float:

@@ -204,8 +204,10 @@ class Predictor:
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
         ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
         meeting = self.links.estimate_small(ranks, 0)
-        # What transfers take of a rank's cores is not there to compute.
-        longer = 1 + self.links.estimate_cpu_seconds(sum(sizes)) / max(1, plan.cores // plan.ranks_per_host) / computed
+        # What transfers take of a rank's cores, beyond what is idle, is not there to compute.
+        cores = max(1, plan.cores // plan.ranks_per_host)
+        taken = self.links.estimate_cpu_seconds(sum(sizes)) - self.compute.count_idle_cores(ranks, cores) * computed
+        longer = 1 + max(taken, 0.0) / cores / computed
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
         for name, sum_of in self.links.list_algorithms(ranks).items():

@@ -142,6 +142,8 @@ def test_what_transfers_take_of_a_core_makes_overlapped_computation_longer():
     # 4.04 MB at 0.1 ns a byte, of a rank with one core.
     assert free.overlapped and 0 < taken.step - free.step <= 4.04e-4 * 1.01
     assert not all_of_it.overlapped
+    sizes = tuple(replace(size, cores=0.0) for size in a_plan().sizes)
+    assert Predictor(a_plan(links=(link, between[1]), sizes=sizes)).predict_step(16).step == free.step, "on a device"
 
 
 def test_a_link_is_the_last_line_that_ranks_print():

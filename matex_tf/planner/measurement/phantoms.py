@@ -79,7 +79,7 @@ def measure_copies(
         ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
-        statistics.median(steps.update for steps in alike),
+        statistics.median(steps.update for steps in alike), max(float(notes["cores"]) for notes, _, _ in found),
     )  # fmt: skip
     return Measurement(size, first, found[0][2], Update(**json.loads(str(found[0][0]["update"]))))
 
