@@ -76,7 +76,10 @@ def test_a_piece_that_is_lost_with_its_copy_is_restored_from_the_kept_state(tmp_
 @pytest.mark.parametrize(
     "ranks, kills, strategy",
     [
-        pytest.param(4, "accumulated:9:0 unknown:7:1 own:10:0", "allreduce", marks=pytest.mark.more),
+        *(
+            pytest.param(4, "accumulated:9:0 unknown:7:1 own:10:0", strategy, marks=pytest.mark.more)
+            for strategy in ("allreduce", "sharded")
+        ),
         # A function that the step calls keeps its trace.
         pytest.param(3, "own:10:0 accumulated:9:1", "sharded", marks=pytest.mark.more),
         (3, "several:2:1 sparse:8:0", "allreduce"),

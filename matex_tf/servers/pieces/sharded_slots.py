@@ -195,8 +195,11 @@ class Holding:
         """How many there were, with MATEX_ELASTIC: pieces are the same as long as this is."""
         return int(self._updates.numpy())
 
-    def take_apart(self) -> None:
-        """In a graph: give this rank its pieces of slots that are whole, and the memory of these back."""
+    def take_apart(self, gradients: Sequence[Any]) -> None:
+        """In a graph: give this rank its pieces of slots that are whole, and the memory of these back.
+
+        The update that comes counts once `gradients` are there: where data are at their end, there is none.
+        """
         import tensorflow as tf
 
         def take() -> None:
@@ -212,7 +215,8 @@ class Holding:
             self._is_whole.assign(False)
 
         if settings.get_settings().elastic:
-            self._updates.assign_add(1)
+            with tf.control_dependencies(list(gradients)):
+                self._updates.assign_add(1)
         tf.cond(self._is_whole, take, lambda: None)
 
     def make_whole(self) -> None:
