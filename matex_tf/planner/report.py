@@ -33,12 +33,13 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     for one in predictions:
         epoch = plan.epoch_steps * one.step / 60 / (one.ranks if plan.scaling == "weak" else 1)
         sign, shares = SIGNS[one.mark], SIGNS[one.efficiency_mark]
+        rate = one.rows_a_second if plan.rows else 1 / one.step
         parts = [f"{SIGNS[one.compute_mark]}{one.compute * 1e3:.1f}"]
         parts += [f"{SIGNS[one.link_mark]}{part * 1e3:.1f}" for part in (one.exposed, one.small)]
         made.add_row(
             str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
             f"{sign}{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
-            f"{sign}{one.rows_a_second if plan.rows else 1 / one.step:.4g}", f"{shares}{one.efficiency:.2f}",
+            f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{shares}{one.efficiency:.2f}",
             *([f"{sign}{epoch:.1f}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
         )  # fmt: skip
     return made
