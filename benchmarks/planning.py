@@ -28,6 +28,7 @@ from network import Hosts
 
 from matex_tf import memory
 from matex_tf.launch import cli
+from matex_tf.launch.planning import requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.planning.ranks import Launch, time_real_run
 from matex_tf.planner.compute import Compute
@@ -48,10 +49,10 @@ def script(name: str, rows: int) -> list[str]:
     return ["planning_worker.py", name, str(rows), "200"]
 
 
-def asked(ranks: Sequence[int], per_host: int, **other: object) -> planning.Asked:
+def asked(ranks: Sequence[int], per_host: int, **other: object) -> requests.Asked:
     """What `matex plan` would be asked on the command line."""
     usual = (list(ranks), per_host, "ethernet25", "strong", 0.7, 0.0, 1, 0, 0.0, phantoms.STEPS, "", "")
-    return replace(planning.Asked(*usual), **other)
+    return replace(requests.Asked(*usual), **other)
 
 
 def on_this_host(

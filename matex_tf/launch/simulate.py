@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from matex_tf.launch.planning.option_types import Numbers
+from matex_tf.launch.planning.option_types import Ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ class Seconds(click.ParamType):
 @click.command("simulate", context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
 @click.argument("plan", required=False, metavar="[PLAN.json]")
 @click.option(
-    "--ranks", type=Numbers(), metavar="N,...", help="How many ranks; the plan's largest measured unless told."
+    "--ranks", type=Ranks(), metavar="LIST", help="Such as 1,2,4,...,1024; the plan's largest measured unless told."
 )
 @click.option("--what", multiple=True, metavar="NAME=VALUE", help="What if; may stand several times.")
 @click.option("--timeline", metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE.")
@@ -139,6 +139,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
     read = [(name, what_if.read_changes(one)) for name, one in changes]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
+    notes: list[str] = []
     for count in ranks:
         for name, what in read:
             is_last = count == ranks[-1] and name == read[-1][0]
@@ -150,6 +151,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
             outcome = run.simulate_plan(plan, count, what, asked["steps"], asked["seed"], note)
             table.add_row(str(count), name, *_format_figures(outcome))
             assumptions += [one for one in outcome.assumptions if one not in assumptions]
+            notes += [outcome.note] * (bool(outcome.note) and outcome.note not in notes)
             if drawn and path:
                 drawn.write_file(path)
     console = Console()
@@ -157,6 +159,8 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
     console.print(
         "Times in ms. slowest: waiting for the slowest rank. exposed: transfers and other collectives, not hidden."
     )
+    for one in notes:
+        console.print(one + ".", highlight=False)
     if assumptions:
         console.print("assumed: " + "; ".join(assumptions) + ".", highlight=False)
     if asked["timeline"]:

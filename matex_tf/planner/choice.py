@@ -96,7 +96,7 @@ def _describe_next(predictor: Predictor, fit: Sequence[Prediction], best: Predic
     if not later:
         return ""
     after = min(later, key=lambda one: one.ranks)
-    alone = predictor.compute.estimate_seconds(1)
+    alone, _ = predictor.compute.estimate_alone(after.ranks)
     alone = alone * after.ranks if predictor.plan.scaling == "weak" else alone
     found = list_limits(after, alone)
     what = max(found, key=lambda name: found[name])

@@ -64,6 +64,8 @@ class Compute:
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
+        # How a step grows with rows, where a group has but one size, follows from that which has most.
+        self._shape = max(self._groups.values(), key=lambda one: (len(one.seconds.x), one.sizes[0].copies)).seconds
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _find_position(self, ranks: int) -> float:
@@ -86,6 +88,14 @@ class Compute:
     def estimate_whole_batch(self, ranks: int) -> float:
         """A step of which each of so many ranks on one host trains the whole batch by itself, typically."""
         return self._interpolate_line(ranks, self._choose_group(ranks).seconds, float(self.plan.rows))
+
+    def estimate_alone(self, ranks: int) -> tuple[float, str]:
+        """A step of one rank alone with as many cores as each of so many has, and what it stands on: for efficiency."""
+        whole, group = self.plan.whole, self._choose_group(ranks)
+        if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
+            return whole.typical, MEASURED
+        is_near = self.plan.rows <= max(group.x) * FAR
+        return self.estimate_whole_batch(ranks), MEASURED if is_near else EXTRAPOLATED
 
     def estimate_update(self, ranks: int) -> float:
         """Seconds of a step in which a rank updates all weights; 0 where that was not measured."""
@@ -112,21 +122,18 @@ class Compute:
         return max(cores - max(used), 0.0)
 
     def _interpolate_line(self, ranks: int, line: Line, rows: float | None = None) -> float:
-        """What `line` of these ranks' group says of their rows, or of `rows`; a single point goes as ranks that fill a
-        host do.
-        """
-        full = self._groups[self._full].seconds
-        rows = self._find_position(ranks) if rows is None else rows
-        grows = full(rows) / full(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
+        """What `line` of these ranks' group says of their rows, or of `rows`."""
+        return self._read_line(line, self._find_position(ranks) if rows is None else rows)
+
+    def _read_line(self, line: Line, rows: float) -> float:
+        grows = self._shape(rows) / self._shape(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
         return line(rows) * grows
 
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that no number of ranks lowers, and seconds of a row."""
         line = self._groups[self._full].seconds
-        if len(line.x) < 2:
-            return line.y[0], 0.0
-        none = line(0.0)
-        return none, max(line.y[-1] - none, 0.0) / line.x[-1]
+        none, most = self._read_line(line, 0.0), max(line.x[-1], self._shape.x[-1])
+        return none, max(self._read_line(line, most) - none, 0.0) / most if most else 0.0
 
     def estimate_memory_of_rows(self, rows: float) -> float:
         """Bytes that a process takes at most."""

@@ -139,7 +139,7 @@ class Plan:
     collectives: tuple[Collective, ...]
     """In their order."""
     sizes: tuple[Size, ...]
-    """By rising number of ranks."""
+    """By rising number of ranks, and of copies at once."""
     links: tuple[LinkMeasurement, ...] = ()
     network: str = ""
     """What is assumed between hosts where no link was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
@@ -157,8 +157,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.sizes:
             raise PlanFileError("no size was measured")
-        if [size.ranks for size in self.sizes] != sorted({size.ranks for size in self.sizes}):
-            raise PlanFileError("the measured sizes are not by rising number of ranks")
+        kinds = [(size.ranks, size.copies) for size in self.sizes]
+        if kinds != sorted(set(kinds)):
+            raise PlanFileError("the measured sizes are not by rising number of ranks, and of copies at once")
         for size in self.sizes:
             if len(size.ready) != len(self.gradients) or len(size.at) != len(self.collectives):
                 raise PlanFileError(f"of {size.ranks} ranks there are not as many times as gradients and collectives")

@@ -38,11 +38,21 @@ class Prediction:
     overlapped: bool
     compute_mark: str
     link_mark: str
+    alone_mark: str
+    """Of one rank with as many cores as each of these, which efficiency compares with."""
 
     @property
     def mark(self) -> str:
         """The weakest of what it stands on."""
-        return max(self.compute_mark, self.link_mark, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
+        return find_weakest(self.compute_mark, self.link_mark)
+
+    @property
+    def efficiency_mark(self) -> str:
+        return find_weakest(self.mark, self.alone_mark)
+
+
+def find_weakest(*marks: str) -> str:
+    return max(marks, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
 
 
 class Links:
@@ -56,6 +66,7 @@ class Links:
         if self._within:
             self.memory = fit_messages(self._within.bytes, self._within.seconds, self._within.ranks)
         self.network: AnyLink = parse_network(plan.network)
+        self.cpu_per_byte = self._between.cpu_per_byte if self._between else 0.0
         if self._between:
             self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
 
@@ -69,7 +80,7 @@ class Links:
 
     def estimate_cpu_seconds(self, size: float) -> float:
         """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
-        return size * self._between.cpu_per_byte if self._between else 0.0
+        return size * self.cpu_per_byte
 
     def list_algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
         """Seconds of a sum of so many bytes in one piece, by each way that changes no result."""
@@ -180,23 +191,28 @@ class Predictor:
         usual, rare = self.compute.estimate_slowest(ranks) if waits else (1.0, 1.0)
         waiting = compute * (usual - 1)
         step = compute + exposed + small + waiting
-        marks = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
-        doubt = 1.5 if EXTRAPOLATED in marks or ASSUMED in marks else 1.1  # of what is communicated
+        compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
+        doubt = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # of what is communicated
         busy = self.compute.find_busy_share(ranks)  # other work may be more or less another time
         low = compute * (1 - busy) + (exposed + small) / doubt
         high = compute * rare * (1 + busy) + (exposed + small) * doubt
         batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
-        alone = self.compute.estimate_seconds(1)
+        alone, alone_mark = self.compute.estimate_alone(ranks)
         times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
         return Prediction(
             ranks, ceil(ranks / plan.ranks_per_host), rows, compute, exposed, small, waiting, step,
             min(low, step), max(high, step), batch / step, times, self.compute.estimate_memory_of_rows(rows), algorithm,
-            overlapped,
-            *marks,
+            overlapped, compute_mark, link_mark, alone_mark,
         )  # fmt: skip
 
     def _estimate_small(self, ranks: int) -> float:
         return sum(self.links.estimate_small(ranks, one.bytes) for one in self.plan.collectives)
+
+    def estimate_slowdown(self, ranks: int, size: float) -> float:
+        """How much longer a rank computes while it sums so many bytes: transfers take its cores, those first that idle."""
+        cores, computed = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
+        taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
+        return 1 + max(taken, 0.0) / cores / computed
 
     def _predict_sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
         """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
@@ -204,10 +220,7 @@ class Predictor:
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
         ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
         meeting = self.links.estimate_small(ranks, 0)
-        # What transfers take of a rank's cores, beyond what is idle, is not there to compute.
-        cores = max(1, plan.cores // plan.ranks_per_host)
-        taken = self.links.estimate_cpu_seconds(sum(sizes)) - self.compute.count_idle_cores(ranks, cores) * computed
-        longer = 1 + max(taken, 0.0) / cores / computed
+        longer = self.estimate_slowdown(ranks, sum(sizes))
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
         for name, sum_of in self.links.list_algorithms(ranks).items():

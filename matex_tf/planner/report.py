@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from matex_tf.planner.choice import Choice, find_most_rows
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan, Size
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import Price, Refusal, choose_strategy
 
@@ -32,14 +32,15 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
         made.add_column(name, justify="right")
     for one in predictions:
         epoch = plan.epoch_steps * one.step / 60 / (one.ranks if plan.scaling == "weak" else 1)
-        sign = SIGNS[one.mark]
+        sign, shares = SIGNS[one.mark], SIGNS[one.efficiency_mark]
+        rate = one.rows_a_second if plan.rows else 1 / one.step
         parts = [f"{SIGNS[one.compute_mark]}{one.compute * 1e3:.1f}"]
         parts += [f"{SIGNS[one.link_mark]}{part * 1e3:.1f}" for part in (one.exposed, one.small)]
         made.add_row(
             str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
-            f"{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
-            f"{one.rows_a_second if plan.rows else 1 / one.step:.4g}", f"{one.efficiency:.2f}",
-            *([f"{epoch:.1f}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
+            f"{sign}{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
+            f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{shares}{one.efficiency:.2f}",
+            *([f"{sign}{epoch:.1f}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
         )  # fmt: skip
     return made
 
@@ -47,10 +48,11 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
 def format_heading(plan: Plan, predictor: Predictor) -> str:
     """What was measured."""
     fixed, row = predictor.compute.split_seconds()
-    sizes = ", ".join(f"{size.ranks}" for size in plan.sizes)
+    at_once = max(size.copies for size in plan.sizes)
     lines = [
-        f"measured here: as rank 0 of {sizes}, {plan.sizes[0].copies} at once, {len(plan.sizes[0].steps)} steps each; "
-        f"{fixed * 1e3:.1f} ms a step" + (f" + {row * 1e3:.3g} ms a row" if row else ", whatever the rows")
+        f"measured here: {_describe_sizes(plan)}",
+        f"with {at_once} at once: {fixed * 1e3:.1f} ms a step"
+        + (f" + {row * 1e3:.3g} ms a row" if row else ", whatever the rows"),
     ]
     for link in plan.links:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
@@ -63,13 +65,31 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
     return "\n".join(lines)
 
 
+def _describe_sizes(plan: Plan) -> str:
+    """Which ranks were measured, how many of them at once, and how many steps of all of these."""
+    groups: dict[int, list[Size]] = {}
+    for size in plan.sizes:
+        groups.setdefault(size.copies, []).append(size)
+    found = []
+    for copies, sizes in sorted(groups.items()):
+        counts = sorted({len(size.steps) for size in sizes})
+        steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        ranks = ", ".join(str(size.ranks) for size in sizes)
+        how = f"{copies} at once" if copies > 1 else "alone"
+        found.append(f"rank 0 of {ranks} ({how}, {steps} steps)")
+    return "; ".join(found)
+
+
 def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
     """What all of it stands on."""
     lines = []
     if memory and plan.rows:
         rows = find_most_rows(predictor, memory)
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
-    lines.append("~ extrapolated: beyond twice what was measured.  ? assumed.  Nothing: measured, or between measured.")
+    lines.append(
+        "~ extrapolated: beyond twice what was measured, or ranks of a host that is not full.  ? assumed.  Nothing: "
+        "measured, or between measured."
+    )
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)
 
@@ -82,10 +102,10 @@ def format_strategies(prices: Sequence[Price]) -> Table:
         made.add_column(name, justify="right")
     made.add_column("result")
     for one in prices:
-        step = one.step
+        step, sign = one.step, SIGNS[one.step.mark]
         made.add_row(
-            one.strategy, f"{SIGNS[step.mark]}{step.step * 1e3:.1f}", f"{step.low * 1e3:.1f} - {step.high * 1e3:.1f}",
-            f"{step.step / prices[0].step.step:.2f}", f"{one.slots / 1e6:.1f}",
+            one.strategy, f"{sign}{step.step * 1e3:.1f}", f"{sign}{step.low * 1e3:.1f} - {step.high * 1e3:.1f}",
+            f"{sign}{step.step / prices[0].step.step:.2f}", f"{one.slots / 1e6:.1f}",
             f"{SIGNS[one.memory_mark]}{one.memory / 2**20:.0f}",
             "statistical" if one.is_statistical else "that of the script alone",
         )  # fmt: skip
@@ -115,7 +135,9 @@ def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> 
     """The same as numbers: seconds, bytes."""
     return {
         "script": list(plan.script),
-        "predictions": [{**asdict(one), "mark": one.mark} for one in predictions],
+        "predictions": [
+            {**asdict(one), "mark": one.mark, "efficiency_mark": one.efficiency_mark} for one in predictions
+        ],
         "best": choice.best.ranks if choice.best else None,
         "reason": choice.reason,
         "assumptions": list(plan.assumptions),

@@ -11,7 +11,7 @@ from matex_tf.costs import collectives, pieces
 from matex_tf.costs.collectives import AnyLink
 from matex_tf.memory import MARGIN
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Update
-from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks
+from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks, find_weakest
 
 PERIOD = 8
 """The steps of `local` by which that is shown."""
@@ -35,7 +35,7 @@ class Price:
     @property
     def memory_mark(self) -> str:
         """The peak with another strategy is that of the phantom but for the optimizers' variables."""
-        return _find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
+        return find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
             ranks, links.per_host, owners, update.weights, links.network, links.memory
         )
     exposed += links.estimate_small(ranks, 0) + published
-    marks = mark, _find_weakest(usual.link_mark, EXTRAPOLATED)
+    marks = mark, find_weakest(usual.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(
         ranks, usual.compute - took * (1 - 1 / owners), exposed, usual.algorithm, usual.overlapped, marks
     )
@@ -188,10 +188,6 @@ def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Predi
     }
     best = min(took, key=lambda name: took[name])
     return predictor.make_prediction(ranks, usual.compute, took[best] / period, best, False)
-
-
-def _find_weakest(*marks: str) -> str:
-    return max(marks, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:

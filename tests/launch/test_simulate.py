@@ -72,7 +72,7 @@ def test_a_timeline_is_played_again(plan, capsys, tmp_path):
     "words, answer",
     [
         (["PLAN", "--what", "overlp=off"], "did you mean overlap?"),
-        (["PLAN", "--ranks", "none"], "as 4,16,64"),
+        (["PLAN", "--ranks", "none"], "1,2,4,...,1024"),
         (["PLAN", "--what", "slow=9:2", "--ranks", "4"], "ranks 0 to 3"),
         (["PLAN", "--whta", "x"], "--what"),
         (["no-such.json"], "no-such.json: No such file"),
@@ -92,3 +92,9 @@ def test_what_is_no_plan_is_said(capsys, tmp_path):
     path.write_text("[]")
     code, _, error = said(capsys, str(path))
     assert code == 2 and "no plan" in error
+
+
+def test_ranks_are_told_as_to_plan_and_what_cannot_be_is_said(plan, capsys):
+    code, table, _ = said(capsys, plan, "--ranks", "1,2,4,...,16", "--what", "overlap=on")
+    assert code == 0 and table.count("as planned") == 5
+    assert "overlap=on: nothing changes on 2 ranks of one host." in table

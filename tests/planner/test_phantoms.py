@@ -9,7 +9,7 @@ from planner_plans import a_plan
 
 import launch
 from matex_tf import settings
-from matex_tf.launch.planning import ranks, run
+from matex_tf.launch.planning import ranks, sizes
 from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 
@@ -86,11 +86,10 @@ def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checke
     monkeypatch.setattr(settings, "_current", None)
     monkeypatch.setattr(phantoms, "measure_copies", lambda *given: given[-1])
     for memory, limit in ((2.0**30, 1 << 30), (0.0, 9 << 30)):
-        wanted = SimpleNamespace(memory=memory, steps=5, scaling="strong")
+        wanted = SimpleNamespace(ranks=[4], copies=2, memory=memory, steps=5, scaling="strong")
         limits = {"MATEX_MEMORY": str(limit), "MATEX_MICROBATCH": "8"}
-        assert run._measure_copies(["train.py"], 4, 2, wanted) == limits, (
-            "where no limit is given, that of MATEX_MEMORY"
-        )
+        found = sizes.Sizes(["train.py"], wanted)._measure_copies(4, 2)
+        assert found == limits, "where no limit is given, that of MATEX_MEMORY"
 
 
 def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(tmp_path, monkeypatch, capsys):

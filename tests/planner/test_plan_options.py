@@ -6,7 +6,8 @@ import pytest
 from matex_tf import memory
 from matex_tf.launch.cli import main, matex
 from matex_tf.launch.planning.option_types import Bytes, Network, Ranks, Time
-from matex_tf.launch.planning.run import choose_sizes, read_options
+from matex_tf.launch.planning.requests import read_options
+from matex_tf.launch.planning.sizes import choose_sizes
 
 plan = matex.commands["plan"]
 
@@ -57,3 +58,9 @@ def test_errors_of_the_command(capsys, tmp_path):
     assert main(["plan", "nowhere.py"]) == 2 and "no file nowhere.py" in capsys.readouterr().err
     assert main(["plan", "--deadline", "6h", __file__]) == 2 and "needs --epoch-steps" in capsys.readouterr().err
     assert main(["plan", "--check", str(tmp_path / "plan.json")]) == 1
+
+
+def test_what_stands_after_the_plan_of_a_check_is_refused(capsys, tmp_path):
+    path = str(tmp_path / "plan.json")
+    assert main(["plan", "--check", path, "--host", "a,b"]) == 2
+    assert "--host is to stand before it" in capsys.readouterr().err

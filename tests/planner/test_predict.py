@@ -14,7 +14,7 @@ from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, report
 from matex_tf.planner.choice import choose_ranks
 from matex_tf.planner.compute import Compute, compute_expected_maximum
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, PlanFileError, read_link
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, Gradient, PlanFileError, read_link
 from matex_tf.planner.predict import Predictor, parse_network
 
 RANKS = [1, 2, 4, 8, 16, 32, 64]
@@ -172,3 +172,62 @@ def test_a_network_is_a_name_or_two_numbers():
     for wrong in ("token ring", "1", "-1:5", "1:0"):
         with pytest.raises(ValueError, match="expected one of ethernet1"):
             parse_network(wrong)
+
+
+def a_plan_of_16_cores(**changed):
+    """1 ms and 0.1 ms a row for ranks of a full host, which have a core each; alone, with 16 cores, a tenth of it."""
+    sizes = [
+        replace(a_plan().sizes[1], ranks=n, copies=16, rows=64 // n, steps=(1e-3 + 6.4e-3 / n,) * 5) for n in (16, 64)
+    ]
+    alone = replace(a_plan().sizes[0], steps=(7.4e-4,) * 5)
+    return a_plan(sizes=(alone, *sizes), cores=16, ranks_per_host=16, links=(), **changed)
+
+
+def test_efficiency_compares_equal_cores():
+    predictor = Predictor(a_plan_of_16_cores())
+    alone, few, host = map(predictor.predict_step, (1, 2, 16))
+    assert alone.efficiency == 1 and alone.efficiency_mark == MEASURED
+    assert host.efficiency == pytest.approx(7.4e-3 / (16 * host.step))
+    small = (Gradient("b", 40), Gradient("a", 400))
+    slow = a_plan_of_16_cores(gradients=small)
+    slow = Predictor(replace(slow, sizes=(replace(slow.sizes[0], steps=(4e-3,)), *slow.sizes[1:])))
+    chosen = choose_ranks(slow, list(map(slow.predict_step, (1, 16))), 0.3)
+    assert chosen.best.ranks == 16, "which the script alone with 16 cores would need 2.3 times as long for"
+    # 64 rows are more than twice the 4 rows of a rank of a full host; two ranks are priced with a core each.
+    assert host.alone_mark == few.alone_mark == EXTRAPOLATED and host.compute_mark == MEASURED
+    assert few.compute_mark == EXTRAPOLATED and few.compute == pytest.approx(4.2e-3)
+    assert few.efficiency == pytest.approx(7.4e-3 / (2 * few.step))
+    whole = replace(a_plan().sizes[0], copies=16, steps=(9e-3,))
+    host = Predictor(a_plan_of_16_cores(whole=whole)).predict_step(16)
+    assert host.efficiency == pytest.approx(9e-3 / (16 * host.step)) and host.alone_mark == MEASURED
+    # Where a host has one rank, that is measured alone, and has as many cores as all others.
+    sizes = tuple(replace(size, copies=1) for size in a_plan().sizes)
+    one = Predictor(a_plan(sizes=sizes, cores=16, ranks_per_host=1)).predict_step(4)
+    assert one.efficiency == pytest.approx(7.4e-3 / (4 * one.step)) and one.alone_mark == MEASURED
+
+
+def test_of_one_size_of_a_full_host_rows_are_priced_as_those_of_ranks_alone():
+    sizes = (a_plan().sizes[0], replace(a_plan().sizes[2], copies=1), a_plan().sizes[2])
+    found = Compute(a_plan(sizes=tuple(sorted(sizes, key=lambda size: (size.ranks, size.copies)))))
+    assert found.estimate_seconds(2) == pytest.approx(4.2e-3, rel=1e-6)
+    assert found.split_seconds() == (pytest.approx(1e-3), pytest.approx(1e-4))
+
+
+def test_figures_carry_the_marks_of_what_they_are_made_of():
+    plan = a_plan_of_16_cores()
+    table = report.format_table(plan, list(map(Predictor(plan).predict_step, (1, 16, 32))))
+    shown = {column.header: list(column.cells) for column in table.columns}
+    for name in ("step ms", "range", "rows/s", "efficiency", "epoch min"):
+        alone, host, hosts = shown[name]
+        assert alone[0].isdigit() and host[0] == hosts[0] == "?", (name, shown[name])
+    measured = replace(plan, links=(replace(a_plan().links[0], ranks=16),))
+    table = report.format_table(measured, [Predictor(measured).predict_step(16)])
+    marks = {column.header: next(iter(column.cells))[0] for column in table.columns}
+    assert marks["efficiency"] == "~" and marks["rows/s"].isdigit() and marks["range"].isdigit()
+
+
+def test_the_heading_tells_what_was_measured_alone_and_what_at_once():
+    plan = a_plan_of_16_cores()
+    said = report.format_heading(plan, Predictor(plan))
+    assert "rank 0 of 1 (alone, 5 steps); rank 0 of 16, 64 (16 at once, 5 steps)" in said
+    assert "with 16 at once: 1.0 ms a step + 0.1 ms a row" in said

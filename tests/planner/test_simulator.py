@@ -119,6 +119,30 @@ def test_with_nothing_changed_a_step_is_the_planners():
             assert found.waiting == pytest.approx(0)
 
 
+def test_with_nothing_changed_a_step_is_the_planners_where_transfers_take_cores():
+    times = tuple(30e-6 + size * 2e-9 for size in plan_file.LINK_BYTES)
+    link = plan_file.LinkMeasurement(plan_file.TWO_HOSTS, 2, 2, plan_file.LINK_BYTES, times, times, 0.0)
+    plan, free = (a_plan(links=(dataclasses.replace(link, cpu_per_byte=cpu),)) for cpu in (2e-9, 0.0))
+    planned, found = predict.predict_step(plan, 64), simulated(plan=plan)
+    assert planned.overlapped and planned.step > 1.02 * predict.predict_step(free, 64).step
+    assert found.step == pytest.approx(planned.compute + planned.exposed + planned.small, rel=0.01)
+    assert found.compute == pytest.approx(planned.compute)
+    assert simulated("overlap=off", plan=plan).step == simulated("overlap=off", plan=free).step
+    assert simulated("link=ethernet25", plan=plan).step == simulated("link=ethernet25", plan=free).step
+
+
+def test_what_cannot_be_on_one_host_is_said():
+    for word in ("overlap=on", "link=ethernet1", "compression=fp16", "buckets=each"):
+        found = simulated(word, count=16)
+        assert found.step == simulated(count=16).step, word
+        name = word if word == "overlap=on" else word.partition("=")[0]
+        assert found.note == f"{name}: nothing changes on 16 ranks of one host"
+        assert not any("link" in one for one in found.assumptions)
+        assert simulated(word, count=64).note == simulated(count=16).note == ""
+    assert "the link between hosts as given" in simulated("link=ethernet1").assumptions[0]
+    assert simulated("algorithm=ring", count=1).note.startswith("algorithm: nothing changes on 1 rank of")
+
+
 def test_what_ifs_change_what_they_name():
     planned = simulated()
     assert simulated("overlap=off").step > planned.step

@@ -10,7 +10,7 @@ import click
 
 from matex_tf.costs import collectives
 from matex_tf.launch.planning import option_types as plan_words
-from matex_tf.launch.planning import ranks
+from matex_tf.launch.planning import ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Count, Run
 from matex_tf.planner import choice
@@ -80,13 +80,16 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
         if not script:
             raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
 
+        if check and len(script) > 1:
+            raise click.UsageError(f"--check takes a plan only; {script[1]} is to stand before it")
+
         try:
             if check:
                 return ranks.check_predictions(
-                    script[0], run_on, make_launch_command, planning.split_hosts(given["hosts"])
+                    script[0], run_on, make_launch_command, requests.split_hosts(given["hosts"])
                 )
             check_target(Run(ranks=1, target=list(script)))
-            return planning.plan_script(planning.read_options(given), script, make_launch_command)
+            return planning.plan_script(requests.read_options(given), script, make_launch_command)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:
             print(f"matex plan: {error}", file=sys.stderr)
             return 1

@@ -30,7 +30,8 @@ class Ranks(click.ParamType):
             elif word.isascii() and word.isdigit() and 1 <= int(word) <= MOST_RANKS:
                 found.append(int(word))
             else:
-                raise click.UsageError(f"--ranks expects numbers such as 1,2,4,...,1024; {value!r} was given")
+                option = param.opts[-1] if param else "--ranks"
+                raise click.UsageError(f"{option} expects numbers such as 1,2,4,...,1024; {value!r} was given")
         return sorted(set(found))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+
+import click
 
 from matex_tf import settings
 from matex_tf.ops import cache
@@ -16,7 +19,7 @@ from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
-from matex_tf.world import placement
+from matex_tf.world import mpirun_options, placement
 
 CHECKED_STEPS = 60
 """By the 36th ranks have chosen whether updates overlap."""
@@ -41,19 +44,24 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
     where = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
-    words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
     try:
+        words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
         link = plan_file.read_link(ended.stdout)
     except subprocess.TimeoutExpired:
         why = "they had not ended after 120 s"
     except plan_file.PlanFileError:
         why = ended.stderr[-500:]
+    except click.ClickException as error:  # there is no mpirun, or that of another MPI
+        why = error.format_message()
+    except OSError as error:
+        why = str(error)
     else:
         if not options or link.hosts > 1:
             return link
         why = "these names are one host's"
-    print(f"matex: nothing was measured between {ranks} ranks{where}: {why}", file=sys.stderr)
+    stands_in = "" if options else "; 8 GB/s a rank are assumed"
+    print(f"matex: nothing was measured between {ranks} ranks{where}{stands_in}: {why}", file=sys.stderr)
     return None
 
 
@@ -75,6 +83,8 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
     for one in predictions:
         needed = ceil(one.ranks / made.ranks_per_host)
         options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
+        if unlike := describe_difference(made, one.ranks, options):
+            print(f"matex: {unlike}", file=sys.stderr)
         try:
             took = time_real_run(made, one, options, launch)
         except phantoms.NotMeasured as error:
@@ -83,6 +93,16 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
             continue
         print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{one.step / took - 1:+8.1%}")
     return wrong
+
+
+def describe_difference(made: Plan, ranks: int, options: Sequence[str]) -> str:
+    """In what the places of so many ranks that are started differ from those that were predicted; "" if they do not."""
+    hosts, cores = ceil(ranks / made.ranks_per_host), len(placement.list_cores())
+    if ranks == 1 or mpirun_options.chooses_hosts(options, os.environ) or (hosts == 1 and ranks <= cores):
+        return ""
+    where = f"{hosts} hosts" if hosts > 1 else f"one host of {made.ranks_per_host} ranks"
+    hint = f". --host A,B names {hosts} hosts" if hosts > 1 else ""
+    return f"{ranks} ranks are predicted on {where} and measured on this one, of {cores} cores, which is no test{hint}"
 
 
 def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:

@@ -38,7 +38,14 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 
 
 class NotMeasured(RuntimeError):
-    """The script could not be measured; the text says how far it came, and why."""
+    """The script could not be measured; the text says how far it came, and why.
+
+    `updates`: how many it had trained. `is_late`: it was too slow.
+    """
+
+    def __init__(self, text: str = "", updates: int = 0, is_late: bool = False):
+        super().__init__(text)
+        self.updates, self.is_late = updates, is_late
 
 
 @dataclass(frozen=True)
@@ -198,4 +205,5 @@ def read_copy(
     else:
         reached = f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
     last = "\n".join(said.strip().splitlines()[-20:])
-    raise NotMeasured(f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip())
+    text = f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip()
+    raise NotMeasured(text, updates, code is None)

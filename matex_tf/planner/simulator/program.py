@@ -50,6 +50,16 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     )
 
 
+def scale_program(program: Program, times: float) -> Program:
+    """The same step, all of which is so many times as late."""
+    return dataclasses.replace(
+        program,
+        compute=program.compute * times,
+        ready=tuple(at * times for at in program.ready),
+        meetings=tuple((at * times, name, size) for at, name, size in program.meetings),
+    )
+
+
 def shorten_program(program: Program, compute: float) -> Program:
     """The same step with so many seconds of computation, in which nothing is later than its end."""
     return dataclasses.replace(

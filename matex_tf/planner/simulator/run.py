@@ -26,7 +26,8 @@ SERVER_STEPS = 60
 class Outcome:
     """Mean seconds of a step, and of these: computation, waiting for the slowest, and what nothing hides of transfers.
 
-    `rows`: of all ranks in a step. `transfers` of an update. `assumptions`: what was not measured.
+    `rows`: of all ranks in a step. `transfers` of an update. `assumptions`: what was not measured. `note`: what of the
+    changes cannot be.
     """
 
     step: float
@@ -37,6 +38,7 @@ class Outcome:
     transfers: int
     assumptions: tuple[str, ...]
     events: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,22 +92,26 @@ def simulate_plan(
     links = predictor.links
     links.per_host = what.ranks_per_host or links.per_host
     assumptions = []
+    is_between = ranks > links.per_host
     if what.link is not None:
-        links.network = what.link
-        assumptions.append("the link between hosts as given")
-    elif ranks > links.per_host and links.find_mark(ranks) == plan_file.ASSUMED:
+        links.network, links.cpu_per_byte = what.link, 0.0
+        if is_between or what.servers is not None:
+            assumptions.append("the link between hosts as given, which takes no core")
+    elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what.servers is not None:
         return _simulate_with_servers(program, ranks, links.network, what, rows, assumptions, seed)
     if what.overlap and not plan.overlaps:
         raise NotAsked("overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped")
+    unused = [] if is_between else list_unused(what, ranks)
     planned = predictor.predict_step(ranks)
     if what.strategy and ranks > 1:
         planned = find_price(predictor, ranks, what.strategy).step
         program = programs.shorten_program(program, planned.compute)
         assumptions.append(f"what {what.strategy} exchanges, which follows from sums (docs/planner.md)")
     boundaries: buckets.Plan | None = None
+    longer = 1.0
     meetings = [links.estimate_small(ranks, size) for _, _, size in program.meetings]
     if what.strategy and ranks > 1:
         prices = rank_events.Prices((), planned.exposed, meetings)
@@ -113,8 +119,10 @@ def simulate_plan(
         prices = rank_events.Prices((), 0.0, [0.0] * len(meetings))
     else:
         sums = _Sums(ranks, links, what.algorithm or planned.algorithm, what.compression)
-        overlaps = planned.overlapped if what.overlap is None else what.overlap
+        overlaps = planned.overlapped if what.overlap is None else what.overlap and is_between
         if overlaps and program.sizes:
+            longer = predictor.estimate_slowdown(ranks, program.bytes * _count_sent(what.compression))
+            program = programs.scale_program(program, longer)
             boundaries = _choose_boundaries(program, what.buckets, sums.estimate_bucket)
         prices = rank_events.Prices(
             [
@@ -128,10 +136,30 @@ def simulate_plan(
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)
     result = rank_events.simulate_ranks(program, ranks, steps, boundaries, prices, disturbance, seed, note)
     transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
+    compute = result.mean_compute / longer  # what transfers take of the cores counts to them, as in a plan
     return Outcome(
-        result.step, result.mean_compute, result.waiting, result.exposed, rows, transfers, tuple(assumptions),
-        result.events,
+        result.step, compute, result.waiting, result.exposed + result.mean_compute - compute, rows, transfers,
+        tuple(assumptions), result.events,
+        f"{', '.join(unused)}: nothing changes on {ranks} rank{'s' * (ranks > 1)} of one host" if unused else "",
     )  # fmt: skip
+
+
+def list_unused(what: WhatIf, ranks: int) -> list[str]:
+    """The changes that ranks of one host cannot have: nothing goes between hosts, and sums take the computing cores."""
+    changes: dict[str, object] = {
+        "overlap=on": what.overlap,
+        "buckets": what.buckets != "best",
+        "link": what.link is not None,
+        "compression": what.compression,
+        "algorithm": what.algorithm and ranks == 1,
+    }
+    return [name for name, is_asked in changes.items() if is_asked]
+
+
+def _count_sent(compression: str) -> float:
+    """The part of the gradients' bytes that travels."""
+    kind, _, share = compression.partition(":")
+    return {"": 1.0, "topk": 2 * float(share or 0)}.get(kind, 0.5)
 
 
 def _choose_boundaries(program: Program, way: str | float, price: buckets.Price) -> buckets.Plan:

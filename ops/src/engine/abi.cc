@@ -97,12 +97,10 @@ MATEX_EXPORT int64_t matex_count(int kind) {
 }
 
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
-
+MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
 MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
 }
-
-MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
 
 // Where this process waits for others: 1, with since how many seconds, the number of the collective and, in `text`, its
 // place; 0 if it does not. `number` is in any case that of the collective which this process comes to next.
