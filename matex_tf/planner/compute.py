@@ -115,9 +115,7 @@ class Compute:
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
-        """How many of the `cores` of such a rank its computation leaves idle, as one on a GPU does; 0 where that was not
-        measured.
-        """
+        """How many of the `cores` of such a rank its computation leaves idle, as one on a GPU does; 0 if unmeasured."""
         used = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
         return max(cores - max(used), 0.0)
 

@@ -209,7 +209,7 @@ class Predictor:
         return sum(self.links.estimate_small(ranks, one.bytes) for one in self.plan.collectives)
 
     def estimate_slowdown(self, ranks: int, size: float) -> float:
-        """How much longer a rank computes while it sums so many bytes: transfers take its cores, those first that idle."""
+        """How much longer a rank computes while it sums so many bytes: transfers take its cores, idle ones first."""
         cores, computed = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
         taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
         return 1 + max(taken, 0.0) / cores / computed
