@@ -43,7 +43,7 @@ class SubmitCommand(click.Command):
             return super().parse_args(ctx, args)
         refuse_misspelt(script[0], following, takes)
         if own:
-            told = f"{shlex.join(own)} after {script[0]} is of the job; the script's own arguments may follow `--`"
+            told = f"{shlex.join(own)} after {script[0]} goes to the job; the script's own arguments may follow `--`"
             print(f"matex: {told}", file=sys.stderr)
         return super().parse_args(ctx, [*head, *own, "--", script[0], *left])
 
