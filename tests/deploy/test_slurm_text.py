@@ -227,7 +227,7 @@ def test_options_of_the_job_may_follow_the_script(words, nodes, time, runs, caps
     [
         (
             ["train.py", "--nodes", "4", "--epochs", "9", "--name", "a b"],
-            "matex: --nodes 4 --name 'a b' after train.py goes to the job; the script's own arguments may follow `--`\n",
+            "matex: --nodes 4 --name 'a b' after train.py goes to the job; the script's own arguments may follow `--`",
         ),
         (["--nodes", "4", "train.py", "--name", "a", "--time=3"], "matex: --name, --time=3 after train.py goes to the"),
         (["--nodes", "4", "train.py", "--epochs", "9", "--", "--name", "a"], ""),
