@@ -105,7 +105,10 @@ def _say_how_ranks_start() -> None:
         return
     with contextlib.suppress(settings.SettingError):  # which is nobody's concern alone
         if not settings.get_settings().disable:
-            notes.print_note("this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks")
+            notes.print_note(
+                "this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks, and here "
+                'matex_tf.launch("script.py", ranks=4)'
+            )
 
 
 def _record_first_steps() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import following, kubernetes, run_folder, slurm
+from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.options import Asked, Options, merge_options
@@ -55,6 +55,7 @@ _OF_SLURM = (
     click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours)."),
     click.option("--name", metavar="NAME", help="Of the job; that of the script unless told."),
     click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told."),
+    click.option("--cpus", metavar="CPUS", help="How many each rank gets; of Kubernetes, each worker."),
     click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node."),
     click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'."),
     click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
@@ -73,6 +74,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(
     "submit",
+    cls=after_script.SubmitCommand,
     context_settings={**_HELP, "allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of Slurm or Kubernetes, and follow it.",
 )
@@ -82,7 +84,6 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
 @add_slurm_options
 @click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
-@click.option("--cpus", metavar="CPUS", help="Of Kubernetes: of each worker.")
 @click.option("--memory", metavar="BYTES", help="Of Kubernetes: of each worker, as 32Gi.")
 @click.option("--namespace", metavar="NAMESPACE", help="Of Kubernetes.")
 @click.option("--claim", metavar="NAME", help="Of Kubernetes: the volume that all pods see, where the state is kept.")
@@ -100,6 +101,8 @@ def submit_script(
 
     \b
     matex submit --slurm --nodes 4 --ranks-per-node 2 --time 2:00:00 train.py --epochs 90
+
+    Options may also follow SCRIPT.py, if none of the job stands before it: matex submit --slurm train.py --nodes 4
 
     Ctrl-C leaves the job. Warned of its time limit, or preempted, it keeps its state, is queued again, and goes on.
 
@@ -132,7 +135,7 @@ def submit_script(
 
     def submit_and_follow() -> int:
         job = does.submit_job(asked, target)
-        following.print_line(f"{does.describe_job(job, asked)} ({_suggest_commands(job)})")
+        following.print_line(f"{does.describe_job(job, asked)} ({_suggest_commands(job, asked.ranks > 1)})")
         return 0 if no_follow else _follow_job(does, job)
 
     return _run_action("submit", submit_and_follow)
@@ -158,7 +161,7 @@ def follow_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
     """
-    does, found = _find_job(job, namespace)
+    does, found = find_job(job, namespace)
     return _run_action("follow", lambda: _follow_job(does, found))
 
 
@@ -170,7 +173,7 @@ def cancel_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's name of it, or the folder of its run.
     """
-    does, found = _find_job(job, namespace)
+    does, found = find_job(job, namespace)
 
     def end_job() -> int:
         jobs.cancel_job(does, found)
@@ -180,13 +183,13 @@ def cancel_job(job: str, namespace: str) -> int:
     return _run_action("cancel", end_job)
 
 
-def _find_job(job: str, namespace: str) -> tuple[Any, Job]:
+def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     """Which cluster's job it is, by its folder or by its name. Raises click.UsageError."""
     folder = Path(job)
     if folder.is_dir():
         try:
-            cluster, name = run_folder.read_note(folder)
-            return CLUSTERS[cluster][1], Job(name, str(folder))
+            cluster, found = run_folder.read_note(folder)
+            return CLUSTERS[cluster][1], found
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
     if job.isascii() and job.isdigit():
@@ -199,9 +202,12 @@ def _find_job(job: str, namespace: str) -> tuple[Any, Job]:
     raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
 
 
-def _suggest_commands(job: Job) -> str:
+def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
     which = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
-    return f"follow: matex follow {which}; end: matex cancel {which}"
+    # What lies on a volume of Kubernetes may not be seen here.
+    is_seen = is_recorded and job.folder and Path(job.folder).parent.is_dir()
+    watch = f"watch: matex top {shlex.quote(job.folder)}; " if is_seen else ""
+    return f"follow: matex follow {which}; {watch}end: matex cancel {which}"
 
 
 def _follow_job(does: Any, job: Job) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf.deploy import following
+from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
@@ -43,7 +43,6 @@ class Kubernetes(Options):
     """What a job takes of Kubernetes. `claim` is the PersistentVolumeClaim that all pods see as `folder`."""
 
     image: str = ""
-    cpus: str = ""
     memory: str = ""
     namespace: str = ""
     claim: str = ""
@@ -66,18 +65,25 @@ class Kubernetes(Options):
             if not re.match(r"[A-Za-z_]\w*=", text, re.ASCII):
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
 
+    def name_folder(self, name: str) -> str:
+        """Where pods see the folder of the run `name`; "" without a volume."""
+        return f"{self.folder.rstrip('/')}/{name}" if self.claim else ""
+
 
 def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob. `name` is what Kubernetes calls it."""
+    folder, note = asked.name_folder(name), run_folder.format_note("kubernetes", name, asked.namespace).strip()
+    at = shlex.quote(folder)
     script = _SCRIPT.format(
         setup="".join(f"{line}\n" for line in asked.setup),
-        ended=f"{asked.folder}/{name}.ended" if asked.claim else "",
+        ended=f"{at}/{run_folder.EXIT_CODE}" if folder else "",
+        note=f"mkdir -p {at} && echo {shlex.quote(note)} > {at}/{run_folder.NOTE}\n" if folder else "",
         command=shlex.join(asked.make_command(target, ["--hostfile", HOSTFILE])),
         again=os.EX_TEMPFAIL,
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
-        variables["MATEX_STATE"] = f"{asked.folder}/{name}.state"
+        variables |= {"MATEX_STATE": f"{folder}/state", "MATEX_RECORD": folder}
     # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
     launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:
@@ -139,7 +145,7 @@ _SCRIPT = """\
 child= ended={ended}
 trap 'kill -TERM $child' TERM
 [ ! -e "$ended" ] || exit $(cat "$ended")
-{setup}{command} & child=$!
+{note}{setup}{command} & child=$!
 wait $child
 while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
@@ -166,7 +172,7 @@ def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     Raises:
         JobError: Kubernetes refused it; nothing of it is left there.
     """
-    job = Job(make_name(asked.name), namespace=asked.namespace)
+    job = Job(name := make_name(asked.name), asked.name_folder(name), asked.namespace)
     try:
         answer = _run_kubectl(job, "create", "-f", "-", given=format_job(asked, target, job.id))
         if answer.returncode:
@@ -286,6 +292,6 @@ def cancel_job(job: Job) -> None:
 def describe_job(job: Job, asked: Kubernetes) -> str:
     """What was submitted, in a line."""
     where = f" in namespace {job.namespace}" if job.namespace else ""
-    kept = "" if asked.claim else "; without --claim nothing is kept for another start"
+    kept = f"; {job.folder} on volume {asked.claim}" if asked.claim else "; without --claim nothing is kept or recorded"
     size = f"{format_count(asked.nodes, 'worker')}, {format_count(asked.ranks, 'rank')}"
     return f"MPIJob {job.id}{where}: a launcher and {size}{kept}"

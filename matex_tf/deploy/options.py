@@ -27,6 +27,7 @@ class Options:
     """What every cluster is asked for. A wrong value raises ValueError or TypeError.
 
     `run` are more options of `matex run`, and `matex` is our command where the job runs, each written as for a shell.
+    `cpus` are those of each rank; under Kubernetes of each worker.
     """
 
     nodes: int = 1
@@ -34,6 +35,7 @@ class Options:
     time: str = ""
     name: str = ""
     restarts: int = 3
+    cpus: str | int = ""
     gpus_per_node: int = 0
     setup: Sequence[str] = ()
     run: Sequence[str] = ()
@@ -57,6 +59,8 @@ class Options:
                 object.__setattr__(self, one.name, tuple(value))
             elif isinstance(one.default, int):
                 arguments.check_whole_number(self.get_kind(), one.name, value, least.get(one.name, 0))
+            elif one.name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, "cpus", str(value))
             elif not isinstance(value, str):
                 raise TypeError(f"expected {one.name} to be text; given {arguments.describe_value(value)}")
             elif one.name != "matex" and not value.isprintable():

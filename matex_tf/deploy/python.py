@@ -63,7 +63,7 @@ class Here:
 
 
 class LaunchedRun:
-    """A run that `launch` has started. `folder` has its output and records; "" if they are in a cluster's volume."""
+    """A run that `launch` has started. `folder` has its records: under Kubernetes on the volume, "" without one."""
 
     def __init__(self, does: Any, job: Job):
         self._does, self._job = does, job
@@ -111,14 +111,20 @@ class LaunchedRun:
         job.cancel_job(self._does, self._job)
 
     def metrics(self) -> list[dict[str, float]]:
-        """What `fit` logged of each epoch that has ended, with its number as "epoch"."""
+        """What `fit` logged of each epoch that has ended, with its number as "epoch".
+
+        Raises:
+            RuntimeError: nothing is recorded, or on a volume that this machine does not see.
+        """
         if not self.folder:
-            raise RuntimeError(f"the records of {self.id} are in the volume of the cluster: read them there")
+            raise RuntimeError(f"nothing of {self.id} is recorded: that needs a volume, matex_tf.Kubernetes(claim=...)")
+        if not Path(self.folder).parent.is_dir():
+            raise RuntimeError(f"{self.id} is recorded in {self.folder} of its volume, which this machine does not see")
         try:
             run = recording.open_run(self.folder)
         except recording.RecordingError:
             return []  # the first epoch has not ended
-        done = progress.list_epochs([event for start in run.starts for event in start.events])
+        done = progress.list_kept_epochs(run.starts)
         return [{"epoch": each.number, **each.logs} for each in done]
 
 

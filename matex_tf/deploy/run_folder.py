@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from matex_tf.deploy.job import Job
 from matex_tf.io import atomic
 
 RUNS = Path("runs")
-NOTE = "job.json"
+NOTE, EXIT_CODE = "job.json", "exit-code"
 
 
 def propose_folder(name: str) -> Path:
@@ -69,21 +70,27 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def format_note(cluster: str, job: str, namespace: str = "") -> str:
+    """Which job a run is, as its folder has it."""
+    return json.dumps({"cluster": cluster, "job": job, **({"namespace": namespace} if namespace else {})}) + "\n"
+
+
 def write_note(folder: Path, cluster: str, job: str) -> None:
     """Note which job the run is."""
     with atomic.write_beside(str(folder / NOTE)) as beside:  # whoever is killed here leaves no half of it
-        Path(beside).write_text(json.dumps({"cluster": cluster, "job": job}) + "\n")
+        Path(beside).write_text(format_note(cluster, job))
 
 
-def read_note(folder: Path) -> tuple[str, str]:
-    """Which cluster and job a run is. Raises OSError, or ValueError where the note is not one."""
+def read_note(folder: Path) -> tuple[str, Job]:
+    """Of which cluster a run is, and which job. Raises OSError; ValueError or KeyError where the note is not one."""
     noted = json.loads((folder / NOTE).read_text())
-    return noted["cluster"], noted["job"]
+    return noted["cluster"], Job(noted["job"], str(folder), noted.get("namespace", ""))
 
 
 def find_folder(cluster: str, job: str) -> str:
     """The folder here of a job's run; "" if there is none."""
     for path in RUNS.glob(f"*/{NOTE}"):
-        if read_note(path.parent) == (cluster, job):
-            return str(path.parent)
+        where, found = read_note(path.parent)
+        if (where, found.id) == (cluster, job):
+            return found.folder
     return ""

@@ -48,6 +48,8 @@ class Slurm(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
+            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for word in self.sbatch:
             if not word.startswith("-") or not word.isprintable():
                 raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
@@ -69,6 +71,7 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
         "--job-name": asked.name,
         "--nodes": asked.nodes,
         "--ntasks-per-node": asked.ranks_per_node,
+        "--cpus-per-task": asked.cpus,
         "--gpus-per-node": asked.gpus_per_node or "",
         "--time": asked.time,
         "--account": asked.account,
@@ -211,9 +214,10 @@ def find_state(job: Job) -> State:
     answer = _ask("scontrol", "show", "job", job.id)
     if answer.returncode == 0 and (found := _parse_field(answer.stdout, "JobState")):
         reason, nodes = _parse_field(answer.stdout, "Reason"), _parse_field(answer.stdout, "NodeList")
+        code = _parse_field(answer.stdout, "ExitCode")
         again = int(_parse_field(answer.stdout, "Restarts") or 0)
         if found in _ENDS:
-            return State(ENDED, found, again, parse_exit_code(found, _parse_field(answer.stdout, "ExitCode")))
+            return State(ENDED, found, again, slurm_messages.parse_exit_code(found, code))
         if nodes in ("", "(null)"):
             return State(WAITING, f"{found} ({reason})", again, means=slurm_messages.explain_wait(reason))
         return State(RUNNING, f"{found} on {nodes}", again)
@@ -236,21 +240,10 @@ def _find_ended_state(job: Job) -> State:
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
         if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
-            return State(ENDED, name, code=parse_exit_code(name.split(" ")[0], code))
-    if job.folder and (noted := Path(job.folder, "exit-code")).is_file():
+            return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
+    if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))
     return State(FORGOTTEN, "is not known to Slurm, or no longer; how it ended is not known")
-
-
-def parse_exit_code(name: str, codes: str) -> int | None:
-    """The exit code of a job of this state, of Slurm's `code:signal`; never 0 unless the job is COMPLETED."""
-    code, _, number = codes.partition(":")
-    if name == "COMPLETED":
-        return 0
-    if code.isdigit() and int(code):
-        return int(code)
-    # Beyond a signal's numbers Slurm marks what memory ended.
-    return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:

@@ -90,3 +90,14 @@ def _list_available(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""  # it would have helped; what sbatch said stands without it
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
+
+
+def parse_exit_code(name: str, codes: str) -> int | None:
+    """The exit code of a job of this state, of Slurm's `code:signal`; never 0 unless the job is COMPLETED."""
+    code, _, number = codes.partition(":")
+    if name == "COMPLETED":
+        return 0
+    if code.isdigit() and int(code):
+        return int(code)
+    # Beyond a signal's numbers Slurm marks what memory ended.
+    return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None

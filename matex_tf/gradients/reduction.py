@@ -141,17 +141,21 @@ def _choose_weight() -> int:
     return 0 if tf.executing_eagerly() else 1
 
 
-def scale_gradients(gradients: Sequence[Any], weight: Any = None) -> list[Any]:
-    """Each gradient times this rank's weight in the step; zeros, not products, where the weight is 0."""
+def scale_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """This rank's part of each gradient, which is to be added to others: zeros, not products, where its weight is 0."""
     import tensorflow as tf
 
-    weight = step_weight.read_numbers()[_choose_weight()] if weight is None else weight
-    return [
-        None
-        if gradient is None
-        else tf.where(weight > 0, gradient * tf.cast(weight, gradient.dtype), tf.zeros_like(gradient))
-        for gradient in map(_make_dense, gradients)
-    ]
+    weight = step_weight.read_numbers()[_choose_weight()]
+    in_graph = not tf.executing_eagerly()
+
+    def scale(gradient: Any) -> Any:
+        part = _make_partial(gradient) if in_graph else gradient
+        scaled = tf.where(weight > 0, part * tf.cast(weight, part.dtype), tf.zeros_like(part))
+        if in_graph:  # what is no part was noted
+            declarations.declare_placement(scaled, make_partial(0))
+        return scaled
+
+    return [None if gradient is None else scale(gradient) for gradient in map(_make_dense, gradients)]
 
 
 @programs.mark_ours()

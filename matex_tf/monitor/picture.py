@@ -14,6 +14,7 @@ from rich.text import Text
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.progress import format_bytes
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
+from matex_tf.runtime import exit_marks
 
 WINDOW = 10.0
 """Seconds that the figures are means of."""
@@ -64,6 +65,11 @@ def has_ended(run: Run) -> bool:
     start = run.starts[-1]
     recent = read_recent(start, 0)
     return len(recent) == start.size and all(series.ended for series in recent.values())
+
+
+def has_asked_again(run: Run) -> bool:
+    """Whether it ended in order to be started again, as near a time limit or where it is preempted."""
+    return bool(run.events) and run.events[-1].get("end") == exit_marks.EXIT_REQUEUE
 
 
 def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:

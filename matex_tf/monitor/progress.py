@@ -20,11 +20,29 @@ class Epoch:
     number: int
     of: int | None
     logs: dict[str, float]
+    call: int | None = None
+    """The number of the call of `fit`, where the state of the run is kept."""
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
     """The epochs, in the order in which they ended."""
-    return [Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {})) for one in events if "epoch" in one]
+    return [
+        Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {}), one.get("call"))
+        for one in events
+        if "epoch" in one
+    ]
+
+
+def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
+    """The epochs of all starts. A start goes on from the last kept state: what came after that is trained again."""
+    kept: list[Epoch] = []
+    for start in starts:
+        done = list_epochs(start.events)
+        first = min(((one.call, one.number) for one in done if one.call is not None), default=None)
+        if first is not None:
+            kept = [one for one in kept if one.call is None or (one.call, one.number) < first]
+        kept += done
+    return kept
 
 
 def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:

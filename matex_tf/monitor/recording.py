@@ -30,6 +30,10 @@ class RecordingError(ValueError):
     """A folder holds no run that was recorded, or none that this version reads."""
 
 
+class NothingRecordedError(RecordingError):
+    """No rank has written anything yet."""
+
+
 @dataclass
 class Start:
     """One start of the run."""
@@ -67,14 +71,15 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     """What is in `folder`, but for the samples.
 
     Raises:
-        RecordingError: no run was recorded there.
+        NothingRecordedError: no run was recorded there.
+        RecordingError: this version does not read it.
     """
     root = Path(folder)
     found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
     starts = [_read_start(number, path) for number, path in found if (path / START).is_file()]
     if not starts:
         why = "there is no such folder" if not root.is_dir() else "no rank has written anything there"
-        raise RecordingError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
+        raise NothingRecordedError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
     return Run(str(folder), starts, list(_read_lines(root / "events.jsonl")))
 
 

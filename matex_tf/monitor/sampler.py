@@ -61,11 +61,15 @@ def start_sampler() -> None:
     _recorder.start_sampling()
 
 
-def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None) -> None:
-    """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures."""
+def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None, call: int | None = None) -> None:
+    """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures.
+
+    `call` is the number of the call of `fit`: an epoch that comes again, where a run goes on, is known by it.
+    """
+    of_call = {} if call is None else {"call": call}
     if _recorder is not None and _is_writer(_recorder):
         _recorder.write_event(
-            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs)
+            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **of_call
         )
 
 

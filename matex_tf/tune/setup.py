@@ -212,7 +212,8 @@ def format_trial_command(
     """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
     if job := settings.make_job():
-        start = ["submit", "--slurm", *format_options(job)]
+        # Where no option of the job stands before the script, those after it may be taken for the job.
+        start = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
     else:
         start = ["run", "-n", str(settings.ranks), *settings.options]
     words = ["matex", *start, *search.target, *place.list_options(asked.space, record.config)]

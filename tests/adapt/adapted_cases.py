@@ -19,6 +19,7 @@ import matex_tf
 from matex_tf import ops as matex_ops
 from matex_tf.adapt import executor
 from matex_tf.analysis import verdict
+from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
@@ -68,15 +69,16 @@ def crossed(y, outputs):
     return keras.losses.binary_crossentropy(same, outputs @ tf.transpose(outputs), from_logits=True)
 
 
-def made(normalises=False, loss=None, **how):
+def made(normalises=False, loss=None, notes=True, accumulates=None, **how):
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(11)
     layers = [keras.layers.Dense(8, activation="tanh")]
     if normalises:
         layers += [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Activation("tanh")]
-    model = keras.Sequential([keras.Input((6,)), Work(), *layers, keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((6,)), *([Work()] if notes else []), *layers, keras.layers.Dense(3)])
     loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    steps = {"gradient_accumulation_steps": accumulates} if accumulates else {}
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5, **steps)
     model.compile(
         optimizer, loss, metrics=["accuracy"], weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()], **how
     )
@@ -167,6 +169,35 @@ def loop(epochs=3, loss_of=None):
     return [seen], model.get_weights()
 
 
+def accumulated():
+    """The gradients of two batches make an update, of slices that were cut otherwise."""
+    return trained(made(accumulates=2), *data()[:2], batch_size=BATCH, epochs=4)
+
+
+def single_batches():
+    """`train_on_batch` of Keras 3."""
+    x, y, weights = data()
+    model, seen = made(normalises=True), []
+    for first in range(0, 4 * ROWS, BATCH):
+        part = np.arange(first, first + BATCH) % ROWS
+        seen.append(model.train_on_batch(x[part], y[part], sample_weight=weights[part]))
+    return [seen], model.get_weights()
+
+
+class Counts(keras.callbacks.Callback):
+    """Notes how many rows each step had, which XLA cannot."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        mean, _, _, of_rows = step_weight.read_values()
+        Work.rows.append(round(mean * of_rows))
+
+
+def compiled():
+    """XLA compiles each number of rows anew."""
+    model = made(notes=False, jit_compile=True)
+    return trained(model, *data(5 * BATCH)[:2], batch_size=BATCH, epochs=4, callbacks=[Counts()] if size > 1 else [])
+
+
 class Slows(keras.callbacks.Callback):
     """The last rank is slow in epochs 4 to 8 of 14."""
 
@@ -185,7 +216,7 @@ def slow_loop():
     return loop(epochs=8)
 
 
-FORCED = [arrays, repeated, mapped, loop, met, loop_met]
+FORCED = [arrays, repeated, mapped, loop, met, loop_met, accumulated, single_batches, compiled]
 CLOCK = [gone, slow_loop]
 
 

@@ -1,6 +1,7 @@
 """Runs whose slices change: the result is that of the script alone, and rows go where they take least time."""
 
 import functools
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from comparing import close
 import launch
 from matex_tf.monitor import recording
 from matex_tf.monitor.report import page
+from matex_tf.ops import build
 
 CASES = Path(__file__).with_name("adapted_cases.py")
 FORCED = ["arrays", "repeated", "mapped", "loop", "met", "loop_met"]
+OF_KERAS3 = ["accumulated", "single_batches"] if version("keras") >= "3" else []
 MEASURED = ["gone", "slow_loop"]
 ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
 ONE_SERVES = {"MATEX_STRATEGY": "servers:1:only"}
@@ -59,7 +62,11 @@ def assert_cut_otherwise(parts, names):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "forced, measured", [(["arrays", "loop_met"], ["gone"]), pytest.param(FORCED, MEASURED, marks=pytest.mark.more)]
+    "forced, measured",
+    [
+        (["arrays", "loop_met", *OF_KERAS3], ["gone"]),
+        pytest.param([*FORCED, *OF_KERAS3], MEASURED, marks=pytest.mark.more),
+    ],
 )
 def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_least_time(
     alone, forced, measured, tmp_path
@@ -96,14 +103,25 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
     ],
 )
 def test_the_result_is_that_of_the_script_alone_on_other_ranks(alone, ranks, env, tmp_path):
+    names = FORCED if env == LEGACY else [*FORCED, *OF_KERAS3]
     if env == LEGACY:
         (tmp_path / "alone").mkdir()
-        want = run_alone(tmp_path / "alone", FORCED, env)
+        want = run_alone(tmp_path / "alone", names, env)
     else:
-        want = alone(*FORCED)
-    _, parts = together(ranks, tmp_path, FORCED, env)
+        want = alone(*names)
+    _, parts = together(ranks, tmp_path, names, env)
     assert_same(parts, want)
-    assert_cut_otherwise(parts, FORCED)
+    assert_cut_otherwise(parts, names)
     if env == ONE_SERVES:
         # The first step may be called as the script alone calls it; then there is one row, of weight 0.
-        assert {int(step[-1]) for name in FORCED for step in rows(parts, name)[1:]} == {1}
+        assert {int(step[-1]) for name in names for step in rows(parts, name)[1:]} == {1}
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_what_xla_compiles_gives_the_result_of_the_script_alone(alone, tmp_path):
+    build.build_xla()
+    ended, parts = together(2, tmp_path, ["compiled"], {})
+    assert_same(parts, alone("compiled"))
+    assert_cut_otherwise(parts, ["compiled"])
+    assert "is turned off" not in ended.stderr

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from matex_tf.deploy import following, job, kubernetes
+from matex_tf.deploy import following, job, kubernetes, run_folder
 from matex_tf.deploy.kubectl import yaml_text
 from matex_tf.launch import cli
 
@@ -51,7 +51,9 @@ spec:
                 - SCRIPT
               env:
                 - name: "MATEX_STATE"
-                  value: "/runs/train-x7k2q.state"
+                  value: "/runs/train-x7k2q/state"
+                - name: "MATEX_RECORD"
+                  value: "/runs/train-x7k2q"
               volumeMounts:
                 - name: "runs"
                   mountPath: "/runs"
@@ -117,7 +119,7 @@ def test_the_job_as_text():
 
 def test_without_a_volume_nothing_is_started_again():
     text = kubernetes.format_job(kubernetes.Kubernetes(image="a", name="a", gpus_per_node=2), ["a.py"], "a-1")
-    assert "backoffLimit: 0" in text and "MATEX_STATE" not in text and "volume" not in text
+    assert "backoffLimit: 0" in text and "MATEX_" not in text and "volume" not in text
     assert '"nvidia.com/gpu": "2"' in text
 
 
@@ -138,13 +140,16 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
 
 @pytest.mark.parametrize("code, again", [(0, False), (3, False), (137, False), (75, True)])
 def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
-    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", claim="c", folder=str(tmp_path))
+    asked = kubernetes.Kubernetes(
+        name="a", image="a", matex="./matex", claim="c", folder=str(tmp_path), namespace="science"
+    )
     (tmp_path / "matex").write_text(f"#!/bin/bash\necho run >> runs\nexit {code}\n")
     (tmp_path / "matex").chmod(stat.S_IRWXU)
     words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
     for _ in range(2):
         assert subprocess.run(words, cwd=tmp_path).returncode == code
     assert (tmp_path / "runs").read_text().count("run") == 1 + again
+    assert run_folder.read_note(tmp_path / "a-1") == ("kubernetes", job.Job("a-1", str(tmp_path / "a-1"), "science"))
 
 
 def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):

@@ -15,7 +15,7 @@ import simulated_run
 from fake_commands import Fakes
 
 import matex_tf
-from matex_tf.deploy import following, job, notebook
+from matex_tf.deploy import following, job, notebook, python
 
 SCRIPT = """\
 import sys, time
@@ -79,6 +79,51 @@ def test_what_fit_logged_of_each_epoch(monkeypatch):
     lines = [{"t": at, "epoch": at, "logs": {"loss": 1 / at}} for at in (1, 2)]
     (start / "events-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert run.metrics() == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
+
+
+def write_start(folder, number, *epochs):
+    """A start of a run in which epochs of calls of `fit` have ended: (call, epoch, loss)."""
+    start = Path(folder, f"start-{number}")
+    start.mkdir(parents=True)
+    (start / "start.json").write_text(json.dumps({"format": 1}))
+    lines = [{"t": number, "call": call, "epoch": epoch, "logs": {"loss": loss}} for call, epoch, loss in epochs]
+    simulated_run.write_events(start, "events-0.jsonl", *lines)
+
+
+@pytest.mark.parametrize(
+    "starts, expected",
+    [
+        ([[(0, 1, 9), (0, 2, 8), (0, 3, 7)], [(0, 3, 6), (0, 4, 5)]], [9, 8, 6, 5]),
+        ([[(0, 1, 9), (0, 2, 8), (1, 1, 7), (1, 2, 6)], [(1, 2, 5)]], [9, 8, 7, 5]),
+        ([[(0, 1, 9), (0, 2, 8)], [(1, 1, 7)]], [9, 8, 7]),
+        ([[(0, 1, 9), (0, 2, 8)], [(0, 1, 7)]], [7]),
+        ([[(0, 1, 9)], [], [(0, 2, 8), (0, 3, 7)], [(0, 3, 6)]], [9, 8, 6]),
+    ],
+)
+def test_an_epoch_that_is_trained_again_counts_once(tmp_path, starts, expected):
+    for number, epochs in enumerate(starts, 1):
+        write_start(tmp_path / "runs" / "train-1", number, *epochs)
+    run = python.LaunchedRun(None, job.Job("4711", str(tmp_path / "runs" / "train-1")))
+    assert [one["loss"] for one in run.metrics()] == expected
+
+
+def test_the_records_of_a_job_of_kubernetes_are_on_its_volume(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    (tmp_path / "bin").mkdir()
+    Fakes(tmp_path / "bin").add("kubectl", "cat > /dev/null")
+    seen, unseen = str(tmp_path / "volume"), str(tmp_path / "elsewhere" / "volume")
+    run = matex_tf.launch("train.py", cluster=matex_tf.Kubernetes(image="i", claim="c", folder=unseen))
+    with pytest.raises(RuntimeError, match=f"recorded in {run.folder} of its volume, which this machine does not see"):
+        run.metrics()
+    Path(seen).mkdir()
+    run = matex_tf.launch("train.py", cluster=matex_tf.Kubernetes(image="i", claim="c", folder=seen))
+    assert run.folder == f"{seen}/{run.id}" and run.metrics() == []
+    write_start(run.folder, 1, (0, 1, 9))
+    assert run.metrics() == [{"epoch": 1, "loss": 9}]
+    run = matex_tf.launch("train.py", cluster=matex_tf.Kubernetes(image="i"))
+    assert run.folder == ""
+    with pytest.raises(RuntimeError, match="is recorded: that needs a volume"):
+        run.metrics()
 
 
 def test_in_a_notebook_a_cell_shows_the_run_until_it_ends(monkeypatch):

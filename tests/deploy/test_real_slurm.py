@@ -78,7 +78,8 @@ PLAIN = {"MATEX_DISABLE": "1"}  # the ranks are plain Python: what is tested is 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
-    words = ["submit", "--slurm", "--nodes", "2", "--time", "5", "--name", 'my "job" #1', "--run", NETWORK]
+    words = ["submit", "--slurm", "--nodes", "2", "--cpus", "1", "--time", "5"]
+    words += ["--name", 'my "job" #1', "--run", NETWORK]
     typed = ["two words", 'it\'s "quoted"', "new\nline", "$HOME"]
     found, out, err = cluster.matex(*words, "my train.py", str(code), *typed, env=PLAIN)
     assert found == code, out + err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, slurm
+from matex_tf.deploy import following, job, slurm, slurm_messages
 from matex_tf.launch import cli
 
 SHOWN = """\
@@ -66,7 +66,10 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     out, lines = said(capfd)
     assert out == "Epoch 1/2\nloss"
     assert lines == [
-        "job 4711 on partition all: 2 nodes, 2 ranks; runs/train-1 (follow: matex follow 4711; end: matex cancel 4711)",
+        (
+            "job 4711 on partition all: 2 nodes, 2 ranks; runs/train-1 "
+            "(follow: matex follow 4711; watch: matex top runs/train-1; end: matex cancel 4711)"
+        ),
         "4711 PENDING (Priority): others come first",
         "4711 RUNNING on n[1-2]",
         "4711 PENDING (BeginTime), requeued (1): Slurm lets some time pass before it starts a job again",
@@ -161,7 +164,7 @@ def test_the_end_of_a_job_that_slurm_has_let_go_of(fakes, tmp_path):
     ],
 )  # fmt: skip
 def test_exit_codes(name, codes, expected):
-    assert slurm.parse_exit_code(name, codes) == expected
+    assert slurm_messages.parse_exit_code(name, codes) == expected
 
 
 def test_only_a_job_that_is_there_can_be_cancelled(fakes, capfd):

@@ -174,6 +174,10 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm", "--name", "a\nb", "x.py"], "expected name to be one line of printable text; given 'a\\nb'"),
         (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --exclusive"),
         (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
+        (["--slurm", "--cpus", "0", "x.py"], "expected cpus to be a whole number, 1 or more, of each rank; given '0'"),
+        (["--slurm", "x.py", "--node", "4"], "there is no option --node; did you mean --nodes? If it is the script's"),
+        (["x.py", "--nodes", "4"], "where? For example: matex submit --slurm"),
+        (["--slurm", "x.py", "--nodes", "two"], "'two' is not a valid integer"),
     ],
 )
 def test_what_submit_cannot_do(words, message, capsys):
@@ -193,3 +197,53 @@ def test_a_job_of_a_module(capsys):
     assert cli.main(["submit", "--slurm", "--dry-run", "-m", "package.module", "-m", "1"]) == 0
     said = capsys.readouterr().out
     assert "run --restarts 3 -n 1 -m package.module -m 1 & child" in said and "--job-name=package.module\n" in said
+
+
+@pytest.mark.parametrize(
+    "words, nodes, time, runs",
+    [
+        (["--slurm", "train.py", "--nodes", "4", "--time", "2:00:00"], 4, "2:00:00", "train.py"),
+        (["train.py", "--nodes=4", "--slurm"], 4, "", "train.py"),
+        (["--slurm", "train.py", "data", "--lr", "-1", "--nodes", "4", "-n4"], 4, "", "train.py data --lr -1"),
+        (["--slurm", "train.py", "--nodes", "4", "--", "--time", "3", "--"], 4, "", "train.py --time 3 --"),
+        (["--slurm", "-m", "package.train", "-m", "1", "--nodes", "4"], 4, "", "-m package.train -m 1"),
+        (["--slurm", "train.py", "--epochs", "90"], 1, "", "train.py --epochs 90"),
+        (["--slurm", "train.py", "--", "--epochs", "90"], 1, "", "train.py --epochs 90"),
+        (["--slurm", "--nodes", "4", "train.py", "--time", "3"], 4, "", "train.py --time 3"),
+        (["--slurm", "--nodes", "4", "train.py", "--", "--node"], 4, "", "train.py -- --node"),
+        (["--slurm", "--", "train.py", "--nodes", "4"], 1, "", "train.py --nodes 4"),
+    ],
+)
+def test_options_of_the_job_may_follow_the_script(words, nodes, time, runs, capsys):
+    assert cli.main(["submit", "--dry-run", *words]) == 0
+    text = capsys.readouterr().out
+    assert f"#SBATCH --nodes={nodes}\n" in text and f"run --restarts 3 -n {nodes} {runs} & child" in text
+    assert not time or f"#SBATCH --time={time}\n" in text
+    assert ("#SBATCH --time=" in text) == bool(time)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (
+            ["train.py", "--nodes", "4", "--epochs", "9", "--name", "a b"],
+            "matex: --nodes 4 --name 'a b' after train.py goes to the job; the script's own arguments may follow `--`",
+        ),
+        (["--nodes", "4", "train.py", "--name", "a", "--time=3"], "matex: --name, --time=3 after train.py goes to the"),
+        (["--nodes", "4", "train.py", "--epochs", "9", "--", "--name", "a"], ""),
+        (["train.py", "--epochs", "9"], ""),
+    ],
+)
+def test_words_that_may_be_meant_otherwise_are_told(words, said, capsys):
+    assert cli.main(["submit", "--slurm", "--dry-run", *words]) == 0
+    told = capsys.readouterr().err
+    assert said in told if said else told == ""
+
+
+def test_each_rank_gets_the_cores_that_are_asked_for(tmp_path, capsys):
+    (tmp_path / "matex.toml").write_text("[slurm]\ncpus = 4\n")
+    assert cli.main(["submit", "--slurm", "--dry-run", "x.py"]) == 0
+    assert "#SBATCH --cpus-per-task=4\n" in capsys.readouterr().out
+    assert cli.main(["submit", "--slurm", "--dry-run", "--cpus", "8", "x.py"]) == 0
+    assert "#SBATCH --cpus-per-task=8\n" in capsys.readouterr().out
+    assert options.format_options(slurm.Slurm(cpus=8)) == ["--cpus=8"]

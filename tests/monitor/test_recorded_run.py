@@ -119,6 +119,6 @@ def test_a_restart_is_a_second_start_and_is_told(tmp_path):
     assert {series.ended for series in recording.read_all(run.starts[1]).values()} == {"ended"}
     told = [one["event"] for one in run.events]
     assert "restart 1 of 1" in told[1] and told[-1] == "ended with exit code 0"
-    assert progress.list_epochs(run.starts[1].events)[-1].number == 4
+    assert [one.number for one in progress.list_kept_epochs(run.starts)] == [1, 2, 3, 4]
     text = page.format_page(run)
     assert "restart 1 of 1" in text and "start 2, on 2 ranks on 1 host" in text

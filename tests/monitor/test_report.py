@@ -170,7 +170,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
     assert found.returncode == 1 and "no plan" in found.stderr and found.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
 def test_a_browser_shows_the_page_and_a_click_brings_out_a_rank(tmp_path):
     simulated.start(tmp_path, 4, 30, slow=2)
     text, _ = report(tmp_path)

@@ -120,4 +120,5 @@ def test_an_error_without_tensorflow_is_told_once(tmp_path):
 def test_an_interactive_session_learns_how_ranks_are_started(options, variables, lines):
     command = [sys.executable, *options, "-c", "import matex_tf, matex_tf.readers"]
     result = launch.execute(command, launch.environment(variables), 60).check()
-    assert result.stderr.count("matex run -n 4 script.py") == lines
+    for way in ("matex run -n 4 script.py", 'matex_tf.launch("script.py", ranks=4)'):
+        assert result.stderr.count(way) == lines

@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 
 import click
+from rich.console import Group, RenderableType
+from rich.text import Text
 
+from matex_tf.launch.monitoring.job_watch import JobWatch, Seen, find_run_folder
 from matex_tf.monitor import picture, prometheus, recording, waits
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
@@ -35,6 +38,8 @@ _LINES = 40  # of a picture that is not for a terminal
 def show_top(run: str, once: bool, collected: str | None) -> int:
     """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
 
+    RUN may also be the number of a job of Slurm. While that waits in the queue, also to be started again, this waits.
+
     It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
     """
     from rich.console import Console
@@ -42,16 +47,17 @@ def show_top(run: str, once: bool, collected: str | None) -> int:
 
     console = Console()
     try:
+        watch = JobWatch(find_run_folder(run))
         if collected:
-            return _collect_metrics(run, Path(collected), once)
+            return _collect_metrics(watch, Path(collected), once)
         if once or not console.is_terminal:
-            console.print(picture.draw_run(recording.open_run(run), _LINES))
+            console.print(_draw_run(watch.look_at_run(), _LINES))
             return 0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while True:
-                found = recording.open_run(run)
-                live.update(picture.draw_run(found, console.height), refresh=True)
-                if picture.has_ended(found):
+                seen = watch.look_at_run()
+                live.update(_draw_run(seen, console.height), refresh=True)
+                if seen.is_over:
                     return 0
                 time.sleep(_PAUSE)
     except (recording.RecordingError, OSError) as error:
@@ -59,15 +65,25 @@ def show_top(run: str, once: bool, collected: str | None) -> int:
         return 1
 
 
-def _collect_metrics(run: str, target: Path, once: bool) -> int:
+def _draw_run(seen: Seen, height: int) -> RenderableType:
+    drawn = [picture.draw_run(seen.run, height)] if seen.run is not None else []
+    return Group(*drawn, *([Text(seen.waits)] if seen.waits else []))
+
+
+def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
     """Write `target` anew every 15 s; with the run it goes, or its figures would be taken for those of now."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads what ends in .prom
+    said = ""
     try:
         while True:
-            found = recording.open_run(run)
-            part.write_text(prometheus.format_metrics(found))
-            part.replace(target)
-            if once or picture.has_ended(found):
+            seen = watch.look_at_run()
+            if seen.waits not in ("", said):
+                said = seen.waits
+                print(f"matex top: {said}", file=sys.stderr, flush=True)
+            if seen.run is not None:
+                part.write_text(prometheus.format_metrics(seen.run))
+                part.replace(target)
+            if once or seen.is_over:
                 return 0
             time.sleep(_COLLECTED)
     finally:
@@ -85,23 +101,34 @@ def _collect_metrics(run: str, target: Path, once: bool) -> int:
 def write_report(run: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, or of a search, which may still go on.
 
+    RUN may also be the number of a job of Slurm.
+
     It opens without a network.
     """
-    target = Path(output or os.path.join(run, "report.html"))
     try:
+        run = find_run_folder(run)
+        target = Path(output or os.path.join(run, "report.html"))
         if search_page.is_search(Path(run)):
             if plan:
                 raise click.UsageError("--plan goes with the report of a run; this is a search")
             target.write_text(search_page.format_page(Path(run)))
             print(target)
             return 0
-        found = recording.open_run(run)
+        found = _open_run(run)
         target.write_text(page.format_page(found, _describe_prediction(found, plan) if plan else ""))
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
     print(target)
     return 0
+
+
+def _open_run(folder: str) -> recording.Run:
+    """What is recorded there. Raises RecordingError; of a job that waits, with its state."""
+    try:
+        return recording.open_run(folder)
+    except recording.NothingRecordedError:
+        raise recording.RecordingError(f"{folder}: {JobWatch(folder).look_at_run().waits}") from None
 
 
 def _describe_prediction(run: recording.Run, path: str) -> str:

@@ -86,7 +86,7 @@ def _wrap_apply(original: Any) -> Any:
                 return original(self, grads, trainable_variables)
         if _is_accumulating(self):
             _accumulated[self] = targets
-            graph_ops.note_accounts(self.variables)
+            graph_ops.note_accounts(reduction.list_accumulators(self))
             try:
                 with reduction.take_as_reduced():
                     return original(self, reduction.scale_gradients(grads), trainable_variables)

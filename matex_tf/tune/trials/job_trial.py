@@ -185,7 +185,7 @@ class Jobs:
         """The trial whose job a search that was killed has submitted. Raises JobError where nobody knows."""
         if not has_job(folder):
             return None
-        number = run_folder.read_note(folder)[1] if (folder / run_folder.NOTE).is_file() else ""
+        number = run_folder.read_note(folder)[1].id if (folder / run_folder.NOTE).is_file() else ""
         if not number and (folder / BEGAN).is_file():
             number = (folder / BEGAN).read_text().strip()
         if not number:  # killed while it submitted it

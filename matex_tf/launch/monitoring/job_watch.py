@@ -1,0 +1,95 @@
+"""A run that is watched, with its job: whether that waits in a queue, and may still begin or come back."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from matex_tf.deploy import command, run_folder
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State
+from matex_tf.monitor import picture, recording
+
+ASK_EACH = 15.0  # seconds between two questions to the scheduler
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a run: its records, once it has any, and what its job is doing where that has none to run."""
+
+    run: recording.Run | None
+    waits: str
+    is_over: bool
+
+
+def find_run_folder(run: str) -> str:
+    """The folder that `run` names: itself, or that of the job of this number.
+
+    Raises:
+        RecordingError: nobody knows of the job, or where its folder is.
+    """
+    if os.path.isdir(run) or not (run.isascii() and run.isdigit()):
+        return run
+    try:
+        _, job = command.find_job(run, "")
+    except click.UsageError as error:
+        raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
+    if not job.folder:
+        raise recording.RecordingError(f"Slurm does not tell the folder of job {run}. Name it, as runs/train-1")
+    return job.folder
+
+
+class JobWatch:
+    """The run in `folder`. Its job's scheduler is asked only where no rank runs that could tell."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._state: State | None = None
+        self._due = 0.0
+        self._does: Any = None  # no job
+        self._job = Job("")
+        try:
+            cluster, self._job = run_folder.read_note(Path(folder))
+            self._does = command.CLUSTERS[cluster][1]
+        except (OSError, ValueError, KeyError):
+            pass
+
+    def look_at_run(self) -> Seen:
+        """How far it is.
+
+        Raises:
+            RecordingError: nothing is recorded, nor will be; or this version does not read it.
+        """
+        try:
+            found = recording.open_run(self._folder)
+        except recording.NothingRecordedError:
+            if self._does is None:
+                raise
+            if self._may_go_on():
+                return Seen(None, f"{self._describe_job()}; no rank has written anything yet", False)
+            why = "no rank has written anything there; one rank alone is not recorded"
+            raise recording.RecordingError(f"{self._folder}: {why}. {self._describe_job()}") from None
+        if not picture.has_ended(found):
+            return Seen(found, "", False)
+        if picture.has_asked_again(found) and self._does is not None and self._may_go_on():
+            return Seen(found, f"to be started again: {self._describe_job()}", False)
+        return Seen(found, "", True)
+
+    def _may_go_on(self) -> bool:
+        """Whether the job may still begin, or come back."""
+        if Path(self._folder, run_folder.EXIT_CODE).exists():
+            return False
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + ASK_EACH
+            try:
+                self._state = self._does.find_state(self._job)
+            except JobError:
+                pass  # it does not answer now, or is not known on this host
+        return self._state is None or self._state.phase not in (ENDED, FORGOTTEN)
+
+    def _describe_job(self) -> str:
+        return f"{self._job.id} {self._state}" if self._state else f"{self._job.id} (nobody here tells its state)"
