@@ -58,7 +58,7 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     shares = {one: [part for part in one.parts if part in cut] for one in _list_holdings(cut)}
     places = {one: one.find_places() for one in shares}
     for one, of_one in shares.items():
-        one.take_apart([gradient for part, gradient in zip(parts, gradients) if part in of_one])
+        one.take_apart([gradient for part, gradient in zip(parts, gradients) if part and part.holding is one])
         publishing.lend_weights(one, of_one)
     own = [
         one if part is None else publishing.take_piece(one, part, places[part.holding])
