@@ -73,9 +73,9 @@ class Control:
         if not way:
             return None
         last = self._last or [0.0] * self.size
-        is_back = -BACK * _compute_dot(last, last) <= _compute_dot(way, last) < 0
-        is_undone = self._age <= max(SOON, self._confirmed) and is_back
-        if is_undone:
+        back = -_compute_dot(way, last)
+        is_undone = self._age <= max(SOON, self._confirmed) and back > 0
+        if is_undone and back <= BACK * _compute_dot(last, last):
             way = [step / 2 for step in way]  # one of the two was wrong
         shares = _round_to_units([part + step for part, step in zip(now, way)], units)
         after = row_shares.count_dealt_rows(rows, shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 import shlex
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+from matex_tf.deploy import kubernetes, slurm
 
 _BESIDE = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
 """What may stand before the script while the options of the job follow it."""
@@ -29,10 +32,11 @@ class SubmitCommand(click.Command):
         head, following = args[: len(args) - len(script)], script[1:]
         if not following or head[-1:] == ["--"]:
             return super().parse_args(ctx, args)
+        others = _list_options_of_others(before.get("cluster"))
         takes = {
             name: not one.is_flag
             for one in self.params
-            if isinstance(one, click.Option) and one.name != "is_module"
+            if isinstance(one, click.Option) and one.name != "is_module" and one.name not in others
             for name in one.opts
         }
         own, left = split_words(following, takes)
@@ -46,6 +50,13 @@ class SubmitCommand(click.Command):
             told = f"{shlex.join(own)} after {script[0]} goes to the job; the script's own arguments may follow `--`"
             print(f"matex: {told}", file=sys.stderr)
         return super().parse_args(ctx, [*head, *own, "--", script[0], *left])
+
+
+def _list_options_of_others(cluster: Any) -> set[str]:
+    """The options that only other clusters than the one that is named have: after the script they are the script's."""
+    kinds = {"slurm": slurm.Slurm, "kubernetes": kubernetes.Kubernetes}
+    has = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in kinds.items()}
+    return set().union(*has.values()) - has[cluster] if cluster in has else set()
 
 
 def split_words(words: Sequence[str], takes: Mapping[str, bool]) -> tuple[list[str], list[str]]:

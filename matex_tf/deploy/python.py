@@ -118,7 +118,7 @@ class LaunchedRun:
         """
         if not self.folder:
             raise RuntimeError(f"nothing of {self.id} is recorded: that needs a volume, matex_tf.Kubernetes(claim=...)")
-        if not Path(self.folder).parent.is_dir():
+        if self._does is kubernetes and not Path(self.folder).parent.is_dir():
             raise RuntimeError(f"{self.id} is recorded in {self.folder} of its volume, which this machine does not see")
         try:
             run = recording.open_run(self.folder)

@@ -247,9 +247,11 @@ def _make_partial(gradient: Any) -> Any:
 
 
 def list_accumulators(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer of Keras 3 adds up gradients until it updates: each rank its own part."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return list(getattr(inner, "_accumulated_gradients", None) or [])
+    """The variables in which an optimizer of Keras 3 adds up gradients until it updates: each rank its own part.
+
+    One within a `LossScaleOptimizer` adds up gradients that are reduced: it has none.
+    """
+    return list(getattr(optimizer, "_accumulated_gradients", None) or [])
 
 
 def _zero_if_finite(values: Any) -> Any:

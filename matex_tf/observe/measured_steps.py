@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ LEAST = 8
 SECONDS, SECONDS_OF_RANKS = 40, 200
 """Of a phantom rank; of ranks, which choose on the way how they reduce."""
 _EVENTS = 1 << 18
+_TOLD = 0.2  # seconds
 _GRADIENTS = 1  # see `ops.count`
 
 
@@ -102,11 +104,10 @@ class Measured:
                 os.replace(file.with_suffix(".part.npz"), file)
 
     def _count_cores(self) -> float:
-        """How many cores this process has kept busy since its first update."""
-        if self._began is None:
-            return 0.0
-        began, computed = self._began
-        return (time.process_time() - computed) / max(time.monotonic() - began, 1e-9)
+        """How many cores this process has kept busy since its first update; NaN if that is too short ago to tell."""
+        began, computed = self._began or (time.monotonic(), 0.0)
+        took = time.monotonic() - began
+        return (time.process_time() - computed) / took if took > _TOLD else math.nan
 
 
 _READY = records.ACTIVITIES.index("ready")

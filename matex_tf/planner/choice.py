@@ -44,8 +44,11 @@ def choose_ranks(
             best, f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         )
     best = max(good, key=lambda one: one.rows_a_second or 1 / one.step)
+    alone = predictor.predict_step(1)
+    times = best.rows_a_second / alone.rows_a_second if alone.rows_a_second else alone.step / best.step
+    slower = f". The script alone, with all cores of its host, is {1 / times:.2f} times as fast" if times < 1 else ""
     return Choice(
-        best, f"best for efficiency {target:g}: {_describe_ranks(best)}{_describe_next(predictor, fit, best)}"
+        best, f"best for efficiency {target:g}: {_describe_ranks(best)}{slower}{_describe_next(predictor, fit, best)}"
     )
 
 

@@ -76,7 +76,7 @@ class Size:
     update: float = 0.0
     """Seconds of a step in which optimizers update the weights, which are its first; 0 if that was not measured."""
     cores: float | None = None
-    """How many cores a copy kept busy while it trained; None in a plan of before."""
+    """How many cores a copy kept busy while it trained; None where that was not measured."""
 
     @property
     def typical(self) -> float:

@@ -208,6 +208,7 @@ def test_a_job_of_a_module(capsys):
         (["--slurm", "train.py", "--nodes", "4", "--", "--time", "3", "--"], 4, "", "train.py --time 3 --"),
         (["--slurm", "-m", "package.train", "-m", "1", "--nodes", "4"], 4, "", "-m package.train -m 1"),
         (["--slurm", "train.py", "--epochs", "90"], 1, "", "train.py --epochs 90"),
+        (["--slurm", "train.py", "--env", "CartPole-v1", "--nodes", "4"], 4, "", "train.py --env CartPole-v1"),
         (["--slurm", "train.py", "--", "--epochs", "90"], 1, "", "train.py --epochs 90"),
         (["--slurm", "--nodes", "4", "train.py", "--time", "3"], 4, "", "train.py --time 3"),
         (["--slurm", "--nodes", "4", "train.py", "--", "--node"], 4, "", "train.py -- --node"),

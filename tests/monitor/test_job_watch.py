@@ -101,6 +101,9 @@ def test_where_no_scheduler_is_it_waits_all_the_same(run, tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     seen = job_watch.JobWatch(str(run)).look_at_run()
     assert not seen.is_over and seen.waits.startswith("4711 (nobody here tells its state); no rank")
+    simulated.start(run, 2, 5)
+    end(run, 75)
+    assert job_watch.JobWatch(str(run)).look_at_run().is_over, "nobody here would tell that it is over"
 
 
 def test_without_a_job_a_run_that_ended_has_ended(tmp_path):

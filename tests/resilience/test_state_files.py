@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
-from matex_tf.resilience import serialization, state_files
+from matex_tf.resilience import serialization, state, state_files
 
 VALUES = [
     None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {"a": 1, 2: (3.0, None)}, {1, 2}, np.float32(1.5),
@@ -159,3 +161,17 @@ def test_a_file_of_another_user_is_not_read(tmp_path, monkeypatch):
     store(folder, "state", 1, "theirs")
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     assert folder.find_newest() == (-1, None)
+
+
+@pytest.mark.skipif(version("keras") < "3", reason="Keras 2 adds up no gradients")
+def test_gradients_that_are_added_up_are_kept_as_sums_only_where_each_rank_has_a_part():
+    def group(wrap):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(wrap(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return state.group_variables(model)
+
+    assert len(group(lambda own: own)[state.ACCUMULATED]) == 2
+    of_whole = group(keras.optimizers.LossScaleOptimizer)  # what is added up there is reduced already
+    assert not of_whole[state.ACCUMULATED]
+    assert sum("gradient_accumulator" in one.path for one in of_whole["optimizer 0"]) == 2

@@ -71,7 +71,9 @@ def _draw_run(seen: Seen, height: int) -> RenderableType:
 
 
 def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
-    """Write `target` anew every 15 s; with the run it goes, or its figures would be taken for those of now."""
+    """Write `target` anew every 15 s while ranks run; with the run it goes, or its figures would be taken for those of
+    now. While its job waits for another start it stays, and gets older.
+    """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads what ends in .prom
     said = ""
     try:
@@ -80,7 +82,7 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
             if seen.waits not in ("", said):
                 said = seen.waits
                 print(f"matex top: {said}", file=sys.stderr, flush=True)
-            if seen.run is not None:
+            if seen.run is not None and not (seen.waits and target.exists()):
                 part.write_text(prometheus.format_metrics(seen.run))
                 part.replace(target)
             if once or seen.is_over:
@@ -128,7 +130,10 @@ def _open_run(folder: str) -> recording.Run:
     try:
         return recording.open_run(folder)
     except recording.NothingRecordedError:
-        raise recording.RecordingError(f"{folder}: {JobWatch(folder).look_at_run().waits}") from None
+        seen = JobWatch(folder).look_at_run()
+        if seen.run is None:
+            raise recording.RecordingError(f"{folder}: {seen.waits}") from None
+        return seen.run
 
 
 def _describe_prediction(run: recording.Run, path: str) -> str:

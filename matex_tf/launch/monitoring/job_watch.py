@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from matex_tf.deploy import command, run_folder
-from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError
 from matex_tf.monitor import picture, recording
 
 ASK_EACH = 15.0  # seconds between two questions to the scheduler
@@ -50,6 +50,7 @@ class JobWatch:
         self._folder = folder
         self._state: State | None = None
         self._due = 0.0
+        self._is_unknown = False
         self._does: Any = None  # no job
         self._job = Job("")
         try:
@@ -75,7 +76,8 @@ class JobWatch:
             raise recording.RecordingError(f"{self._folder}: {why}. {self._describe_job()}") from None
         if not picture.has_ended(found):
             return Seen(found, "", False)
-        if picture.has_asked_again(found) and self._does is not None and self._may_go_on():
+        may_come_back = picture.has_asked_again(found) and self._does is not None and self._may_go_on()
+        if may_come_back and not self._is_unknown:
             return Seen(found, f"to be started again: {self._describe_job()}", False)
         return Seen(found, "", True)
 
@@ -84,11 +86,14 @@ class JobWatch:
         if Path(self._folder, run_folder.EXIT_CODE).exists():
             return False
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + ASK_EACH
             try:
                 self._state = self._does.find_state(self._job)
+            except UnreachableError:
+                pass  # it does not answer now
             except JobError:
-                pass  # it does not answer now, or is not known on this host
+                self._is_unknown = True  # there is no such scheduler on this host
+            finally:
+                self._due = time.monotonic() + ASK_EACH
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN)
 
     def _describe_job(self) -> str:

@@ -85,7 +85,7 @@ def _wrap_apply(original: Any) -> Any:
             with reduction.take_as_reduced():
                 return original(self, grads, trainable_variables)
         if _is_accumulating(self):
-            _accumulated[self] = targets
+            _accumulated[self] = [one for gradient, one in zip(grads, targets) if gradient is not None]
             graph_ops.note_accounts(reduction.list_accumulators(self))
             try:
                 with reduction.take_as_reduced():

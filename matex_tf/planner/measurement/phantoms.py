@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -86,9 +87,15 @@ def measure_copies(
         ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
-        statistics.median(steps.update for steps in alike), max(float(notes["cores"]) for notes, _, _ in found),
+        statistics.median(steps.update for steps in alike),
+        _count_cores([float(notes["cores"]) for notes, _, _ in found]),
     )  # fmt: skip
     return Measurement(size, first, found[0][2], Update(**json.loads(str(found[0][0]["update"]))))
+
+
+def _count_cores(of_copies: Sequence[float]) -> float | None:
+    """The most that a copy kept busy; None where steps were too short to tell."""
+    return None if any(map(math.isnan, of_copies)) else max(of_copies)
 
 
 def measure_real(
