@@ -13,7 +13,7 @@ from matex_tf.gradients import reduction, variables
 from matex_tf.keras import data_stage, local_training, predict_call, step_check
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
-from matex_tf.observe import bottlenecks
+from matex_tf.observe import bottlenecks, epochs
 from matex_tf.resilience import elastic_step, fit_state
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import asynchronous, local_sgd
@@ -104,6 +104,7 @@ class Run:
         self.averaging: local_sgd.Averaging | None = None
         self.slices = kind != "predict"
         self.callbacks: list[Any] = []
+        self.epoch: epochs.Source | None = None  # of what `fit` trains on
         ops.records.mark_between_steps()
         fixed = _has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)

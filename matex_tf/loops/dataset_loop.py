@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.gradients import reduction, variables
-from matex_tf.observe import bottlenecks
+from matex_tf.observe import bottlenecks, epochs
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import row_shares, sliced_dataset, step_weight
@@ -36,7 +36,9 @@ def find_loop(iterator: Any) -> Loop | None:
 class Loop:
     """What is known of one iterator: whose rows it gives, and whether its batches train."""
 
-    def __init__(self, shares: bool, pull: Callable[[], Any], spec: Any, fixed: bool):
+    def __init__(
+        self, shares: bool, pull: Callable[[], Any], spec: Any, fixed: bool, count_batches: Callable[[], int | None]
+    ):
         self.shares = shares
         self.spec = spec
         self.pull = pull
@@ -45,12 +47,15 @@ class Loop:
         self.updates: int | None = None
         self.first_row: Any = None
         self.done = False
+        self.epoch = epochs.make_source("the dataset of the loop that trains", count_batches)
         self.pace = bottlenecks.Pace()
         self.pace.whole_pipeline = "a loop of the script's own takes its rows out of whole batches"
         ops.records.mark_between_steps()
 
     def give_batch(self, element: Any) -> Any:
         """What the script gets for `element`, the next batch of the pipeline."""
+        if self.epoch is not None:
+            self.epoch.begin_batch()
         if self.shares:
             return self._give_share(element)
         self.pace.count_step()
@@ -113,6 +118,8 @@ class Loop:
                     _own.add(self)
                 step_weight.set_values(step_weight.list_slice_values(0, sum(counts)))
                 return self.first_row
+        if self.epoch is not None:
+            self.epoch.end_pass()
         self.pace.judge_steps()
         ops.records.mark_between_steps()
         self.close_loop()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
+from matex_tf.observe import epochs
 from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
@@ -100,6 +101,7 @@ class Measured:
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
+                    epoch=json.dumps(epochs.describe_epoch()),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

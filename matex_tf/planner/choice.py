@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf.memory import MARGIN
+from matex_tf.planner.plan_file import Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
@@ -68,6 +69,8 @@ def _suggest_microbatch(predictor: Predictor, memory: float) -> str:
 
 
 def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadline: float, steps: int) -> Choice:
+    if not steps:
+        return Choice(None, f"no choice by --deadline, since the steps of an epoch {describe_no_epoch(predictor.plan)}")
     weak = predictor.plan.scaling == "weak"
     took = {one: one.step * steps / (one.ranks if weak else 1) for one in fit}
     soon = [one for one in fit if took[one] <= deadline]
@@ -78,6 +81,11 @@ def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadlin
         )
     best = min(soon, key=lambda one: one.ranks)
     return Choice(best, f"the fewest that end in {deadline:.0f} s: {_describe_ranks(best)}, {took[best]:.0f} s")
+
+
+def describe_no_epoch(plan: Plan) -> str:
+    """Why times of epochs are missing, and what to do."""
+    return f"are not known: {plan.why_no_epoch}. --epoch-steps NUMBER tells them"
 
 
 def _describe_ranks(one: Prediction) -> str:

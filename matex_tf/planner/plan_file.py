@@ -133,7 +133,7 @@ class Plan:
     rows: int
     """Rows of the script's batch; 0 if no step is sharded."""
     epoch_steps: int
-    """Steps of an epoch of `fit` alone; 0 if it is not known."""
+    """Steps of an epoch of the script alone; 0 if that is not known."""
     gradients: tuple[Gradient, ...]
     """In the order in which they are reduced."""
     collectives: tuple[Collective, ...]
@@ -152,6 +152,8 @@ class Plan:
     """Bytes that a rank was given while it was measured, with MATEX_MICROBATCH=auto; 0: what this host left."""
     microbatch: int = 0
     """As MATEX_MICROBATCH: the rows of a part, AUTO for those that fit; 0: slices are computed at once."""
+    why_no_epoch: str = ""
+    """Why the steps of an epoch could not be counted; "" where they were."""
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from matex_tf.planner.choice import Choice, find_most_rows
+from matex_tf.planner.choice import Choice, describe_no_epoch, find_most_rows
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan, Size
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import Price, Refusal, choose_strategy
@@ -62,6 +62,10 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
     kinds = Counter(one.kind for one in plan.collectives)
     small = ", ".join(f"{count} {kind}s" for kind, count in kinds.items()) or "no other collectives"
     lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
+    if plan.epoch_steps:
+        lines.append(f"an epoch of the script alone: {plan.epoch_steps} steps")
+    else:
+        lines.append(f"epoch: its steps {describe_no_epoch(plan)}")
     return "\n".join(lines)
 
 

@@ -37,6 +37,36 @@ def test_a_script_of_each_kind_is_measured(kind, tmp_path):
         ("only fit trains so" in update["not_async"]) == ("only fit trains so" in update["not_local"]) == (not is_fit)
     )
     assert {"eager": "outside of a tf.function", "session": "tf.compat.v1"}.get(kind, "") in update["why_not"]
+    epoch = json.loads(str(notes["epoch"]))
+    # Of a reader's share of the rows the other 15 have copies.
+    assert epoch["batches"] == {"session": 0, "reader": 11}.get(kind, 10)
+    assert ("no batches were given by `fit`" in epoch["why_not"]) == (kind == "session")
+    counted = phantoms.count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * steps.share)
+    assert counted == epoch["batches"]
+
+
+EPOCHS = {
+    "accumulated": (3, "strong", 2),  # 10 batches, of which 4 make an update
+    "steps": (7, "strong", 4),  # of steps_per_epoch; the data do not tell
+    "generator": (13, "strong", 4),  # which ended within the steps
+    "endless": (0, "strong", 4),
+    "pair": (10, "strong", 4),  # two models in a step
+    "several": (10, "strong", 4),  # batches in each call
+    "fit": (12, "weak", 4),  # an epoch of 4 ranks is 3 steps of 4 batches
+    "loop": (10, "weak", 4),
+}
+
+
+@pytest.mark.parametrize("kind", EPOCHS)
+def test_the_steps_of_an_epoch_are_counted(kind, tmp_path):
+    wanted, scaling, ranks = EPOCHS[kind]
+    plan = {"MATEX_PLAN": f"{ranks}:30:0:1:{tmp_path}", "MATEX_OVERLAP": "on", "MATEX_SCALING": scaling}
+    ended = launch.run_alone(Path(__file__).with_name("epochs_case.py"), kind, env=plan, module=True).check()
+    notes, steps, _ = phantoms.read_copy(tmp_path, 0, ended.returncode, ranks)
+    epoch = json.loads(str(notes["epoch"]))
+    found = phantoms.count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * steps.share)
+    assert found == wanted
+    assert ("does not tell how many batches" in epoch["why_not"]) == (kind == "endless")
 
 
 @pytest.mark.parametrize(

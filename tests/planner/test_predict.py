@@ -112,6 +112,8 @@ def test_the_choice():
     chosen = choose_ranks(predictor, steps, deadline=steps[1].step * 100, steps=100)
     assert chosen.best.ranks == min(one.ranks for one in steps if one.step <= steps[1].step)
     assert choose_ranks(predictor, steps, deadline=1e-9, steps=100).best is None
+    unknown = choose_ranks(Predictor(a_plan(why_no_epoch="it does not tell")), steps, deadline=1.0)
+    assert unknown.best is None and "are not known: it does not tell. --epoch-steps NUMBER" in unknown.reason
     nothing = choose_ranks(predictor, steps, memory=1e6)
     assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
     sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
@@ -162,7 +164,11 @@ def test_what_is_printed_and_written():
     ElementTree.fromstring(report.draw_chart(steps))
     found = report.make_json(predictor.plan, steps, choose_ranks(predictor, steps))
     assert [one["ranks"] for one in found["predictions"]] == RANKS
-    assert "2 ranks" in report.format_heading(predictor.plan, predictor)
+    heading = report.format_heading(predictor.plan, predictor)
+    assert "2 ranks" in heading and "an epoch of the script alone: 10 steps" in heading
+    blind = a_plan(epoch_steps=0, why_no_epoch="it does not tell")
+    assert "epoch: its steps are not known: it does not tell" in report.format_heading(blind, Predictor(blind))
+    assert "epoch min" not in [column.header for column in report.format_table(blind, steps).columns]
     assert "?" in report.format_closing(predictor.plan, predictor)
 
 

@@ -61,7 +61,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     @click.option("--deadline", type=plan_words.Time(), help="Or the time that --epochs may take: 6h.")
     @click.option("--epochs", type=Count("epochs"), default=1, help="Of --deadline.")
     @click.option(
-        "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone, for times of epochs."
+        "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone; counted, unless told."
     )
     @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take: 16GiB, or here.")
     @click.option("--steps", type=Count("steps"), default=phantoms.STEPS, help="Measured at each size.")

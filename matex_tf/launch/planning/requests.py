@@ -40,13 +40,7 @@ class Asked:
 
 
 def read_options(given: dict[str, Any]) -> Asked:
-    """The options of the command line.
-
-    Raises:
-        click.UsageError: they do not go together.
-    """
-    if given["deadline"] and not given["epoch_steps"]:
-        raise click.UsageError("--deadline needs --epoch-steps: how many steps the script alone takes for an epoch")
+    """The options of the command line."""
     per_host = given["ranks_per_host"] or len(placement.list_cores())
     limit = memory.measure_free() / per_host if given["memory"] == HERE else given["memory"]
     return Asked(

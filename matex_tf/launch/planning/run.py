@@ -111,19 +111,21 @@ def make_plan(asked: Asked, sizes: Sizes, links: tuple[LinkMeasurement, ...]) ->
     """
     typical = sizes.leave_out_unlike()
     first, ranks = typical.steps, typical.size.ranks
+    by_ranks = [one for _, one in sorted(sizes.found.items())]
     # One rank alone meets nobody; when its gradients are ready matters to nothing.
     alike = [
         one.size if one.size.ranks > 1 or one is typical else
         replace(one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives))
-        for _, one in sorted(sizes.found.items())
+        for one in by_ranks
     ]  # fmt: skip
-    update = next((one for (of, _), one in sorted(sizes.found.items()) if of > 1), typical).update
+    update = next((one for one in by_ranks if one.size.ranks > 1), typical).update
     return Plan(
         tuple(sizes.script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
-        typical.overlaps, first.rows if asked.scaling == "strong" else first.rows // ranks, asked.epoch_steps,
+        typical.overlaps, first.rows if asked.scaling == "strong" else first.rows // ranks,
+        asked.epoch_steps or next((one.epoch_steps for one in by_ranks if one.epoch_steps), 0),
         first.gradients, first.collectives, tuple(alike), links, asked.network,
         tuple(_list_assumptions(asked, sizes, links)), update, None, choose_memory(asked),
-        settings.get_settings().microbatch,
+        settings.get_settings().microbatch, by_ranks[0].why_no_epoch,
     )  # fmt: skip
 
 

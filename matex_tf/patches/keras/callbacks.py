@@ -60,6 +60,8 @@ def _wrap_epoch_end(original: Any) -> Any:
         run = fit_call.get_current_fit()
         if run is not None:
             run.end_epoch(epoch)
+            if run.epoch is not None:
+                run.epoch.end_pass()
             if run.kept is None or not run.kept.is_over:  # else it only makes what is to be put back
                 call = None if run.kept is None else run.kept.number
                 sampler.note_epoch(epoch, self.params or {}, logs, call)

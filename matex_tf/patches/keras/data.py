@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 from matex_tf.keras import data_stage, fit_call, single_batch
+from matex_tf.observe import epochs
 from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.sharding import iteration, sliced_dataset
 
@@ -41,6 +42,7 @@ def _wrap_epoch_iterator(original: Any) -> Any:
         call = fit_call.get_current()
         if call is None:
             return original(self, *args, **kwargs)
+        _note_epoch(call, self)
         if not call.slices:
             original(self, *args, **kwargs)
             self.data_adapter = _Whole(self.data_adapter, call)
@@ -93,6 +95,22 @@ def _wrap_enumerate(original: Any) -> Any:
         )
 
     return _enumerate_iterator
+
+
+def _note_epoch(call: fit_call.Run, iterator: Any) -> None:
+    """What is told to `matex plan` of an epoch of `fit`, of which `iterator` (Keras 2: handler) gives the batches."""
+    if call.kind != "fit" or call.epoch is not None:
+        return
+
+    def count_batches() -> int | None:
+        if asked := getattr(iterator, "steps_per_epoch", None) or getattr(iterator, "_steps_per_epoch", None):
+            return int(asked)
+        # Keras 3 itself counts one batch too many where it learns the number in the first epoch.
+        adapter, stage = getattr(iterator, "data_adapter", None), call.training
+        known = getattr(iterator, "_inferred_steps", None) if adapter is None else adapter.num_batches
+        return int(known) * epochs.count_own_batches(stage is not None and stage.is_dealt) if known else None
+
+    call.epoch = epochs.make_source("what `fit` trains on", count_batches)
 
 
 class _Pipeline:
@@ -162,6 +180,7 @@ def _wrap_handler(original: Any) -> Any:
         call = fit_call.get_current()
         if call is None:
             return original(self, *args, **kwargs)
+        _note_epoch(call, self)
         given = signature.bind(self, *args, **kwargs).arguments
         are_arrays = not _is_source(given.get("x"))
         if not call.slices:

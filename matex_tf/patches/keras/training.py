@@ -212,6 +212,8 @@ def _wrap_train_function(model: Any, function: Any) -> Any:
         elastic.refuse_after_loss("this call of fit")
         run.begin_step()
         logs = function(iterator)
+        if run.epoch is not None:
+            run.epoch.end_batches(fast_forward.read_steps_per_execution(model))
         run.end_step()
         return logs
 

@@ -15,7 +15,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.keras import fit_call
 from matex_tf.loops import dataset_loop
-from matex_tf.observe import bottlenecks
+from matex_tf.observe import bottlenecks, epochs
 from matex_tf.patches.tf import function_loop
 from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches, sliced_dataset
@@ -45,8 +45,9 @@ def _wrap_iter(original: Any) -> Any:
             own: Callable[[], Any] = weakref.ref(iterator)
             fixed = sliced_dataset.has_fixed_rows(self)
             loop = dataset_loop.Loop(
-                share_arrays.is_share(self), lambda: own()._next_internal(), self.element_spec, fixed
-            )
+                share_arrays.is_share(self), lambda: own()._next_internal(), self.element_spec, fixed,
+                epochs.make_counter(self, share_arrays.is_share(self)),
+            )  # fmt: skip
             dataset_loop.note_loop(iterator, loop)
             weakref.finalize(iterator, loop.close_loop).atexit = False
         return iterator

@@ -57,6 +57,9 @@ class Measurement:
     steps: Steps
     overlaps: bool
     update: Update
+    epoch_steps: int = 0
+    """Of an epoch of the script alone; 0: not known, for the reason `why_no_epoch`."""
+    why_no_epoch: str = ""
 
 
 def measure_copies(
@@ -90,7 +93,19 @@ def measure_copies(
         statistics.median(steps.update for steps in alike),
         _count_cores([float(notes["cores"]) for notes, _, _ in found]),
     )  # fmt: skip
-    return Measurement(size, first, found[0][2], Update(**json.loads(str(found[0][0]["update"]))))
+    told, update = (json.loads(str(found[0][0][name])) for name in ("epoch", "update"))
+    epoch = count_epoch_steps(told["batches"], told["given"], told["updates"] * first.share)
+    return Measurement(size, first, found[0][2], Update(**update), epoch, told["why_not"])
+
+
+def count_epoch_steps(batches: int, given: int, updates: float) -> int:
+    """Steps of an epoch of so many `batches`, where so many that were `given` made `updates` steps; 0: not known.
+
+    A step may take several batches, whose gradients accumulate, and a batch may make several.
+    """
+    if not batches or not given or not updates:
+        return 0
+    return round(batches * round(updates / given)) if updates > given else ceil(batches / round(given / updates))
 
 
 def _count_cores(of_copies: Sequence[float]) -> float | None:

@@ -31,6 +31,8 @@ class Steps:
     at: tuple[float, ...]
     update: float = 0.0
     """Of a step, the seconds from the sums of gradients to the end of the optimizers' updates; 0: none tells of it."""
+    share: float = 1.0
+    """Of all updates, those that end such a step: a script may train several models in one."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
         tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
         _compute_medians([step.ready for step in shown]), shown[0].collectives,
         _compute_medians([step.at for step in shown]), float(np.median([step.update for step in alike])),
+        places[place] / sum(places.values()),
     )  # fmt: skip
 
 
