@@ -256,6 +256,14 @@ def matex_run(
     n: int, *words: object, env: Mapping[str, str | None] | None = None, timeout: float = 400, cold: bool = False
 ) -> Result:
     """Runs `matex run -n N words`, in whose ranks Python is a child of servers unless it is to be `cold`."""
+    return matex("run", "-n", n, *words, env=env, timeout=timeout, cold=cold)
+
+
+def matex(
+    *words: object, env: Mapping[str, str | None] | None = None, timeout: float = 400, cold: bool = False,
+    cwd: str | os.PathLike | None = None,
+) -> Result:  # fmt: skip
+    """Runs the command `matex words`; what it starts as `matex_run`."""
     full = environment(env)
     program = "import sys; from matex_tf.launch.cli import main; sys.exit(main())"
     if not cold:
@@ -266,4 +274,4 @@ def matex_run(
             python.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
             python.chmod(0o755)
         program = f"import sys; sys.executable = {str(python)!r}; " + program.removeprefix("import sys; ")
-    return execute([sys.executable, "-c", program, "run", "-n", str(n), *map(str, words)], full, timeout)
+    return execute([sys.executable, "-c", program, *map(str, words)], full, timeout, cwd)

@@ -73,7 +73,7 @@ def _list_links() -> list[str]:
     from matex_tf.observe import link_costs
 
     try:
-        return [str(link) for link in link_costs.list_links()]
+        return [str(link) for link in link_costs.list_links()[: link_costs.SHOWN]]
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         return [f"unknown: {error}"]
 

@@ -1,6 +1,4 @@
-"""How many updates an epoch of the script alone has, for `matex plan`: where `fit`, or a loop of the script's own over a
-dataset, knows its batches.
-"""
+"""How many updates an epoch of the script alone has, for `matex plan`: of `fit`, or of a loop over a dataset."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from matex_tf.ops import cache, records
 from matex_tf.runtime import notes, real_files, shutdown
 from matex_tf.world import world
 
-_SHOWN = 5
+SHOWN = 5
+PROBED = (1 << 10, 1 << 20)
+"""Bytes of the sums by which the engine measures a link (ops/src/engine/update/link_probe.cc)."""
 
 
 @dataclass
@@ -66,7 +68,7 @@ def _keep_measurement() -> None:
 def list_links() -> list[Link]:
     """What was kept, the newest first."""
     found = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
-    return sorted(found, key=lambda link: -link.when)[:_SHOWN]
+    return sorted(found, key=lambda link: -link.when)
 
 
 def find_link(hosts: Sequence[str]) -> Link | None:

@@ -98,6 +98,8 @@ class LinkMeasurement:
     """Of a sum in the thread of overlapped updates, which sleeps while it waits."""
     cpu_per_byte: float
     """Seconds of a core of one rank for each byte that is summed."""
+    kept: str = ""
+    """Where and when an earlier run measured it; "" if it was measured for this plan."""
 
 
 @dataclass(frozen=True)

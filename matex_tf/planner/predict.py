@@ -76,7 +76,7 @@ class Links:
         used = self._within if ranks <= self.per_host else self._between
         if used is None:
             return ASSUMED
-        return MEASURED if ranks <= 2 * used.ranks else EXTRAPOLATED
+        return MEASURED if ranks <= 2 * used.ranks and not used.kept else EXTRAPOLATED
 
     def estimate_cpu_seconds(self, size: float) -> float:
         """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""

@@ -58,6 +58,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
         lines.append(
             f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.0f} us, {speed:.2f} GB/s of sums"
+            + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     kinds = Counter(one.kind for one in plan.collectives)
     small = ", ".join(f"{count} {kind}s" for kind, count in kinds.items()) or "no other collectives"
@@ -91,8 +92,8 @@ def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str
         rows = find_most_rows(predictor, memory)
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
     lines.append(
-        "~ extrapolated: beyond twice what was measured, or ranks of a host that is not full.  ? assumed.  Nothing: "
-        "measured, or between measured."
+        "~ extrapolated: beyond twice what was measured, ranks of a host that is not full, or a link of an earlier "
+        "run.  ? assumed.  Nothing: measured, or between measured."
     )
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)

@@ -1,11 +1,19 @@
 """Links between ranks that are started; their measurement is what the ranks print last."""
 
+import dataclasses
 import json
 import shlex
 
+import pytest
 from planner_plans import a_plan
 
-from matex_tf.launch.planning import ranks
+from matex_tf.costs import collectives
+from matex_tf.launch import cli
+from matex_tf.launch.planning import kept_links, ranks
+from matex_tf.observe import link_costs
+from matex_tf.observe.link_costs import Link
+from matex_tf.planner import plan_file, report
+from matex_tf.planner.predict import Links, Predictor, fit_messages
 
 MINE = a_plan().links[0]
 
@@ -37,3 +45,64 @@ def test_what_cannot_be_measured_is_said(capsys, monkeypatch):
 
 def test_ranks_are_started_on_the_hosts_that_are_named():
     assert ranks.place_on_hosts(("a", "b"), 4) == ["--host", "a:4,b:4"] and ranks.place_on_hosts((), 4) == []
+
+
+def test_what_a_run_has_kept_stands_in_for_what_cannot_be_measured(monkeypatch):
+    kept = [
+        Link({"here": 4}, 5e-6, 1e-10, False, 3e9),
+        Link({"a": 1, "b": 1}, 1e-6, 1e-9, True, 3e9),
+        Link({"c": 2, "d": 2}, 1e-5, 2e-9, False, 2e9),
+        Link({"a": 1, "b": 1}, 2e-5, 1e-9, False, 1e9),
+    ]
+    monkeypatch.setattr(link_costs, "list_links", lambda: kept)
+    monkeypatch.setattr(kept_links.socket, "gethostname", lambda: "here")
+    within, between = kept_links.add_kept_links((), (), False)
+    assert (within.scope, within.ranks, between.scope, between.ranks, between.hosts) == (
+        plan_file.ONE_HOST, 4, plan_file.ALL_RANKS, 4, 2,
+    )  # fmt: skip
+    assert between.seconds == pytest.approx((1e-5, 1e-5 + (2**20 - 2**10) * 2e-9)) and "2 ranks on c" in between.kept
+    of_ab = kept_links.add_kept_links((MINE,), ("a", "b"), False)[1]
+    assert of_ab.scope == plan_file.TWO_HOSTS and of_ab.seconds[0] == 2e-5, "the newest of a and b was disturbed"
+    assert kept_links.add_kept_links((MINE,), ("a", "x"), False) == (MINE,)
+    assert kept_links.add_kept_links((MINE,), (), True) == (MINE,), "the network was named"
+    now = dataclasses.replace(MINE, scope=plan_file.TWO_HOSTS, hosts=2)
+    assert kept_links.add_kept_links((MINE, now), ("a", "b"), False) == (MINE, now)
+    # The plan is priced by it, and says so.
+    slow, named = (Predictor(a_plan(links=links)) for links in ((MINE, of_ab), (MINE,)))
+    assert slow.links.network.estimate_message(1 << 20) == pytest.approx(
+        2e-5 + (2**20 - 2**10) * 1e-9 - 2**20 / 5e9, rel=1e-3
+    )
+    assert slow.predict_step(16).exposed > 1.5 * named.predict_step(16).exposed
+    assert (slow.predict_step(4).link_mark, named.predict_step(4).link_mark) == ("extrapolated", "assumed")
+    assert "not measured now but kept of a run: 1 rank on a, 1 rank on b" in report.format_heading(slow.plan, slow)
+
+
+def test_a_known_link_is_found_in_its_sums():
+    """Sums of two ranks over a link of 10 us and 1 GB/s are one exchange and an addition; of four, two of them."""
+    link = collectives.Link(1e-5, 1e-9)
+    for count, rounds in ((2, 1), (4, 2)):
+        sums = [rounds * (link.estimate_message(size) + size * collectives.ADDITION) for size in plan_file.LINK_BYTES]
+        found = fit_messages(plan_file.LINK_BYTES, sums, count)
+        for size in (256, 5000, 300_000, 16 << 20, 64 << 20):
+            assert found.estimate_message(size) == pytest.approx(link.estimate_message(size), rel=1e-6)
+        between = dataclasses.replace(
+            MINE, scope=plan_file.ALL_RANKS, ranks=count, hosts=count, asleep=tuple(sums), seconds=tuple(sums)
+        )
+        priced = Links(a_plan(links=(MINE, between), ranks_per_host=1)).list_algorithms(count)["mpi"](1 << 20)
+        assert priced == pytest.approx(collectives.estimate_flat(count, 1, 1 << 20, link, collectives.MEMORY), rel=1e-6)
+
+
+def test_sums_of_real_ranks_take_longer_with_size_and_are_what_a_plan_says(monkeypatch):
+    monkeypatch.setattr(ranks.placement, "list_cores", lambda: [(0,), (1,)])
+
+    def start(count, target, options, environment):
+        return cli.make_command_line(cli.Run(count, list(target), list(options)))
+
+    (link,) = ranks.measure_links(2, (), start)
+    assert (link.scope, link.ranks, link.hosts, link.bytes) == (plan_file.ONE_HOST, 2, 1, plan_file.LINK_BYTES)
+    for seconds in (link.seconds, link.asleep):
+        assert min(seconds) > 0 and seconds[-1] > max(seconds[:3]), "16 MiB are a thousand times what is before"
+    assert link.cpu_per_byte > 0
+    plan = a_plan(links=(link,))
+    assert Links(plan).list_algorithms(2)["shared memory"](16 << 20) == pytest.approx(max(link.seconds))
+    assert Predictor(plan).predict_step(2).link_mark == plan_file.MEASURED

@@ -1,5 +1,6 @@
 """Which sizes are measured, in which order, and what comes of those that cannot be: no script is started."""
 
+import dataclasses
 from math import ceil
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from planner_plans import a_plan
 from matex_tf import memory
 from matex_tf.launch.planning import ranks as started
 from matex_tf.launch.planning import requests, run, sizes
+from matex_tf.observe import link_costs
 from matex_tf.planner import plan_file
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
@@ -41,6 +43,7 @@ def host(monkeypatch):
 
     monkeypatch.setattr(phantoms, "measure_copies", measure)
     monkeypatch.setattr(memory, "measure_free", lambda ranks=1: made.free // ranks)
+    monkeypatch.setattr(link_costs, "list_links", list)
     for module in (requests, run, started):
         monkeypatch.setattr(module.placement, "list_cores", lambda: [(0,), (1,)])
     return made
@@ -99,6 +102,15 @@ def test_a_script_that_never_trains_is_not_tried_again(host):
     with pytest.raises(phantoms.NotMeasured, match="^its own error"):
         measure(1, 2, 1024)
     assert host.started == [(1024, 1)]
+
+
+def test_a_script_that_ends_too_soon_is_tried_again_only_where_more_ranks_make_fewer_steps(host):
+    host.failing = {1024: phantoms.NotMeasured("it ended before it had trained enough", updates=3, is_short=True)}
+    with pytest.raises(phantoms.NotMeasured, match="^it ended before"):
+        measure(1, 2, 1024)
+    assert host.started == [(1024, 1)]
+    asked = dataclasses.replace(ask((1, 2, 1024)), scaling="weak")
+    assert measured(run.measure_plan(asked, ["train.py"], no_mpirun)) == [(1, 1), (2, 1), (2, 2)]
 
 
 def test_what_is_too_slow_is_not_tried_with_more_rows(host):

@@ -42,8 +42,9 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     @click.option(
         "--network",
         type=plan_words.Network(),
-        default="ethernet25",
-        help=f"Between hosts: {', '.join(collectives.NETWORKS)}, or seconds to start and bytes a second as 20e-6:3e9.",
+        default="",
+        help=f"Between hosts, if it is not measured: {', '.join(collectives.NETWORKS)}, or seconds to start and bytes "
+        f"a second as 20e-6:3e9. Unless told, as an earlier run measured it, or {planning.DEFAULT_NETWORK}.",
     )
     @click.option(
         "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
@@ -65,7 +66,12 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     )
     @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take: 16GiB, or here.")
     @click.option("--steps", type=Count("steps"), default=phantoms.STEPS, help="Measured at each size.")
-    @click.option("--json", "file", default="", help="Write what was measured, and the table beside it, to this file.")
+    @click.option(
+        "--json",
+        "file",
+        default="",
+        help="Write what was measured, and the table beside it, to this file; of --check what it prints.",
+    )
     @click.option("--chart", default="", help="Write a chart to this SVG file.")
     @click.option("--check", is_flag=True, help="Run PLAN.json's script on -n ranks; print prediction beside reality.")
     @click.option("-n", "run_on", type=plan_words.Ranks(), default="2", help="Of --check: such as 2,4.")
@@ -86,7 +92,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
         try:
             if check:
                 return ranks.check_predictions(
-                    script[0], run_on, make_launch_command, requests.split_hosts(given["hosts"])
+                    script[0], run_on, make_launch_command, requests.split_hosts(given["hosts"]), given["file"]
                 )
             check_target(Run(ranks=1, target=list(script)))
             return planning.plan_script(requests.read_options(given), script, make_launch_command)

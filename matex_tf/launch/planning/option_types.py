@@ -98,6 +98,8 @@ class Network(click.ParamType):
     name = "network"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            return ""
         try:
             predict.parse_network(str(value))
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,8 +66,13 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
     return None
 
 
-def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = ()) -> int:
+def check_predictions(
+    path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = (), answers: str = ""
+) -> int:
     """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails.
+
+    Args:
+        answers: a file for the same as numbers; "": none.
 
     Raises:
         PlanFileError: the file is no plan, or MATEX_STRATEGY one that the script cannot have or that has no updates.
@@ -79,7 +85,7 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
         )
     predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in ranks]
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
-    wrong = 0
+    wrong, found = 0, []
     for one in predictions:
         needed = ceil(one.ranks / made.ranks_per_host)
         options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
@@ -90,8 +96,14 @@ def check_predictions(path: str, ranks: Sequence[int], launch: Launch, hosts: Se
         except phantoms.NotMeasured as error:
             print(f"matex: {error}", file=sys.stderr)
             wrong = 1
+            found.append({"ranks": one.ranks, "why_not": str(error)})
             continue
-        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{one.step / took - 1:+8.1%}")
+        off = one.step / took - 1
+        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{off:+8.1%}", flush=True)
+        steps = {"predicted": one.step, "low": one.low, "high": one.high, "mark": one.mark, "measured": took}
+        found.append({"ranks": one.ranks, **steps, "off": off, "unlike": unlike})
+    if answers:
+        Path(answers).write_text(json.dumps(found, indent=1) + "\n")
     return wrong
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from matex_tf import memory, settings
 from matex_tf.launch.planning.option_types import HERE
 from matex_tf.world import placement
@@ -19,6 +17,7 @@ class Asked:
     ranks: list[int]
     ranks_per_host: int
     network: str
+    """Between hosts, where that was told; else ""."""
     scaling: str
     target: float
     deadline: float

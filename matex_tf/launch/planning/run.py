@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from matex_tf import settings
+from matex_tf.launch.planning.kept_links import add_kept_links
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.requests import Asked
 from matex_tf.launch.planning.sizes import Sizes, choose_memory
@@ -24,6 +25,7 @@ from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.world import placement
 
+DEFAULT_NETWORK = "ethernet25"
 BUSY = 0.1
 """Of this machine's cores: if others took more, it is said."""
 
@@ -96,7 +98,8 @@ def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
     """
     sizes = Sizes(script, asked)
     sizes.measure_all()
-    made = make_plan(asked, sizes, measure_links(asked.ranks_per_host, asked.hosts, launch))
+    links = measure_links(asked.ranks_per_host, asked.hosts, launch)
+    made = make_plan(asked, sizes, add_kept_links(links, asked.hosts, bool(asked.network)))
     is_turned = made.update is not None and not made.update.not_async and made.scaling == "strong"
     if is_turned and asked.copies > 1 and any(1 < ranks <= asked.ranks_per_host for ranks in asked.ranks):
         made = replace(made, whole=sizes.measure_whole())
@@ -123,7 +126,7 @@ def make_plan(asked: Asked, sizes: Sizes, links: tuple[LinkMeasurement, ...]) ->
         tuple(sizes.script), socket.gethostname(), len(placement.list_cores()), asked.ranks_per_host, asked.scaling,
         typical.overlaps, first.rows if asked.scaling == "strong" else first.rows // ranks,
         asked.epoch_steps or next((one.epoch_steps for one in by_ranks if one.epoch_steps), 0),
-        first.gradients, first.collectives, tuple(alike), links, asked.network,
+        first.gradients, first.collectives, tuple(alike), links, asked.network or DEFAULT_NETWORK,
         tuple(_list_assumptions(asked, sizes, links)), update, None, choose_memory(asked),
         settings.get_settings().microbatch, by_ranks[0].why_no_epoch,
     )  # fmt: skip
@@ -143,7 +146,9 @@ def _list_assumptions(asked: Asked, sizes: Sizes, links: Sequence[LinkMeasuremen
         )
     scopes = {link.scope for link in links}
     if not scopes & {plan_file.TWO_HOSTS, plan_file.ALL_RANKS}:
-        found.append(f"{asked.network} between hosts, which was not measured, and takes no core")
+        network = asked.network or DEFAULT_NETWORK
+        found.append(f"{network} between hosts, which was not measured, and takes no core")
+    found += [f"{link.scope} as an earlier run measured it: {link.kept}" for link in links if link.kept]
     if plan_file.ONE_HOST not in scopes:
         found.append("sums within a host at 8 GB/s a rank: no ranks could be started here to measure them")
     return found

@@ -119,7 +119,8 @@ class Sizes:
         try:
             self.found[ranks, copies] = self._measure_copies(ranks, copies)
         except NotMeasured as error:
-            if not self.found and not error.updates:
+            is_short = error.is_short and self.asked.scaling == "strong"  # it has as many steps on any number of ranks
+            if not self.found and (is_short or not error.updates):
                 raise  # it has nothing to do with the slice
             self._is_late |= error.is_late
             self._leave_out(ranks, str(error))
@@ -129,7 +130,8 @@ class Sizes:
         self.missing[ranks] = why.splitlines()[0]
 
     def _measure_copies(self, ranks: int, copies: int) -> Measurement:
-        print(f"matex: measuring rank 0 of {ranks}, {copies} at once ...", file=sys.stderr, flush=True)
+        how = f"{copies} at once" if copies > 1 else "alone"
+        print(f"matex: measuring rank 0 of {ranks}, {how} ...", file=sys.stderr, flush=True)
         asked = self.asked
         with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
             limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)

@@ -31,6 +31,8 @@ LIMIT = 300
 """Seconds for the script to come to the end of its steps; imports and traces are among them."""
 SETTLED = 20
 """Steps of ranks that are measured, the last: before them they choose buckets, and whether updates overlap."""
+SHOWN_LINES = 40
+"""Of what a script that cannot be measured has said last."""
 _NOT_TAKEN = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
 
 
@@ -41,12 +43,12 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 class NotMeasured(RuntimeError):
     """The script could not be measured; the text says how far it came, and why.
 
-    `updates`: how many it had trained. `is_late`: it was too slow.
+    `updates`: how many it had trained. `is_late`: it was too slow. `is_short`: it ended by itself.
     """
 
-    def __init__(self, text: str = "", updates: int = 0, is_late: bool = False):
+    def __init__(self, text: str = "", updates: int = 0, is_late: bool = False, is_short: bool = False):
         super().__init__(text)
-        self.updates, self.is_late = updates, is_late
+        self.updates, self.is_late, self.is_short = updates, is_late, is_short
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,16 @@ def read_copy(
         why = f"it had not come to {asked} steps after {LIMIT} s"
     elif code:
         why = f"it failed with exit code {code}"
+    elif updates:
+        why = "it ended before it had trained enough; give it more epochs or data, some 10 steps"
     else:
-        why = "it ended before it had trained enough; give it more epochs or data"
+        why = "it ended; name the script that trains"
     if not notes.get("has_tensorflow"):
         reached = "it had not imported TensorFlow"
     elif not updates:
         reached = "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"
     else:
         reached = f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
-    last = "\n".join(said.strip().splitlines()[-20:])
+    last = "\n".join(said.strip().splitlines()[-SHOWN_LINES:])
     text = f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip()
-    raise NotMeasured(text, updates, code is None)
+    raise NotMeasured(text, updates, code is None, code == 0)
