@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matex_tf.memory import MARGIN
-from matex_tf.planner.plan_file import Plan
+from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
+WORTH = 1.05
+"""What makes a step less than so many times as fast is not named."""
 
 
 @dataclass(frozen=True)
@@ -105,22 +107,46 @@ def list_limits(one: Prediction, alone: float) -> dict[str, float]:
 def _describe_next(predictor: Predictor, fit: Sequence[Prediction], best: Prediction) -> str:
     later = [one for one in fit if one.ranks > best.ranks]
     if not later:
-        return ""
+        return describe_helps(predictor, best)
     after = min(later, key=lambda one: one.ranks)
     alone, _ = predictor.compute.estimate_alone(after.ranks)
     alone = alone * after.ranks if predictor.plan.scaling == "weak" else alone
     found = list_limits(after, alone)
     what = max(found, key=lambda name: found[name])
-    text = (
-        f". {after.ranks} would be {best.step / after.step:.2f} times as fast a step at efficiency "
-        f"{after.efficiency:.2f}: {found[what] / after.step:.0%} of it are {what}"
+    return (
+        f". With {after.ranks} a step is {best.step / after.step:.2f} times as fast, at efficiency "
+        f"{after.efficiency:.2f}: {found[what] / after.step:.0%} of it is {what}"
+        f"{describe_helps(predictor, after)}"
     )
-    if what == "sums that nothing hides" and after.hosts > 1:
-        squeezed = predictor.predict_step(after.ranks, 0.5).efficiency
-        text += f" (MATEX_COMPRESSION=fp16, which changes results, would give {squeezed:.2f})"
-    elif what.startswith("computation"):
-        text += " (more rows in a batch would help, and change the training)"
-    return text
+
+
+def describe_helps(predictor: Predictor, one: Prediction) -> str:
+    """What makes that number of ranks faster, most first, and by how many times the rows a second; "": nothing does."""
+    helps = sorted(list_helps(predictor, one), key=lambda help: -help[1])
+    told = [f"{name} ({SIGNS[mark]}{times:.2f} times as fast)" for name, times, mark in helps if times >= WORTH]
+    return f". What would help {one.ranks}, most first: {', '.join(told)}" if told else ""
+
+
+def list_helps(predictor: Predictor, one: Prediction) -> list[tuple[str, float, str]]:
+    """What may be changed, how many times the rows a second it gives, and what that stands on."""
+    plan, ranks, found = predictor.plan, one.ranks, []
+    if one.hosts > 1:
+        squeezed = predictor.predict_step(ranks, 0.5)
+        found.append(("MATEX_COMPRESSION=fp16, which changes results", one.step / squeezed.step, squeezed.mark))
+    if plan.rows and ranks > 1:
+        larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
+        times = larger.rows_a_second / one.rows_a_second
+        found.append(("twice the rows in a batch, which changes the training", times, larger.mark))
+    fewer = [
+        (per_host, Predictor(replace(plan, ranks_per_host=per_host)).predict_step(ranks))
+        for per_host in (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
+        if per_host < ranks
+    ]
+    if fewer:
+        per_host, best = min(fewer, key=lambda pair: pair[1].step)
+        name = f"{per_host} rank{'s' * (per_host > 1)} a host, on {best.hosts} hosts in place of {one.hosts}"
+        found.append((name, one.step / best.step, best.mark))
+    return found
 
 
 def _format_gib(size: float) -> str:

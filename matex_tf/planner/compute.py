@@ -59,7 +59,7 @@ class Compute:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self._full = max(size.copies for size in plan.sizes)
+        self._full = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
         self._groups = {
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
@@ -74,7 +74,9 @@ class Compute:
 
     def _choose_group(self, ranks: int) -> _Group:
         """Fewer ranks than fill a host have more cores each."""
-        copies = self.count_copies(ranks)
+        return self._find_group(self.count_copies(ranks))
+
+    def _find_group(self, copies: int) -> _Group:
         return self._groups[min(one for one in self._groups if one >= copies)]
 
     def count_copies(self, ranks: int) -> int:
@@ -129,7 +131,7 @@ class Compute:
 
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that no number of ranks lowers, and seconds of a row."""
-        line = self._groups[self._full].seconds
+        line = self._find_group(self._full).seconds
         none, most = self._read_line(line, 0.0), max(line.x[-1], self._shape.x[-1])
         return none, max(self._read_line(line, most) - none, 0.0) / most if most else 0.0
 

@@ -19,6 +19,8 @@ from typing import Any
 
 FORMAT = 1
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
+SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
+"""Before a figure, what it stands on."""
 LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 """The sizes of the sums by which a link is measured."""
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"

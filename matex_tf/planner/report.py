@@ -11,11 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from matex_tf.planner.choice import Choice, describe_no_epoch, find_most_rows
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, Plan, Size
+from matex_tf.planner.plan_file import SIGNS, Plan, Size
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import Price, Refusal, choose_strategy
-
-SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 
 
 def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
@@ -40,7 +38,7 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
             str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
             f"{sign}{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
             f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{shares}{one.efficiency:.2f}",
-            *([f"{sign}{epoch:.1f}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
+            *([f"{sign}{epoch:.3g}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
         )  # fmt: skip
     return made
 
@@ -61,7 +59,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
             + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     kinds = Counter(one.kind for one in plan.collectives)
-    small = ", ".join(f"{count} {kind}s" for kind, count in kinds.items()) or "no other collectives"
+    small = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items()) or "no other collectives"
     lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
     if plan.epoch_steps:
         lines.append(f"an epoch of the script alone: {plan.epoch_steps} steps")

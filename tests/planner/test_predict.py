@@ -12,7 +12,7 @@ from planner_plans import a_plan
 from matex_tf.costs import collectives
 from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, report
-from matex_tf.planner.choice import choose_ranks
+from matex_tf.planner.choice import choose_ranks, describe_helps, list_helps
 from matex_tf.planner.compute import Compute, compute_expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, Gradient, PlanFileError, read_link
 from matex_tf.planner.predict import Predictor, parse_network
@@ -120,6 +120,34 @@ def test_the_choice():
     predictor = Predictor(a_plan(sizes=tuple(sizes)))
     parts = choose_ranks(predictor, [predictor.predict_step(1)], memory=1.15 * 120.5e6)
     assert parts.best is None and "MATEX_MICROBATCH=20 " in parts.reason
+
+
+def test_what_would_help_is_priced_and_ordered():
+    """On two hosts of two cores, over a slow network, one rank a host has the network to itself, and both cores."""
+    sizes = tuple(replace(a_plan().sizes[0], ranks=n, copies=copies, rows=64 // n, steps=(1e-3 + c * 6.4e-3 / n,) * 5)
+                  for n, copies, c in ((1, 1, 1), (4, 2, 2), (16, 1, 1), (16, 2, 2)))  # fmt: skip
+    plan = a_plan(sizes=sizes, network="1e-5:4e9", overlaps=False)
+    predictor = Predictor(plan)
+    one = predictor.predict_step(4)
+    found = {name: (times, mark) for name, times, mark in list_helps(predictor, one)}
+    fewer = Predictor(replace(plan, ranks_per_host=1)).predict_step(4)
+    assert fewer.compute == pytest.approx(2.6e-3) and one.compute == pytest.approx(4.2e-3)
+    assert found["1 rank a host, on 4 hosts in place of 2"] == (one.step / fewer.step, fewer.mark)
+    assert found["MATEX_COMPRESSION=fp16, which changes results"][0] == pytest.approx(
+        one.step / predictor.predict_step(4, 0.5).step
+    )
+    twice = Predictor(rescale_batch(plan, 128)).predict_step(4)
+    assert found["twice the rows in a batch, which changes the training"][0] == pytest.approx(
+        twice.rows_a_second / one.rows_a_second
+    )
+    told = describe_helps(predictor, one)
+    order = sorted((name for name in found if found[name][0] >= 1.05), key=lambda name: -found[name][0])
+    assert len(order) == 3 and [told.index(name) for name in order] == sorted(told.index(name) for name in order)
+    assert f"1 rank a host, on 4 hosts in place of 2 (?{one.step / fewer.step:.2f} times as fast)" in told
+    assert told in choose_ranks(predictor, [predictor.predict_step(1), one]).reason
+    # Alone on its host, and with a step that no number of ranks lowers, nothing does.
+    alone = Predictor(a_plan(sizes=tuple(replace(size, rows=0) for size in a_plan().sizes), rows=0))
+    assert describe_helps(alone, alone.predict_step(1)) == ""
 
 
 def test_other_batches_are_computed_by_the_same_slices():

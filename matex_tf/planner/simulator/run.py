@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from math import ceil
@@ -87,10 +88,10 @@ def simulate_plan(
     """
     if strange := [rank for rank in what.slow if rank >= ranks]:
         raise NotAsked(f"slow={strange[0]}:...: there are ranks 0 to {ranks - 1}")
+    plan = dataclasses.replace(plan, ranks_per_host=what.ranks_per_host or plan.ranks_per_host)
     program = programs.make_program(plan, ranks)
     predictor = predict.Predictor(plan)
     links = predictor.links
-    links.per_host = what.ranks_per_host or links.per_host
     assumptions = []
     is_between = ranks > links.per_host
     if what.link is not None:
