@@ -13,6 +13,7 @@ from matex_tf.planner import buckets
 from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
 
+MPI = "mpi"
 READY_BYTES = 24
 """What ranks tell each other before each bucket."""
 
@@ -82,14 +83,25 @@ class Links:
         """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
         return size * self.cpu_per_byte
 
-    def list_algorithms(self, ranks: int) -> dict[str, Callable[[float], float]]:
-        """Seconds of a sum of so many bytes in one piece, by each way that changes no result."""
+    def knows_mpi(self, ranks: int) -> bool:
+        """Whether MPI's own large sums over so many ranks are known: of more ranks its algorithm may be another."""
+        return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
+
+    def list_algorithms(self, ranks: int, with_mpi: bool = False) -> dict[str, Callable[[float], float]]:
+        """Seconds of a sum of so many bytes in one piece, by each way that changes no result.
+
+        MPI's own is among them where it is known, or `with_mpi`. Ranks try all and take the fastest, so that elsewhere
+        the others tell what a sum takes at most.
+        """
         if ranks <= self.per_host:
             return {"shared memory": lambda size: self._estimate_on_one_host(ranks, size)}
-        return {name: functools.partial(self._estimate_between_hosts, name, ranks) for name in collectives.EXACT}
+        names = [name for name in collectives.EXACT if name != MPI or with_mpi or self.knows_mpi(ranks)]
+        return {name: functools.partial(self.estimate_between_hosts, name, ranks) for name in names}
 
-    def _estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
-        return collectives.ALGORITHMS[algorithm](ranks, self.per_host, size, self.network, self.memory)
+    def estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
+        """Seconds of a sum of so many bytes in one piece; a small one is MPI's own in any case."""
+        made = MPI if size < collectives.FUSED else algorithm
+        return collectives.ALGORITHMS[made](ranks, self.per_host, size, self.network, self.memory)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """By the measured sums, scaled by what more ranks move."""
@@ -171,12 +183,17 @@ class Predictor:
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
         compute = self.compute.estimate_seconds(ranks)
-        end, algorithm, overlapped = self._predict_sums(ranks, squeeze) if ranks > 1 else (compute, "none", False)
-        return self.make_prediction(ranks, compute, max(end - compute, 0.0), algorithm, overlapped)
+        if ranks == 1:
+            return self.make_prediction(1, compute, 0.0, "none", False)
+        end, algorithm, overlapped = self._predict_sums(ranks, squeeze)
+        exposed = least = max(end - compute, 0.0)
+        if not self.links.knows_mpi(ranks):
+            least = max(self._predict_sums(ranks, squeeze, with_mpi=True)[0] - compute, 0.0)
+        return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, least=least)
 
     def make_prediction(
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
-        rows: int | None = None, small: float | None = None, waits: bool = True,
+        rows: int | None = None, small: float | None = None, waits: bool = True, least: float | None = None,
     ) -> Prediction:  # fmt: skip
         """The step of so many ranks that consists of these seconds, and, if it `waits`, of waiting for the slowest.
 
@@ -184,6 +201,7 @@ class Predictor:
             marks: what the computation and the links stand on, if not on what those of `ranks` do.
             rows: those that a rank computes, if not its slice.
             small: the other collectives, if not those that were measured.
+            least: what is exposed if MPI's own sums are as good as they can be.
         """
         plan = self.plan
         rows = count_slice_rows(plan, ranks) if rows is None else rows
@@ -194,7 +212,7 @@ class Predictor:
         compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
         doubt = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # of what is communicated
         busy = self.compute.find_busy_share(ranks)  # other work may be more or less another time
-        low = compute * (1 - busy) + (exposed + small) / doubt
+        low = compute * (1 - busy) + ((exposed if least is None else least) + small) / doubt
         high = compute * rare * (1 + busy) + (exposed + small) * doubt
         batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
         alone, alone_mark = self.compute.estimate_alone(ranks)
@@ -214,7 +232,7 @@ class Predictor:
         taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
         return 1 + max(taken, 0.0) / cores / computed
 
-    def _predict_sums(self, ranks: int, squeeze: float) -> tuple[float, str, bool]:
+    def _predict_sums(self, ranks: int, squeeze: float, with_mpi: bool = False) -> tuple[float, str, bool]:
         """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
         plan = self.plan
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
@@ -223,7 +241,7 @@ class Predictor:
         longer = self.estimate_slowdown(ranks, sum(sizes))
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
-        for name, sum_of in self.links.list_algorithms(ranks).items():
+        for name, sum_of in self.links.list_algorithms(ranks, with_mpi).items():
             found.append((computed + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
             if plan.overlaps and ranks > self.links.per_host:

@@ -165,6 +165,34 @@ def test_a_busy_machine_widens_the_range():
     assert quiet.step == busy.step and busy.high - quiet.high > quiet.compute / 2
 
 
+def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
+    """With slow starts MPI's halving beats a ring of many; whether MPI takes it there, two hosts do not tell."""
+    link = a_plan().links[0]
+    sums = [1e-3 + size * 1e-9 for size in link.bytes]
+    two = replace(link, scope=TWO_HOSTS, ranks=2, hosts=2, seconds=tuple(sums), asleep=tuple(sums))
+    large = (Gradient("b", 4_000), Gradient("a", 32 << 20))
+    measured, unmeasured = (
+        a_plan(links=links, ranks_per_host=1, gradients=large, overlaps=False, network="1e-3:1e9")
+        for links in ((link, two), (link,))
+    )
+    for plan, known in ((measured, 2), (unmeasured, 1)):
+        predictor = Predictor(plan)
+        for ranks in (2, 16):
+            one, links = predictor.predict_step(ranks), predictor.links
+            assert ("mpi" in links.list_algorithms(ranks)) == (ranks <= known)
+            if ranks > known:
+                piece = sum(g.bytes for g in large) / 5  # each of at most 8 MiB
+                ways = [5 * links.estimate_between_hosts(name, ranks, piece) for name in ("ring", "two_level", "mpi")]
+                assert one.algorithm in ("ring", "two_level")
+                assert one.exposed == pytest.approx(min(ways[:2]) + links.estimate_small(ranks, 0))
+                assert ranks == 2 or ways[2] < 0.5 * min(ways[:2])
+                doubted = (ways[2] + links.estimate_small(ranks, 0) + one.small) / 1.5
+                assert one.low == pytest.approx(min(one.step, one.compute + doubted), rel=0.01)
+    links = Predictor(unmeasured).links
+    small = {name: sum_of(32 << 10) for name, sum_of in links.list_algorithms(16).items()}
+    assert set(small.values()) == {collectives.estimate_flat(16, 1, 32 << 10, links.network, links.memory)}
+
+
 def test_what_transfers_take_of_a_core_makes_overlapped_computation_longer():
     link = a_plan().links[0]
     between = [replace(link, scope=TWO_HOSTS, hosts=2, cpu_per_byte=cpu) for cpu in (0.0, 1e-10, 1.0)]

@@ -64,6 +64,8 @@ class _Sums:
             if self.compression.startswith("topk:"):
                 return collectives.estimate_topk(*where, float(self.compression.partition(":")[2]))
             return collectives.estimate_16_bits(*where)
+        if self.algorithm in collectives.ALGORITHMS and self.ranks > self.links.per_host:
+            return self.links.estimate_between_hosts(self.algorithm, self.ranks, size)
         if self.algorithm in collectives.ALGORITHMS:
             return collectives.ALGORITHMS[self.algorithm](*where)
         return self.links.list_algorithms(self.ranks)[self.algorithm](size)
@@ -101,6 +103,8 @@ def simulate_plan(
     elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
+    if what.algorithm == predict.MPI and not links.knows_mpi(ranks):
+        assumptions.append(f"the best algorithm for MPI's own sums, which were measured on no {ranks} ranks")
     if what.servers is not None:
         return _simulate_with_servers(program, ranks, links.network, what, rows, assumptions, seed)
     if what.overlap and not plan.overlaps:
