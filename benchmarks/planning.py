@@ -1,6 +1,7 @@
 """What `matex plan` predicts beside what is measured.
 
     python benchmarks/planning.py sizes [MODEL ...]     # computation and memory at sizes that were not measured
+    python benchmarks/planning.py memory [MODEL ...]    # peaks of runs that keep to the advice for a --memory
     python benchmarks/planning.py ranks [MODEL ...]     # steps of one and two ranks on this host
     sudo python benchmarks/planning.py hosts [MODEL ...]    # steps of two hosts at 1 Gbit/s, a core each
     sudo python benchmarks/planning.py order            # which way of reducing is fastest on four hosts
@@ -23,22 +24,26 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 from models import CASES, LARGE
 from network import Hosts
 
-from matex_tf import memory
+from matex_tf import memory, settings
 from matex_tf.launch import cli
 from matex_tf.launch.planning import requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.planning.ranks import Launch, time_real_run
+from matex_tf.planner import choice
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
-from matex_tf.planner.plan_file import Plan, Size
+from matex_tf.planner.plan_file import Gradient, Plan, Size
 from matex_tf.planner.predict import Predictor
 from matex_tf.planner.simulator import replay, run, what_if
 
 HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
+SOME_ROWS, FEW = 16, 6
+"""Of a batch, and steps, where memory is asked about: the peak is there after three."""
 ROWS = {"alexnet-device": (28, 56), "alexnet": (28, 56), "resnet20": (4,)}
 STEPS = {"on": 32, "off": 14}
 """Of ranks: overlapped, buckets are chosen after the 13th."""
@@ -127,10 +132,66 @@ def sizes(names: Sequence[str]) -> None:
     print(f"{memory.MARGIN - 1:.0%} more than predicted were too little in {short} of {len(told)}")
 
 
-def make_plan(rows: int, sizes: Sequence[Size]) -> Plan:
+def advise(predictor: Predictor, limit: float, way: str) -> tuple[int, int] | None:
+    """Ranks and rows of a part, as `matex plan --memory` advises: the fewest ranks that fit, or parts for one rank."""
+    if way == "ranks":
+        every = (predictor.predict_step(ranks) for ranks in range(1, predictor.plan.rows + 1))
+        return next(((one.ranks, 0) for one in every if one.memory * memory.MARGIN <= limit), None)
+    if way == "auto":
+        return 1, settings.AUTO
+    rows = choice.find_rows_of_parts(predictor, limit)
+    return (1, min(rows, predictor.plan.rows)) if rows else None
+
+
+def find_peak(target: Sequence[str], ranks: int, limits: Mapping[str, str]) -> int:
+    """The most resident bytes of a rank of a run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if ranks == 1:
+            return phantoms.measure_copies(target, 1, 1, folder, FEW, limits=limits).size.peak_bytes
+
+        def start(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+            return on_this_host(ranks, words, [], environment)
+
+        phantoms.measure_real(start, target, folder, FEW, "strong", limits)
+        return max(int(np.load(path)["peak"]) for path in folder.glob("copy-*.npz") if ".part" not in path.name)
+
+
+def memories(names: Sequence[str]) -> None:
+    """Of each model seven limits between what one row and what all rows take, and the peak of a run as is advised."""
+    print(f"{'model':10} --memory MiB  advice                predicted  measured MiB  of --memory")
+    shares = []
+    for name in names or ("alexnet", "unet", "resnet50"):
+        target = script(name, SOME_ROWS)
+        found = []
+        for ranks in (1, 4, SOME_ROWS):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(phantoms.measure_copies(target, ranks, 1, Path(folder), FEW))
+        gradients = sum(one.bytes for one in found[0].steps.gradients)
+        predictor = Predictor(make_plan(SOME_ROWS, [one.size for one in found], gradients))
+        least, most = (predictor.compute.estimate_memory_of_rows(rows) for rows in (1, SOME_ROWS))
+        ways = ("ranks",) if name == "resnet50" else ("ranks", "parts", "auto")  # whose BatchNormalization has no parts
+        for number in range(7):
+            limit = memory.MARGIN * (least * 1.02 + (most * 1.02 - least) * number / 6)
+            way = ways[number % len(ways)]
+            advice = advise(predictor, limit, way)
+            if advice is None:
+                print(f"{name:10} {limit / 2**20:12.0f}  none fits by {way}", flush=True)
+                continue
+            ranks, rows = advice
+            peak = find_peak(target, ranks, phantoms.make_limits(limit, rows))
+            told = f"{ranks} ranks" if way == "ranks" else f"parts of {rows}" if way == "parts" else "parts, auto"
+            predicted = predictor.predict_step(ranks).memory if way == "ranks" else limit / memory.MARGIN
+            shares.append(peak / limit)
+            print(f"{name:10} {limit / 2**20:12.0f}  {told:20} {predicted / 2**20:10.0f} {peak / 2**20:13.0f} "
+                  f"{peak / limit:11.2f}", flush=True)  # fmt: skip
+    print(f"{sum(share > 1 for share in shares)} of {len(shares)} runs took more than --memory")
+
+
+def make_plan(rows: int, sizes: Sequence[Size], gradient_bytes: int = 0) -> Plan:
     """One of these sizes alone."""
-    bare = tuple(replace(one, ready=(), at=()) for one in sizes)
-    return Plan(("x.py",), "here", 1, 1, "strong", True, rows, 0, (), (), bare)
+    bare = tuple(replace(one, ready=(one.typical,), at=()) for one in sizes)
+    return Plan(("x.py",), "here", 1, 1, "strong", True, rows, 0, (Gradient("all", gradient_bytes),), (), bare)
 
 
 def ranks(names: Sequence[str]) -> None:
@@ -217,7 +278,15 @@ def speed(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    works = {"sizes": sizes, "ranks": ranks, "hosts": hosts, "order": order, "replay": replays, "speed": speed}
+    works = {
+        "sizes": sizes,
+        "memory": memories,
+        "ranks": ranks,
+        "hosts": hosts,
+        "order": order,
+        "replay": replays,
+        "speed": speed,
+    }
     if len(sys.argv) < 2 or sys.argv[1] not in works:
         sys.exit(__doc__)
     os.chdir(HERE)

@@ -10,6 +10,8 @@ from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
+SUMS = 2
+"""Beside the gradients of a part: those of all parts, and what ranks reduce (loops/parts/fitting.py)."""
 WORTH = 1.05
 """What makes a step less than so many times as fast is not named."""
 
@@ -63,10 +65,18 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
     )
 
 
+def find_rows_of_parts(predictor: Predictor, memory: float) -> int:
+    """The most rows of a part (MATEX_MICROBATCH), beside which a rank holds sums of gradients; 0: not even one fits."""
+    return find_most_rows(predictor, memory - SUMS * predictor.plan.gradient_bytes * MARGIN)
+
+
 def _suggest_microbatch(predictor: Predictor, memory: float) -> str:
-    rows = find_most_rows(predictor, memory)
+    rows = find_rows_of_parts(predictor, memory)
     return (
-        f". MATEX_MICROBATCH={rows} computes slices in parts that fit; plan again with it for its cost" if rows else ""
+        f". If its rows do not meet, as in BatchNormalization, MATEX_MICROBATCH={rows} computes slices in parts that "
+        "fit; plan again with it for its cost"
+        if rows
+        else ""
     )
 
 

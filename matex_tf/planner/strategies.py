@@ -232,7 +232,7 @@ def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: 
     share = other.step.step / usual.step.step
     text = f"the best other with the same result, {other.strategy}, takes {share:.2f} of its step"
     if other.slots < usual.slots:
-        return f"{text}. That is for memory: {_describe_slots(other, usual)}"
+        return f"{text}. It is for where memory is short, {_describe_slots(other, usual)}"
     return f"{text}, and the optimizer has no variables to share out"
 
 

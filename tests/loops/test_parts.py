@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import control_group
 import numpy as np
 import pytest
 from comparing import close
@@ -94,6 +95,19 @@ def test_a_slice_that_does_not_fit_is_computed_in_parts_that_do(whole):
     assert len(said) == 1 and 1 <= int(said[0].split(CUT)[1].split(":")[0]) < 256, ended.stderr
     assert whole[1] - took > 0.25 * ACTIVATIONS, (whole[1], took)
     assert close(weights, whole[2])
+
+
+@pytest.mark.timeout(300)
+def test_a_slice_that_does_not_fit_a_real_control_group_is_computed_in_parts_that_do(whole):
+    limit = 700 << 20
+    with control_group.make_group(limit) as group:
+        if group is None:
+            pytest.skip(control_group.NEEDED)
+        words = [launch.sys.executable, "-m", "matex_tf", launch.script_file(MEMORY)]
+        ended = launch.execute(group.wrap(words), launch.environment(AUTO), 250).check()
+    took, *weights = map(float, ended.stdout.splitlines()[-1].split())
+    assert CUT in ended.stderr and whole[1] - took > 0.25 * ACTIVATIONS, (ended.stderr, whole[1], took)
+    assert close(np.array(weights), whole[2])
 
 
 @pytest.mark.timeout(300)
