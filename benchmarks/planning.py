@@ -6,7 +6,7 @@
     sudo python benchmarks/planning.py hosts [MODEL ...]    # steps of two hosts at 1 Gbit/s, a core each
     sudo python benchmarks/planning.py order            # which way of reducing is fastest on four hosts
     python benchmarks/planning.py replay [MODEL ...]    # timelines of two ranks, played again
-    python benchmarks/planning.py speed                 # how long predictions take, up to 1,024 ranks
+    python benchmarks/planning.py speed                 # how long a plan takes, and predictions, up to 1,024 ranks
 
 Models are those of benchmarks/models.py; hosts are network namespaces (benchmarks/network.py).
 """
@@ -14,6 +14,7 @@ Models are those of benchmarks/models.py; hosts are network namespaces (benchmar
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ from matex_tf.planner.simulator import replay, run, what_if
 
 HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
-SOME_ROWS, FEW = 16, 6
+SOME_ROWS, FEW = 16, 8
 """Of a batch, and steps, where memory is asked about: the peak is there after three."""
 ROWS = {"alexnet-device": (28, 56), "alexnet": (28, 56), "resnet20": (4,)}
 STEPS = {"on": 32, "off": 14}
@@ -266,7 +267,14 @@ def replays(names: Sequence[str]) -> None:
 
 
 def speed(names: Sequence[str]) -> None:
-    """Closed forms, and events, from measured figures of an MLP of 84 gradients."""
+    """A whole plan of a script with steps of some 100 ms; closed forms, and events, of an MLP of 84 gradients."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    made = planning.measure_plan(asked([2**power for power in range(11)], 2), script("cnn", 128), on_this_host)
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cores = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    alone, busy = made.sizes[0].typical, max(size.busy for size in made.sizes)
+    print(f"a plan to 1,024 ranks of steps of {1e3 * alone:.0f} ms: {took:.0f} s, {cores:.0f} core seconds; other "
+          f"processes took {busy:.0%} of the cores", flush=True)  # fmt: skip
     made = planning.measure_plan(asked([1, 1024], 2, steps=10), script("mlp", 1024), on_this_host)
     began = time.perf_counter()
     for count in (2**power for power in range(11)):

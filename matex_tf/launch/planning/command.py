@@ -65,7 +65,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
         "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone; counted, unless told."
     )
     @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take: 16GiB, or here.")
-    @click.option("--steps", type=Count("steps"), default=phantoms.STEPS, help="Measured at each size.")
+    @click.option("--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Trained at each size.")
     @click.option(
         "--json",
         "file",

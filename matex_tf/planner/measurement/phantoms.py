@@ -26,7 +26,8 @@ from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Size, Update, compute_typical_step
 
-STEPS = 25
+STEPS, LEAST = 25, 8
+"""At each size: by default, and at least, since the first of them do not count."""
 LIMIT = 300
 """Seconds for the script to come to the end of its steps; imports and traces are among them."""
 SETTLED = 20
