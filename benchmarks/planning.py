@@ -192,7 +192,8 @@ def memories(names: Sequence[str]) -> None:
 def make_plan(rows: int, sizes: Sequence[Size], gradient_bytes: int = 0) -> Plan:
     """One of these sizes alone."""
     bare = tuple(replace(one, ready=(one.typical,), at=()) for one in sizes)
-    return Plan(("x.py",), "here", 1, 1, "strong", True, rows, 0, (Gradient("all", gradient_bytes),), (), bare)
+    return Plan(("x.py",), "here", 1, 1, "strong", True, rows, 0, (Gradient("all", gradient_bytes),), (), bare,
+                network="ethernet25")  # fmt: skip
 
 
 def ranks(names: Sequence[str]) -> None:

@@ -83,7 +83,7 @@ class Links:
         """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
         return size * self.cpu_per_byte
 
-    def knows_mpi(self, ranks: int) -> bool:
+    def is_mpi_known(self, ranks: int) -> bool:
         """Whether MPI's own large sums over so many ranks are known: of more ranks its algorithm may be another."""
         return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
 
@@ -95,7 +95,7 @@ class Links:
         """
         if ranks <= self.per_host:
             return {"shared memory": lambda size: self._estimate_on_one_host(ranks, size)}
-        names = [name for name in collectives.EXACT if name != MPI or with_mpi or self.knows_mpi(ranks)]
+        names = [name for name in collectives.EXACT if name != MPI or with_mpi or self.is_mpi_known(ranks)]
         return {name: functools.partial(self.estimate_between_hosts, name, ranks) for name in names}
 
     def estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
@@ -187,7 +187,7 @@ class Predictor:
             return self.make_prediction(1, compute, 0.0, "none", False)
         end, algorithm, overlapped = self._predict_sums(ranks, squeeze)
         exposed = least = max(end - compute, 0.0)
-        if not self.links.knows_mpi(ranks):
+        if not self.links.is_mpi_known(ranks):
             least = max(self._predict_sums(ranks, squeeze, with_mpi=True)[0] - compute, 0.0)
         return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, least=least)
 

@@ -91,7 +91,7 @@ def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str
         lines.append(f"{memory / 2**30:.2f} GiB: up to {rows} rows on a rank" if rows else "no row fits the memory")
     lines.append(
         "~ extrapolated: beyond twice what was measured, ranks of a host that is not full, or a link of an earlier "
-        "run.  ? assumed.  Nothing: measured, or between measured."
+        "run.  ? assumed.  No sign: measured, or between measured sizes."
     )
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return "\n".join(lines)

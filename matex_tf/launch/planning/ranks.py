@@ -84,7 +84,7 @@ def check_predictions(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
     predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in ranks]
-    print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>8}")
+    print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>9}")
     wrong, found = 0, []
     for one in predictions:
         needed = ceil(one.ranks / made.ranks_per_host)
@@ -99,7 +99,7 @@ def check_predictions(
             found.append({"ranks": one.ranks, "why_not": str(error)})
             continue
         off = one.step / took - 1
-        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f}{off:+8.1%}", flush=True)
+        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f} {off:+8.1%}", flush=True)
         steps = {"predicted": one.step, "low": one.low, "high": one.high, "mark": one.mark, "measured": took}
         found.append({"ranks": one.ranks, **steps, "off": off, "unlike": unlike})
     if answers:

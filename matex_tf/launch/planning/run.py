@@ -153,7 +153,7 @@ def _list_assumptions(asked: Asked, sizes: Sizes, links: Sequence[LinkMeasuremen
     if not scopes & {plan_file.TWO_HOSTS, plan_file.ALL_RANKS}:
         network = asked.network or DEFAULT_NETWORK
         found.append(f"{network} between hosts, which was not measured, and takes no core")
-    found += [f"sums on {link.scope} take what a run measured before: {link.kept}" for link in links if link.kept]
+    found += [f"sums between hosts take what a run measured before: {link.kept}" for link in links if link.kept]
     if plan_file.ONE_HOST not in scopes:
         found.append("sums within a host at 8 GB/s a rank: no ranks could be started here to measure them")
     return found

@@ -103,7 +103,7 @@ def simulate_plan(
     elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
-    if what.algorithm == predict.MPI and not links.knows_mpi(ranks):
+    if what.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were measured on no {ranks} ranks")
     if what.servers is not None:
         return _simulate_with_servers(program, ranks, links.network, what, rows, assumptions, seed)
