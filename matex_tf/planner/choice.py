@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matex_tf.memory import MARGIN
+from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
@@ -143,7 +144,7 @@ def list_helps(predictor: Predictor, one: Prediction) -> list[tuple[str, float, 
     if one.hosts > 1:
         squeezed = predictor.predict_step(ranks, 0.5)
         found.append(("MATEX_COMPRESSION=fp16, which changes results", one.step / squeezed.step, squeezed.mark))
-    if plan.rows and ranks > 1:
+    if ranks > 1 and count_measured_rows(plan) > 1:
         larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         times = larger.rows_a_second / one.rows_a_second
         found.append(("twice the rows in a batch, which changes the training", times, larger.mark))

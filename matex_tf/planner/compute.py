@@ -22,6 +22,11 @@ def count_slice_rows(plan: Plan, ranks: int) -> int:
     return plan.rows if plan.scaling == "weak" else max(1, ceil(plan.rows / ranks))
 
 
+def count_measured_rows(plan: Plan) -> int:
+    """How many sizes of slices were measured: one does not tell what other rows take, as with weak scaling."""
+    return len({size.rows for size in plan.sizes})
+
+
 class Line:
     """Piecewise linear through points, and the nearest piece's slope beyond them; never below `least`."""
 

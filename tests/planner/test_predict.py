@@ -146,6 +146,11 @@ def test_what_would_help_is_priced_and_ordered():
     assert len(order) == 3 and [told.index(name) for name in order] == sorted(told.index(name) for name in order)
     assert f"1 rank a host, on 4 hosts in place of 2 (?{one.step / fewer.step:.2f} times as fast)" in told
     assert told in choose_ranks(predictor, [predictor.predict_step(1), one]).reason
+    # With weak scaling all slices have as many rows: what others take is not known.
+    weak = replace(plan, scaling="weak", sizes=tuple(replace(size, rows=64) for size in sizes))
+    assert not any("rows" in name for name, *_ in list_helps(Predictor(weak), Predictor(weak).predict_step(4)))
+    with pytest.raises(PlanFileError, match="--batch 128: all slices that were measured have as many rows"):
+        rescale_batch(weak, 128)
     # Alone on its host, and with a step that no number of ranks lowers, nothing does.
     alone = Predictor(a_plan(sizes=tuple(replace(size, rows=0) for size in a_plan().sizes), rows=0))
     assert describe_helps(alone, alone.predict_step(1)) == ""

@@ -11,7 +11,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 
 from matex_tf import settings
@@ -21,6 +20,7 @@ from matex_tf.launch.planning.requests import Asked
 from matex_tf.launch.planning.sizes import Sizes, choose_memory
 from matex_tf.planner import plan_file, report, strategies
 from matex_tf.planner.choice import Choice, choose_ranks
+from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.world import placement
@@ -38,7 +38,11 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     answers = report.make_json(made, predictions, choice)
     answers["strategies"] = _show_strategies(asked, made, choice)
     for rows in asked.batches:
-        other = rescale_batch(made, rows)
+        try:
+            other = rescale_batch(made, rows)
+        except plan_file.PlanFileError as error:
+            print(f"matex: {error}", file=sys.stderr)
+            continue
         print(f"\nwith batches of {rows} rows in place of {made.rows}, which changes the training:")
         answers.setdefault("batches", {})[rows] = report.make_json(other, *_show_predictions(asked, other))
     print(report.format_closing(made, Predictor(made), asked.memory))
@@ -84,9 +88,14 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
 
 
 def rescale_batch(made: Plan, rows: int) -> Plan:
-    """The plan of the same script with batches of `rows`: by the same measured sizes of slices."""
-    if not made.rows:
-        raise click.UsageError("--batch: no step is sharded, so that nothing is known of other batches")
+    """The plan of the same script with batches of `rows`: by the same measured sizes of slices.
+
+    Raises:
+        PlanFileError: these do not tell.
+    """
+    if count_measured_rows(made) < 2:
+        why = "no step is sharded" if not made.rows else "all slices that were measured have as many rows"
+        raise plan_file.PlanFileError(f"--batch {rows}: {why}, so that nothing is known of other batches")
     return replace(made, rows=rows, epoch_steps=ceil(made.epoch_steps * made.rows / rows), whole=None)
 
 
