@@ -43,8 +43,8 @@ from matex_tf.planner.simulator import replay, run, what_if
 
 HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
-SOME_ROWS, FEW = 16, 8
-"""Of a batch, and steps, where memory is asked about: the peak is there after three."""
+SOME_ROWS, FEW = {"cnn": 512, "mlp": 4096}, 8
+"""Of a batch (else 16), and steps, where memory is asked about: the peak is there after three."""
 ROWS = {"alexnet-device": (28, 56), "alexnet": (28, 56), "resnet20": (4,)}
 STEPS = {"on": 32, "off": 14}
 """Of ranks: overlapped, buckets are chosen after the 13th."""
@@ -163,14 +163,15 @@ def memories(names: Sequence[str]) -> None:
     print(f"{'model':10} --memory MiB  advice                predicted  measured MiB  of --memory")
     shares = []
     for name in names or ("alexnet", "unet", "resnet50"):
-        target = script(name, SOME_ROWS)
+        batch = SOME_ROWS.get(name, 16)
+        target = script(name, batch)
         found = []
-        for ranks in (1, 4, SOME_ROWS):
+        for ranks in (1, 4, 16):
             with tempfile.TemporaryDirectory() as folder:
                 found.append(phantoms.measure_copies(target, ranks, 1, Path(folder), FEW))
         gradients = sum(one.bytes for one in found[0].steps.gradients)
-        predictor = Predictor(make_plan(SOME_ROWS, [one.size for one in found], gradients))
-        least, most = (predictor.compute.estimate_memory_of_rows(rows) for rows in (1, SOME_ROWS))
+        predictor = Predictor(make_plan(batch, [one.size for one in found], gradients))
+        least, most = (predictor.compute.estimate_memory_of_rows(rows) for rows in (batch // 16, batch))
         ways = ("ranks",) if name == "resnet50" else ("ranks", "parts", "auto")  # whose BatchNormalization has no parts
         for number in range(7):
             limit = memory.MARGIN * (least * 1.02 + (most * 1.02 - least) * number / 6)

@@ -28,6 +28,8 @@ LEAST = 8
 """Updates after which a process may be ended because its time is over."""
 SECONDS, SECONDS_OF_RANKS = 40, 200
 """Of a phantom rank; of ranks, which choose on the way how they reduce."""
+LIMIT = 300
+"""Seconds after which a process ends wherever it is; imports and traces are among them."""
 _EVENTS = 1 << 18
 _TOLD = 0.2  # seconds
 _GRADIENTS = 1  # see `ops.count`
@@ -64,12 +66,13 @@ class Measured:
         self.base = 0
         self._began: tuple[float, float] | None = None
         """When the first update was over, by the clock and by what this process had computed."""
+        self._is_late = False
         self._lock = threading.Lock()
         self._stored = False
 
     def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
-        seconds = SECONDS if self.asked.ranks else SECONDS_OF_RANKS
+        seconds, started = SECONDS if self.asked.ranks else SECONDS_OF_RANKS, time.monotonic()
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
@@ -79,7 +82,8 @@ class Measured:
                 elif self._began is None:
                     self._began = time.monotonic(), time.process_time()
                 late = self._began is not None and time.monotonic() - self._began[0] > seconds
-                if updates >= self.asked.steps or (late and updates >= LEAST):
+                self._is_late = time.monotonic() - started > LIMIT
+                if self._is_late or updates >= self.asked.steps or (late and updates >= LEAST):
                     break
         self.store_steps()
         os._exit(0)
@@ -101,7 +105,7 @@ class Measured:
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
-                    epoch=json.dumps(epochs.describe_epoch()),
+                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

@@ -132,5 +132,33 @@ def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(
         err = capsys.readouterr().err
         assert took == pytest.approx(0.1) and err.startswith(said) and bool(err) == bool(said)
     monkeypatch.undo()
-    with pytest.raises(phantoms.NotMeasured, match="it had not come to 60 steps after"):
+    with pytest.raises(
+        phantoms.NotMeasured, match="it had not come to 60 steps after 300 s; how far it had come is not"
+    ):
         phantoms.read_copy(tmp_path, 7, None, 2, 60)
+
+
+SLOW = """
+import time, tensorflow as tf
+from matex_tf.observe import measured_steps
+w = tf.Variable([1.0])
+for _ in range({updates}):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(w * w)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+measured_steps.LIMIT = 0
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("updates", [0, 2, 9])
+def test_a_script_that_takes_too_long_ends_by_itself_and_tells_how_far_it_came(updates, tmp_path):
+    ended = launch.run_alone(SLOW.format(updates=updates), env={"MATEX_PLAN": f"4:14:0:1:{tmp_path}"}, module=True)
+    assert ended.returncode == 0
+    if updates == 9:  # it has steps enough
+        assert len(phantoms.read_copy(tmp_path, 0, 0, 4, 14)[1].seconds) >= 3
+        return
+    reached = "it had trained for 2 steps" if updates else "no gradients had been reduced"
+    with pytest.raises(phantoms.NotMeasured, match=f"not come to 14 steps after .*{reached}") as raised:
+        phantoms.read_copy(tmp_path, 0, 0, 4, 14)
+    assert raised.value.is_late and not raised.value.is_short and raised.value.updates == updates

@@ -21,6 +21,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.io.mirror import make_mirror_command, mirror_folder
+from matex_tf.observe import measured_steps
 from matex_tf.planner.measurement import machine
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
@@ -28,8 +29,8 @@ from matex_tf.planner.plan_file import Size, Update, compute_typical_step
 
 STEPS, LEAST = 25, 8
 """At each size: by default, and at least, since the first of them do not count."""
-LIMIT = 300
-"""Seconds for the script to come to the end of its steps; imports and traces are among them."""
+LIMIT = measured_steps.LIMIT + 20
+"""Seconds after which a process is ended that has not ended itself."""
 SETTLED = 20
 """Steps of ranks that are measured, the last: before them they choose buckets, and whether updates overlap."""
 SHOWN_LINES = 40
@@ -217,15 +218,18 @@ def read_copy(
     steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist()) if notes else None
     if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
-    if code is None:
-        why = f"it had not come to {asked} steps after {LIMIT} s"
+    is_late = code is None or bool(notes.get("is_late"))
+    if is_late:
+        why = f"it had not come to {asked} steps after {measured_steps.LIMIT} s"
     elif code:
         why = f"it failed with exit code {code}"
     elif updates:
         why = "it ended before it had trained enough; give it more epochs or data, some 10 steps"
     else:
         why = "it ended; name the script that trains"
-    if not notes.get("has_tensorflow"):
+    if not notes:
+        reached = "how far it had come is not known"
+    elif not notes["has_tensorflow"]:
         reached = "it had not imported TensorFlow"
     elif not updates:
         reached = "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"
@@ -233,4 +237,4 @@ def read_copy(
         reached = f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
     last = "\n".join(said.strip().splitlines()[-SHOWN_LINES:])
     text = f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip()
-    raise NotMeasured(text, updates, code is None, code == 0)
+    raise NotMeasured(text, updates, is_late, code == 0 and not is_late)
