@@ -43,7 +43,7 @@ from matex_tf.planner.simulator import replay, run, what_if
 
 HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
-SOME_ROWS, FEW = {"cnn": 512, "mlp": 4096}, 8
+SOME_ROWS, FEW = {"cnn": 1024, "mlp": 8192}, 8
 """Of a batch (else 16), and steps, where memory is asked about: the peak is there after three."""
 ROWS = {"alexnet-device": (28, 56), "alexnet": (28, 56), "resnet20": (4,)}
 STEPS = {"on": 32, "off": 14}
@@ -162,7 +162,7 @@ def memories(names: Sequence[str]) -> None:
     """Of each model seven limits between what one row and what all rows take, and the peak of a run as is advised."""
     print(f"{'model':10} --memory MiB  advice                predicted  measured MiB  of --memory")
     shares = []
-    for name in names or ("alexnet", "unet", "resnet50"):
+    for name in names or ("alexnet", "cnn", "mlp"):
         batch = SOME_ROWS.get(name, 16)
         target = script(name, batch)
         found = []

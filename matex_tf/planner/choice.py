@@ -47,7 +47,9 @@ def choose_ranks(
     if not good:
         best = max(fit, key=lambda one: one.efficiency)
         return Choice(
-            best, f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
+            best,
+            f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
+            f"{describe_helps(predictor, best)}",
         )
     best = max(good, key=lambda one: one.rows_a_second or 1 / one.step)
     alone = predictor.predict_step(1)
@@ -74,8 +76,8 @@ def find_rows_of_parts(predictor: Predictor, memory: float) -> int:
 def _suggest_microbatch(predictor: Predictor, memory: float) -> str:
     rows = find_rows_of_parts(predictor, memory)
     return (
-        f". If its rows do not meet, as in BatchNormalization, MATEX_MICROBATCH={rows} computes slices in parts that "
-        "fit; plan again with it for its cost"
+        f". If the model computes each row by itself (no BatchNormalization), MATEX_MICROBATCH={rows} computes slices "
+        "in parts that fit; plan again with it for its cost"
         if rows
         else ""
     )

@@ -38,7 +38,8 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
             str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
             f"{sign}{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
             f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{shares}{one.efficiency:.2f}",
-            *([f"{sign}{epoch:.3g}"] if plan.epoch_steps else []), f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
+            *([f"{sign}{epoch:.{1 if epoch >= 1 else 3}f}"] if plan.epoch_steps else []),
+            f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
         )  # fmt: skip
     return made
 

@@ -74,6 +74,23 @@ def test_what_a_run_has_kept_stands_in_for_what_cannot_be_measured(monkeypatch):
     assert "not measured now but kept of a run: 1 rank on a, 1 rank on b" in report.format_heading(slow.plan, slow)
 
 
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_what_a_run_on_many_hosts_has_kept_is_priced_by_its_messages(count, monkeypatch):
+    """Sums as they are made over a link of 10 us and 1 GB/s: of 1 KiB by doubling, of 1 MiB by halving."""
+    link = collectives.Link(1e-5, 1e-9)
+    small = collectives.estimate_recursive_doubling(count, 1 << 10, link)
+    large = collectives.estimate_flat(count, 1, 1 << 20, link, collectives.MEMORY)
+    hosts = {f"h{number}": 1 for number in range(count)}
+    kept = Link(hosts, small, (large - small) / ((1 << 20) - (1 << 10)), False, 1e9)
+    monkeypatch.setattr(link_costs, "list_links", lambda: [kept])
+    (found,) = kept_links.add_kept_links((), (), False)
+    links = Links(a_plan(links=(found,), ranks_per_host=1))
+    assert links.is_mpi_known(count) and not links.is_mpi_known(count + 1)
+    for size in (1 << 20, 16 << 20):
+        assert links.network.estimate_message(size) == pytest.approx(link.estimate_message(size), rel=0.12)
+    assert links.network.estimate_message(0) == pytest.approx(1e-5, rel=0.2)
+
+
 def test_a_known_link_is_found_in_its_sums():
     """Sums of two ranks over a link of 10 us and 1 GB/s are one exchange and an addition; of four, two of them."""
     link = collectives.Link(1e-5, 1e-9)

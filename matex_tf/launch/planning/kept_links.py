@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, log2
 
+from matex_tf.costs.collectives import ADDITION
 from matex_tf.observe import link_costs
 from matex_tf.observe.link_costs import PROBED
 from matex_tf.planner.plan_file import ALL_RANKS, TWO_HOSTS, LinkMeasurement
@@ -28,9 +30,15 @@ def add_kept_links(
 
 
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
+    """The sums of two hosts with the same messages as those of `link`.
+
+    A small sum is made in log2(hosts) rounds; of a large one each host sends 2 (hosts - 1) / hosts, whatever the way.
+    """
     small, large = PROBED
-    seconds = link.start_up, link.start_up + (large - small) * link.byte
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)
+    start_up = link.start_up / ceil(log2(hosts))
+    byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
+    seconds = start_up, start_up + (large - small) * byte
     return LinkMeasurement(
-        TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks, hosts, PROBED, seconds, seconds, 0.0, str(link)
+        TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks, 2, PROBED, seconds, seconds, 0.0, str(link)
     )

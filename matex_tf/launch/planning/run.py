@@ -154,7 +154,7 @@ def _list_assumptions(asked: Asked, sizes: Sizes, links: Sequence[LinkMeasuremen
             "Measure on an idle one"
         )
     scopes = {link.scope for link in links}
-    if max(asked.ranks) > asked.ranks_per_host:
+    if max(asked.ranks) > max((link.ranks for link in links if link.hosts > 1), default=asked.ranks_per_host):
         found.append(
             "sums over more ranks than were measured are made in a ring or in two levels. Ranks try MPI's own, too. "
             "Which algorithm it takes there is not known, and only the low end of a range counts on its best one"
