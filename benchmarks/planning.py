@@ -34,11 +34,10 @@ from matex_tf.launch import cli
 from matex_tf.launch.planning import requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.planning.ranks import Launch, time_real_run
-from matex_tf.planner import choice
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import Gradient, Plan, Size
-from matex_tf.planner.predict import Predictor
+from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.simulator import replay, run, what_if
 
 HERE = Path(__file__).resolve().parent
@@ -133,15 +132,10 @@ def sizes(names: Sequence[str]) -> None:
     print(f"{memory.MARGIN - 1:.0%} more than predicted were too little in {short} of {len(told)}")
 
 
-def advise(predictor: Predictor, limit: float, way: str) -> tuple[int, int] | None:
-    """Ranks and rows of a part, as `matex plan --memory` advises: the fewest ranks that fit, or parts for one rank."""
-    if way == "ranks":
-        every = (predictor.predict_step(ranks) for ranks in range(1, predictor.plan.rows + 1))
-        return next(((one.ranks, 0) for one in every if one.memory * memory.MARGIN <= limit), None)
-    if way == "auto":
-        return 1, settings.AUTO
-    rows = choice.find_rows_of_parts(predictor, limit)
-    return (1, min(rows, predictor.plan.rows)) if rows else None
+def find_fewest_ranks(predictor: Predictor, limit: float) -> Prediction:
+    """The step of the fewest ranks that fit, with the margin of `matex plan --memory`."""
+    every = (predictor.predict_step(ranks) for ranks in range(1, predictor.plan.rows + 1))
+    return next(one for one in every if one.memory * memory.MARGIN <= limit)
 
 
 def find_peak(target: Sequence[str], ranks: int, limits: Mapping[str, str]) -> int:
@@ -172,18 +166,15 @@ def memories(names: Sequence[str]) -> None:
         gradients = sum(one.bytes for one in found[0].steps.gradients)
         predictor = Predictor(make_plan(batch, [one.size for one in found], gradients))
         least, most = (predictor.compute.estimate_memory_of_rows(rows) for rows in (batch // 16, batch))
-        ways = ("ranks",) if name == "resnet50" else ("ranks", "parts", "auto")  # whose BatchNormalization has no parts
         for number in range(7):
             limit = memory.MARGIN * (least * 1.02 + (most * 1.02 - least) * number / 6)
-            way = ways[number % len(ways)]
-            advice = advise(predictor, limit, way)
-            if advice is None:
-                print(f"{name:10} {limit / 2**20:12.0f}  none fits by {way}", flush=True)
-                continue
-            ranks, rows = advice
-            peak = find_peak(target, ranks, phantoms.make_limits(limit, rows))
-            told = f"{ranks} ranks" if way == "ranks" else f"parts of {rows}" if way == "parts" else "parts, auto"
-            predicted = predictor.predict_step(ranks).memory if way == "ranks" else limit / memory.MARGIN
+            if number % 2 and name != "resnet50":  # whose BatchNormalization has no parts
+                told, predicted = "1 rank, in parts", limit / memory.MARGIN
+                peak = find_peak(target, 1, phantoms.make_limits(limit, settings.AUTO))
+            else:
+                one = find_fewest_ranks(predictor, limit)
+                told, predicted = f"{one.ranks} rank{'s' * (one.ranks > 1)}", one.memory
+                peak = find_peak(target, one.ranks, phantoms.make_limits(limit, 0))
             shares.append(peak / limit)
             print(f"{name:10} {limit / 2**20:12.0f}  {told:20} {predicted / 2**20:10.0f} {peak / 2**20:13.0f} "
                   f"{peak / limit:11.2f}", flush=True)  # fmt: skip

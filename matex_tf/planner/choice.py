@@ -11,8 +11,6 @@ from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
-SUMS = 2
-"""Beside the gradients of a part: those of all parts, and what ranks reduce (loops/parts/fitting.py)."""
 WORTH = 1.05
 """What makes a step less than so many times as fast is not named."""
 
@@ -39,7 +37,7 @@ def choose_ranks(
             None,
             f"no number of ranks asked for fits {_format_gib(memory)}: with {least.ranks} a rank takes "
             f"{_format_gib(least.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free{_suggest_microbatch(predictor, memory)}",
+            f"and {MARGIN - 1:.0%} are kept free{_suggest_parts(predictor, memory)}",
         )
     if deadline:
         return _choose_by_deadline(predictor, fit, deadline, steps)
@@ -68,18 +66,14 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
     )
 
 
-def find_rows_of_parts(predictor: Predictor, memory: float) -> int:
-    """The most rows of a part (MATEX_MICROBATCH), beside which a rank holds sums of gradients; 0: not even one fits."""
-    return find_most_rows(predictor, memory - SUMS * predictor.plan.gradient_bytes * MARGIN)
-
-
-def _suggest_microbatch(predictor: Predictor, memory: float) -> str:
-    rows = find_rows_of_parts(predictor, memory)
+def _suggest_parts(predictor: Predictor, memory: float) -> str:
+    """How many rows a part may have, only a run tells (loops/parts/fitting.py): a row takes more in a part."""
+    if not find_most_rows(predictor, memory):
+        return ""
+    size = f"--memory {memory / 2**30:.2f}GiB"
     return (
-        f". If the model computes each row by itself (no BatchNormalization), MATEX_MICROBATCH={rows} computes slices "
-        "in parts that fit; plan again with it for its cost"
-        if rows
-        else ""
+        f". If the model computes each row by itself (no BatchNormalization), matex run {size} computes slices in parts "
+        f"that fit; MATEX_MICROBATCH=auto matex plan {size} tells what that costs"
     )
 
 
