@@ -72,8 +72,8 @@ def _suggest_parts(predictor: Predictor, memory: float) -> str:
         return ""
     size = f"--memory {memory / 2**30:.2f}GiB"
     return (
-        f". If the model computes each row by itself (no BatchNormalization), matex run {size} computes slices in parts "
-        f"that fit; MATEX_MICROBATCH=auto matex plan {size} tells what that costs"
+        f". If the model computes each row by itself (no BatchNormalization), matex run {size} computes slices in "
+        f"parts that fit; MATEX_MICROBATCH=auto matex plan {size} tells what that costs"
     )
 
 
