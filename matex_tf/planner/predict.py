@@ -185,10 +185,9 @@ class Predictor:
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
-        end, algorithm, overlapped = self._predict_sums(ranks, squeeze)
-        exposed = least = max(end - compute, 0.0)
-        if not self.links.is_mpi_known(ranks):
-            least = max(self._predict_sums(ranks, squeeze, with_mpi=True)[0] - compute, 0.0)
+        ways = self._predict_sums(ranks, squeeze)
+        end, algorithm, overlapped = min(way for way in ways if way[1] != MPI or self.links.is_mpi_known(ranks))
+        exposed, least = (max(one - compute, 0.0) for one in (end, min(ways)[0]))
         return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, least=least)
 
     def make_prediction(
@@ -232,8 +231,8 @@ class Predictor:
         taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
         return 1 + max(taken, 0.0) / cores / computed
 
-    def _predict_sums(self, ranks: int, squeeze: float, with_mpi: bool = False) -> tuple[float, str, bool]:
-        """When the sums end, from the start of the step, by which algorithm, and whether they are overlapped."""
+    def _predict_sums(self, ranks: int, squeeze: float) -> list[tuple[float, str, bool]]:
+        """When the sums end, from the start of the step, by each algorithm, and whether they are overlapped."""
         plan = self.plan
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
         ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
@@ -241,7 +240,7 @@ class Predictor:
         longer = self.estimate_slowdown(ranks, sum(sizes))
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
         found = []
-        for name, sum_of in self.links.list_algorithms(ranks, with_mpi).items():
+        for name, sum_of in self.links.list_algorithms(ranks, with_mpi=True).items():
             found.append((computed + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host sums take the cores that compute: nothing is hidden.
             if plan.overlaps and ranks > self.links.per_host:
@@ -258,4 +257,4 @@ class Predictor:
                         True,
                     )
                 )
-        return min(found)
+        return found
