@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -17,8 +17,6 @@ from matex_tf.deploy import following, run_folder, slurm_messages
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
-    RUNNING,
-    WAITING,
     Job,
     JobError,
     State,
@@ -31,10 +29,6 @@ from matex_tf.deploy.options import Options, parse_time
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
-_ENDS = {
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
-    "REVOKED",
-}  # fmt: skip
 _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
@@ -94,6 +88,7 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
         before=before,
         command=shlex.join(command),
         after=after,
+        again=os.EX_TEMPFAIL,
     )
 
 
@@ -113,6 +108,8 @@ export MATEX_RECORD="$run_folder"
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
+    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" "$why" \\
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
@@ -121,8 +118,8 @@ fi
 # The shell waits in the background, so that it hears the warning.
 _SCRIPT = """\
 #!/bin/bash
-{heads}run_folder={folder} child=
-trap 'kill -USR1 $child' USR1
+{heads}run_folder={folder} child= why="ended with exit code {again}"
+trap 'why="asked to end"; kill -USR1 $child' USR1
 {setup}{look}{before}rm -f "$run_folder/exit-code"
 {command} & child=$!
 wait $child; code=$?
@@ -211,25 +208,16 @@ def find_state(job: Job) -> State:
     Raises:
         UnreachableError: Slurm does not answer now.
     """
-    answer = _ask("scontrol", "show", "job", job.id)
-    if answer.returncode == 0 and (found := _parse_field(answer.stdout, "JobState")):
-        reason, nodes = _parse_field(answer.stdout, "Reason"), _parse_field(answer.stdout, "NodeList")
-        code = _parse_field(answer.stdout, "ExitCode")
-        again = int(_parse_field(answer.stdout, "Restarts") or 0)
-        if found in _ENDS:
-            return State(ENDED, found, again, slurm_messages.parse_exit_code(found, code))
-        if nodes in ("", "(null)"):
-            return State(WAITING, f"{found} ({reason})", again, means=slurm_messages.explain_wait(reason))
-        return State(RUNNING, f"{found} on {nodes}", again)
+    # Times of the day may be asked for otherwise.
+    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
+        # Slurm counts from when a job was queued, and queued again.
+        began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
+        ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
+        return replace(found, seconds=ended - began) if began is not None and ended is not None else found
     if "Invalid job id" not in answer.stderr + answer.stdout:
         raise UnreachableError(f"scontrol: {slurm_messages.strip_prefixes(answer.stderr or answer.stdout)}")
     return _find_ended_state(job)
-
-
-def _parse_field(text: str, name: str) -> str:
-    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
-    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
-    return found.group(1) if found else ""
 
 
 def _find_ended_state(job: Job) -> State:
@@ -239,7 +227,7 @@ def _find_ended_state(job: Job) -> State:
         answer = _ask("sacct", *words)
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
-        if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
+        if answer.returncode == 0 and name.split(" ")[0] in slurm_messages.ENDS:
             return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))

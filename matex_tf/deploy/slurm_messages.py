@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import time
+from datetime import datetime
 
+from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
+
+ENDS = {
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+    "REVOKED",
+}  # fmt: skip
 # What sbatch says, what that means, and the command of Slurm's that shows what there is.
 _REFUSALS = (
     ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
@@ -90,6 +99,39 @@ def _list_available(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""  # it would have helped; what sbatch said stands without it
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
+
+
+def read_state(text: str) -> State | None:
+    """Where a job is, as `scontrol show job` says it; None where it says nothing of a job."""
+    found = _parse_field(text, "JobState")
+    if not found:
+        return None
+    reason, nodes, code = (_parse_field(text, name) for name in ("Reason", "NodeList", "ExitCode"))
+    again = int(_parse_field(text, "Restarts") or 0)
+    queued = parse_moment(text, "SubmitTime")
+    if found in ENDS:
+        ended = parse_moment(text, "EndTime")
+        took = ended - queued if ended is not None and queued is not None and not again else None
+        return State(ENDED, found, again, parse_exit_code(found, code), seconds=took, starts="allocations")
+    if nodes in ("", "(null)"):
+        why = f" ({reason})" if reason not in ("", "None") else ""
+        waited = time.time() - queued if queued is not None else None
+        return State(WAITING, f"{found}{why}", again, means=explain_wait(reason), seconds=waited)
+    return State(RUNNING, f"{found} on {nodes}", again)
+
+
+def parse_moment(text: str, name: str) -> float | None:
+    """A time of `scontrol show job`, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(_parse_field(text, name)).timestamp()
+    except ValueError:
+        return None  # it has not come, or is written otherwise
+
+
+def _parse_field(text: str, name: str) -> str:
+    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
+    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def parse_exit_code(name: str, codes: str) -> int | None:

@@ -28,8 +28,8 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-run_folder="$PWD"/runs/train-1 child=
-trap 'kill -USR1 $child' USR1
+run_folder="$PWD"/runs/train-1 child= why="ended with exit code 75"
+trap 'why="asked to end"; kill -USR1 $child' USR1
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
@@ -39,6 +39,8 @@ matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 if [ $code -eq 75 ]; then
+    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" "$why" \\
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${SLURM_RESTART_COUNT:-0} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch runs/train-1/job.sh" \\
         "goes on" >&2
