@@ -6,7 +6,6 @@ import io
 import json
 import os
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,8 @@ def shown(
     ended=None,
 ):  # fmt: skip
     """What Slurm says of a job; `submitted` and `ended` are seconds since 1970."""
-    submitted, ended = ("Unknown" if at is None else datetime.fromtimestamp(at).isoformat() for at in (submitted, ended))
+    moments = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) if at else "Unknown" for at in (submitted, ended))
+    submitted, ended = moments
     return SHOWN.format(
         state=state, reason=reason, again=again, code=code, nodes=nodes, output=output, submitted=submitted, ended=ended
     )
@@ -142,7 +142,9 @@ def test_without_slurm(fakes, capfd, monkeypatch):
 
 def test_how_long_a_job_took_is_told_over_all_its_allocations(fakes, tmp_path):
     fakes.add("scontrol", '[ "$SLURM_TIME_FORMAT" = standard ] && next state')
-    fakes.answers("state", shown("COMPLETED", submitted=1000, ended=1083), *2 * [shown("COMPLETED", again=1, ended=12540)])
+    fakes.answers(
+        "state", shown("COMPLETED", submitted=1000, ended=1083), *2 * [shown("COMPLETED", again=1, ended=12540)]
+    )
     assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED after 0:01:23, exit code 0"
     assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED in 2 allocations, exit code 0"
     run_folder.write_note(tmp_path, "slurm", "4711")
@@ -159,7 +161,9 @@ def test_a_job_that_waits_long_says_so_again_and_again(fakes, capfd):
     assert slurm.follow_job(job.Job("4711")) == 0
     lines = said(capfd)[1]
     assert lines[0] == "4711 PENDING (Priority): others come first"
-    assert [line.split(";")[0][:-1] for line in lines[1:-1]] == [f"4711 has waited for 0:0{at}" for at in ("1:3", "3:2")]
+    assert [line.split(";")[0][:-1] for line in lines[1:-1]] == [
+        f"4711 has waited for 0:0{at}" for at in ("1:3", "3:2")
+    ]
     assert all(line.endswith("; PENDING (Priority): others come first") for line in lines[1:-1])
 
 
