@@ -15,8 +15,6 @@ from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
-    RUNNING,
-    WAITING,
     Job,
     JobError,
     State,
@@ -25,7 +23,7 @@ from matex_tf.deploy.job import (
     run_scheduler,
 )
 from matex_tf.deploy.kubectl import messages as kubectl_words
-from matex_tf.deploy.kubectl import yaml_text
+from matex_tf.deploy.kubectl import states, yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
 from matex_tf.deploy.options import Options, parse_time
 
@@ -131,7 +129,13 @@ def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any
         pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": asked.claim}}]
     # A sidecar of Istio would outlive the launcher, and keep the pod from its end.
     template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
-    return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
+    return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
+
+
+# A launcher that fails is followed by another pod, `backoffLimit` times at most: its exit code and its output stay.
+# With OnFailure its container began anew even at a limit of 0, and at the limit the pod would be removed with both.
+# A worker whose container ends gets another one in place, so that `--restarts` finds the host again.
+_AGAIN = {"launcher": "Never", "worker": "OnFailure"}
 
 
 def _escape_word(word: str) -> str:
@@ -214,11 +218,6 @@ def _list_pods(job: Job) -> list[dict[str, Any]]:
     return sorted(found["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
-def _list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    role = "training.kubeflow.org/job-role"
-    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
-
-
 def find_state(job: Job) -> State:
     """Where the job is.
 
@@ -235,37 +234,7 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]]]:
         where = f" in namespace {job.namespace}" if job.namespace else ""
         return State(FORGOTTEN, f"is not known to Kubernetes{where}, or no longer; how it ended is not known"), []
     pods = _list_pods(job)
-    return read_state(found, pods), pods
-
-
-def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
-    """What an MPIJob and its pods say."""
-    conditions = {
-        each["type"]: each for each in found.get("status", {}).get("conditions", []) if each["status"] == "True"
-    }
-    launchers = _list_launchers(pods)
-    containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
-    again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
-    if "Succeeded" in conditions:
-        return State(ENDED, "Succeeded", again, 0)
-    if failed := conditions.get("Failed"):
-        code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
-        why = ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
-        return State(ENDED, f"Failed ({why})", again, code, kubectl_words.explain_exit(code))
-    if stuck := kubectl_words.explain_wait(pods):
-        return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1])
-    if "Running" in conditions:
-        nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
-        return State(RUNNING, f"Running on {', '.join(nodes)}" if nodes else "Running", again)
-    return State(WAITING, "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted", again)
-
-
-def _read_exit_code(container: dict[str, Any]) -> int | None:
-    for when in ("state", "lastState"):
-        ended = container.get(when, {}).get("terminated")
-        if ended and ended.get("exitCode"):
-            return int(ended["exitCode"])
-    return None
+    return states.read_state(found, pods), pods
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
@@ -274,8 +243,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
         def look_at_job() -> State:
             now, pods = _read_job(job)
-            for pod in _list_launchers(pods)[-1:]:
-                logs.follow_pod(pod)
+            logs.follow_pods(states.list_launchers(pods))
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 

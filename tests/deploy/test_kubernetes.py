@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from matex_tf.deploy import following, job, kubernetes, run_folder
-from matex_tf.deploy.kubectl import yaml_text
+from matex_tf.deploy.kubectl import states, yaml_text
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -35,7 +35,7 @@ spec:
   mpiReplicaSpecs:
     Launcher:
       replicas: 1
-      restartPolicy: "OnFailure"
+      restartPolicy: "Never"
       template:
         metadata:
           annotations:
@@ -180,6 +180,9 @@ def test_yaml_quotes_what_json_does_not():
     )
 
 
+NO_MATEX = "the image has no `matex`: install matex_tf in it, or say --matex"
+
+
 def pod(name, role="launcher", state=None, again=0, **status):
     labels = {"training.kubeflow.org/job-role": role}
     container = [{"state": state or {}, "restartCount": again}]
@@ -190,14 +193,19 @@ def pod(name, role="launcher", state=None, again=0, **status):
     }
 
 
-def mpijob(*conditions):
-    return {"status": {"conditions": [{"type": each, "status": "True", "reason": f"Job{each}"} for each in conditions]}}
+def mpijob(*conditions, took=83):
+    """An MPIJob; one that has ended, `took` so many seconds for it. A condition may be followed by its reason."""
+    shown = [(each.partition(" ")[0], each.partition(" ")[2]) for each in conditions]
+    status = {"conditions": [{"type": kind, "status": "True", "reason": why or f"Job{kind}"} for kind, why in shown]}
+    if took is not None and {"Succeeded", "Failed"} & {kind for kind, _ in shown}:
+        status["completionTime"] = f"2026-11-27T10:{took // 60:02}:{took % 60:02}Z"
+    return {"metadata": {"creationTimestamp": "2026-11-27T10:00:00Z"}, "status": status}
 
 
 @pytest.mark.parametrize(
     "found, pods, phase, words",
     [
-        ({}, [], job.WAITING, "accepted"),
+        ({"metadata": {}}, [], job.WAITING, "accepted"),
         (mpijob("Created"), [pod("w0", "worker")], job.WAITING, "Created"),
         (mpijob("Created", "Running"), [pod("l"), pod("w0", "worker")], job.RUNNING, "Running on n-l, n-w0"),
         (
@@ -218,24 +226,30 @@ def mpijob(*conditions):
             job.WAITING,
             "waits (w0: Unschedulable: 0/3 nodes): no node has what a pod asks for, or its volume is not there",
         ),
-        (mpijob("Created", "Succeeded"), [pod("l")], job.ENDED, "Succeeded, exit code 0"),
+        (mpijob("Created", "Succeeded"), [pod("l")], job.ENDED, "Succeeded after 0:01:23, exit code 0"),
+        (
+            mpijob("Running", "Failed MPIJobEvicted", took=None),
+            [pod("l"), pod("w0", "worker")],
+            job.RUNNING,
+            "Running on n-l, n-w0 (MPIJobEvicted)",
+        ),
         (
             mpijob("Created", "Failed"),
-            [pod("l", state={"terminated": {"exitCode": 3}}, again=1)],
+            [pod("l", state={"terminated": {"exitCode": 75}}), pod("l2", state={"terminated": {"exitCode": 3}})],
             job.ENDED,
-            "Failed (JobFailed), requeued (1), exit code 3",
+            "Failed (JobFailed) after 0:01:23 in 2 launchers, exit code 3",
         ),
         (
             mpijob("Failed"),
             [pod("l", state={"terminated": {"exitCode": 127}})],
             job.ENDED,
-            "Failed (JobFailed), exit code 127: the image has no `matex`: install matex_tf in it, or say --matex",
+            f"Failed (JobFailed) after 0:01:23, exit code 127: {NO_MATEX}",
         ),
-        (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed)"),
+        (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed) after 0:01:23"),
     ],
 )
 def test_what_kubernetes_says_of_a_job(found, pods, phase, words):
-    now = kubernetes.read_state(found, pods)
+    now = states.read_state(found, pods)
     assert (now.phase, str(now)) == (phase, words)
 
 
@@ -293,7 +307,7 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         f"matex: {name} Created",
         f"matex: {name} Running on n-l-1",
         f"matex: {name} Running on n-l-1, n-l-2, requeued (1)",
-        f"matex: {name} Failed (JobFailed), requeued (1), exit code 3",
+        f"matex: {name} Failed (JobFailed) after 0:01:23 in 2 launchers, exit code 3",
     ]
     assert fakes.calls[0] == "kubectl --namespace=science create -f -"
     assert " train.py 'two words' & child" in command_of(Path("given").read_text())[-1]
