@@ -7,8 +7,8 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_tf.deploy import following, run_folder
@@ -25,7 +25,7 @@ from matex_tf.deploy.job import (
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl import states, yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.options import NAME, Options, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
@@ -60,8 +60,12 @@ class Kubernetes(Options):
             if (value := getattr(self, name)) and not _AMOUNT.fullmatch(value):
                 raise ValueError(f"expected {name} to be as {example}; given {value!r}")
         for text in self.env:
-            if not re.match(r"[A-Za-z_]\w*=", text, re.ASCII):
+            if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
+
+    def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
+        """The same, with these variables of the run."""
+        return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
 
     def name_folder(self, name: str) -> str:
         """Where pods see the folder of the run `name`; "" without a volume."""
