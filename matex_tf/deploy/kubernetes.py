@@ -235,10 +235,37 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]]]:
     """Where the job is, and its pods."""
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        where = f" in namespace {job.namespace}" if job.namespace else ""
-        return State(FORGOTTEN, f"is not known to Kubernetes{where}, or no longer; how it ended is not known"), []
+        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), []
     pods = _list_pods(job)
     return states.read_state(found, pods), pods
+
+
+def find_records(job: Job) -> str:
+    """The folder in which the job is recorded, which this machine sees.
+
+    Raises:
+        JobError: there is no such job, nothing of it is recorded, or this machine does not see where.
+    """
+    found = _get_object(job, "mpijobs.kubeflow.org", job.id)
+    if found is None:
+        raise JobError(f"{job.id} {_describe_unknown(job)}")
+    folder = states.find_variable(found, "MATEX_RECORD")
+    if not folder:
+        raise JobError(
+            f"nothing of {job.id} is recorded: that needs a volume, `matex submit --kubernetes --claim NAME`"
+        )
+    if os.path.isdir(os.path.dirname(folder)):
+        return folder
+    running = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
+    namespace = [f"--namespace={job.namespace}"] if job.namespace else []
+    words = ["kubectl", *namespace, "exec", "-it", *running[-1:], "--", "matex", "top", folder]
+    there = f". Within its launcher it is seen: {shlex.join(words)}" if running else ""
+    raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{there}")
+
+
+def _describe_unknown(job: Job) -> str:
+    where = f" in namespace {job.namespace}" if job.namespace else ""
+    return f"is not known to Kubernetes{where}, or no longer"
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:

@@ -17,6 +17,17 @@ def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
 
+def find_variable(found: dict[str, Any], name: str) -> str:
+    """The value of a variable of an MPIJob's launcher; "" if it has none of this name."""
+    launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    return next((each.get("value", "") for each in launcher.get("env", []) if each["name"] == name), "")
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    """Whether a container of the pod runs."""
+    return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
+
+
 def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     """What an MPIJob and its pods say."""
     status = found.get("status", {})
