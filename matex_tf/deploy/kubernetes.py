@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,17 +23,15 @@ from matex_tf.deploy.job import (
     run_scheduler,
 )
 from matex_tf.deploy.kubectl import messages as kubectl_words
-from matex_tf.deploy.kubectl import states, yaml_text
+from matex_tf.deploy.kubectl import names, states, yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
 from matex_tf.deploy.options import NAME, Options, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
-_LONGEST = 40  # of a job's name: pods have longer ones made of it, of 63 letters at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +80,7 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
         note=f"mkdir -p {at} && echo {shlex.quote(note)} > {at}/{run_folder.NOTE}\n" if folder else "",
         command=shlex.join(asked.make_command(target, ["--hostfile", HOSTFILE])),
         again=os.EX_TEMPFAIL,
+        signalled=128 + signal.SIGTERM,
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
@@ -136,9 +135,8 @@ def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any
     return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
 
 
-# A launcher that fails is followed by another pod, `backoffLimit` times at most: its exit code and its output stay.
-# With OnFailure its container began anew even at a limit of 0, and at the limit the pod would be removed with both.
-# A worker whose container ends gets another one in place, so that `--restarts` finds the host again.
+# Another pod follows a launcher that fails, `backoffLimit` times at most; its exit code and output stay. OnFailure would
+# begin its container anew even at 0, and remove the pod at the limit. A worker is there again where `--restarts` looks.
 _AGAIN = {"launcher": "Never", "worker": "OnFailure"}
 
 
@@ -148,30 +146,22 @@ def _escape_word(word: str) -> str:
 
 
 # Kubernetes starts a launcher again whatever it ended with. One that has ended by itself ends with the same code.
-# A signal ends a wait, and the child may be gone right after: the last wait gives the code that it ended with.
+# A signal ends a wait, and the child may be gone right after: the last wait gives its code, which is the
+# signal's where the run was not ready to be asked.
 _SCRIPT = """\
-child= ended={ended}
-trap 'kill -TERM $child' TERM
+child= asked= ended={ended}
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
 [ ! -e "$ended" ] || exit $(cat "$ended")
-{note}{setup}{command} & child=$!
+{note}{setup}[ -z "$asked" ] || exit {again}
+{command} & child=$!
+[ "$asked" != early ] || kill -TERM $child
 wait $child
 while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
+[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
 [ $code -eq {again} ] || [ -z "$ended" ] || echo $code > "$ended"
 exit $code
 """
-
-
-def make_name(name: str) -> str:
-    """A name for a job that no other has, of the letters that Kubernetes takes."""
-    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
-    stem = stem if stem[:1].isalpha() else f"run-{stem}".strip("-")
-    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
-
-
-def is_name(name: str) -> bool:
-    """Whether Kubernetes may have a job of this name. It begins with a letter, where jobs of Slurm have numbers."""
-    return re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) is not None
 
 
 def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
@@ -180,7 +170,7 @@ def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     Raises:
         JobError: Kubernetes refused it; nothing of it is left there.
     """
-    job = Job(name := make_name(asked.name), asked.name_folder(name), asked.namespace)
+    job = Job(name := names.make_name(asked.name), asked.name_folder(name), asked.namespace)
     try:
         answer = _run_kubectl(job, "create", "-f", "-", given=format_job(asked, target, job.id))
         if answer.returncode:

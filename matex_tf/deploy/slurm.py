@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +90,7 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
         command=shlex.join(command),
         after=after,
         again=os.EX_TEMPFAIL,
+        signalled=128 + signal.SIGUSR1,
     )
 
 
@@ -108,22 +110,25 @@ export MATEX_RECORD="$run_folder"
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
-    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" "$why" \\
+    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
 """
-# The shell waits in the background, so that it hears the warning.
+# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
 _SCRIPT = """\
 #!/bin/bash
-{heads}run_folder={folder} child= why="ended with exit code {again}"
-trap 'why="asked to end"; kill -USR1 $child' USR1
+{heads}run_folder={folder} child= asked=
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
 {setup}{look}{before}rm -f "$run_folder/exit-code"
 {command} & child=$!
+[ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
 {after}echo $code > "$run_folder/exit-code"
 exit $code
 """
@@ -192,7 +197,7 @@ def find_queued(script: Path) -> list[str]:
     """The numbers of this user's jobs, which wait or run, of `script`. Raises JobError, UnreachableError."""
     queued = _ask("squeue", "--me", "--noheader", "--format=%i %o")
     if queued.returncode:
-        raise UnreachableError(slurm_messages.strip_prefixes(queued.stderr))
+        raise _describe_silence("squeue", queued.stderr)
     jobs = (line.partition(" ") for line in queued.stdout.splitlines())
     return [number for number, _, command in jobs if command == os.path.abspath(script)]
 
@@ -202,11 +207,19 @@ def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
     return run_scheduler(words, GET, start_new_session=True, **where)
 
 
+def _describe_silence(command: str, text: str) -> JobError:
+    """The error of a command of Slurm's that did not answer: for now, or on this machine."""
+    said = f"{command}: {slurm_messages.strip_prefixes(text)}"
+    if slurm_messages.is_without_cluster(text):
+        return JobError(f"{said}\nThat is: {slurm_messages.NO_CLUSTER}.")
+    return UnreachableError(said)
+
+
 def find_state(job: Job) -> State:
     """Where the job is.
 
     Raises:
-        UnreachableError: Slurm does not answer now.
+        JobError: this machine belongs to no cluster; UnreachableError: Slurm does not answer now.
     """
     # Times of the day may be asked for otherwise.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
@@ -216,7 +229,7 @@ def find_state(job: Job) -> State:
         ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
         return replace(found, seconds=ended - began) if began is not None and ended is not None else found
     if "Invalid job id" not in answer.stderr + answer.stdout:
-        raise UnreachableError(f"scontrol: {slurm_messages.strip_prefixes(answer.stderr or answer.stdout)}")
+        raise _describe_silence("scontrol", answer.stderr or answer.stdout)
     return _find_ended_state(job)
 
 

@@ -13,6 +13,8 @@ ENDS = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
     "REVOKED",
 }  # fmt: skip
+_UNSET = "Could not establish a configuration source"
+NO_CLUSTER = "this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours"
 # What sbatch says, what that means, and the command of Slurm's that shows what there is.
 _REFUSALS = (
     ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
@@ -61,6 +63,7 @@ _REFUSALS = (
     ("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them", "", ()),
     ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
     ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
+    (_UNSET, NO_CLUSTER, "", ()),
     ("Unable to contact", "Slurm's controller does not answer: try again in a few minutes", "", ()),
     ("timed out", "Slurm's controller is too busy: try again in a few minutes", "", ()),
     ("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch", "", ()),
@@ -87,7 +90,13 @@ _REASONS = {
 
 def strip_prefixes(text: str) -> str:
     """Slurm's own words, without its programs' names."""
-    return "; ".join(line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if line.strip())
+    lines = (re.sub(r"^\w+: (error|fatal): ", "", line).strip() for line in text.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def is_without_cluster(text: str) -> bool:
+    """Whether a command of Slurm's found no cluster to ask."""
+    return _UNSET in text
 
 
 def explain_refusal(text: str, partition: str) -> str:

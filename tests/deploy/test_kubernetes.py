@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from matex_tf.deploy import following, job, kubernetes, run_folder
-from matex_tf.deploy.kubectl import states, yaml_text
+from matex_tf.deploy.kubectl import names, states, yaml_text
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -164,13 +164,28 @@ def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
         assert child.wait(30) == 75
 
 
+def test_a_launcher_that_is_asked_to_end_before_its_run_is_ready_goes_on_later(tmp_path):
+    setup = "touch asked; while [ -e asked ]; do sleep 0.05; done"
+    (tmp_path / "matex").write_text("#!/bin/bash\nexec sleep 60\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", setup=[setup], claim="c", folder=str(tmp_path))
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
+    with subprocess.Popen(words, cwd=tmp_path) as child:
+        while not (tmp_path / "asked").exists():
+            assert child.poll() is None
+        child.terminate()
+        (tmp_path / "asked").unlink()
+        assert child.wait(30) == 75
+    assert not (tmp_path / "a-1" / "exit-code").exists()
+
+
 @pytest.mark.parametrize(
     "name, stem",
     [("My Train_1", "my-train-1"), ("1st", "run-1st"), ("é", "run"), ("x" * 90, "x" * 40), ("a-.b", "a-b")],
 )
 def test_names_are_kubernetes_own(name, stem):
-    made = kubernetes.make_name(name)
-    assert made[:-6] == stem and kubernetes.is_name(made) and made != kubernetes.make_name(name)
+    made = names.make_name(name)
+    assert made[:-6] == stem and names.is_name(made) and made != names.make_name(name)
 
 
 def test_yaml_quotes_what_json_does_not():

@@ -167,6 +167,24 @@ def test_a_job_that_waits_long_says_so_again_and_again(fakes, capfd):
     assert all(line.endswith("; PENDING (Priority): others come first") for line in lines[1:-1])
 
 
+UNSET = """\
+echo "$0: error: fetch_config: DNS SRV lookup failed" | sed 's#.*/##' >&2
+echo "$0: fatal: Could not establish a configuration source" | sed 's#.*/##' >&2; exit 1
+"""
+
+
+def test_on_a_machine_of_no_cluster(fakes, capfd):
+    for name in ("sbatch", "squeue", "scontrol", "sinfo", "scancel"):
+        fakes.add(name, UNSET)
+    assert cli.main(["submit", "--slurm", "train.py"]) == 1 and list(Path("runs").iterdir()) == []
+    said_by = "matex {}: {}: fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    means = "That is: this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours."
+    assert said(capfd)[1] == [said_by.format("submit", "sbatch"), means]
+    for name in ("follow", "cancel"):
+        assert cli.main([name, "4711"]) == 1
+        assert said(capfd)[1] == [said_by.format(name, "scontrol"), means]
+
+
 def test_ctrl_c_leaves_the_job(fakes, capfd):
     fakes.add("scontrol", "kill -INT $PPID; sleep 5")
     assert cli.main(["follow", "4711"]) == 130

@@ -13,6 +13,7 @@ import click
 
 from matex_tf.deploy import command, kubernetes, run_folder
 from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError
+from matex_tf.deploy.kubectl import names
 from matex_tf.monitor import picture, recording
 
 ASK_EACH = 15.0  # seconds between two questions to the scheduler
@@ -36,7 +37,7 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     if os.path.isdir(run):
         return run
     if not (run.isascii() and run.isdigit()):
-        if not kubernetes.is_name(run) or (shutil.which("kubectl") is None and not namespace):
+        if not names.is_name(run) or (shutil.which("kubectl") is None and not namespace):
             return run
         try:
             return kubernetes.find_records(Job(run, namespace=namespace))
