@@ -135,8 +135,8 @@ def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any
     return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
 
 
-# Another pod follows a launcher that fails, `backoffLimit` times at most; its exit code and output stay. OnFailure would
-# begin its container anew even at 0, and remove the pod at the limit. A worker is there again where `--restarts` looks.
+# Another pod follows a launcher that fails, `backoffLimit` times at most; its exit code and output stay. OnFailure
+# begins its container anew even at 0, and removes the pod at the limit. A worker is back where `--restarts` looks.
 _AGAIN = {"launcher": "Never", "worker": "OnFailure"}
 
 

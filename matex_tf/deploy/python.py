@@ -182,7 +182,7 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
     """Options of `matex run`, each as it is typed. Raises ValueError."""
     if adapt not in (True, False, "on", "off", "ranks"):
         raise ValueError(f"launch: expected adapt to be True, False or 'ranks'; given {adapt!r}")
-    level = {True: "on", False: "off"}.get(adapt, adapt)
+    level = ("on" if adapt else "off") if isinstance(adapt, bool) else adapt
     words = [f"--adapt={level}"] if level != "off" else []
     words += [shlex.quote(f"--strategy={strategy}")] if strategy else []
     words += ["--elastic"] if elastic else []
