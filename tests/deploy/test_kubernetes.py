@@ -349,6 +349,18 @@ def test_a_refused_job_leaves_nothing(fakes, capfd, words, expected):
     assert fakes.calls[1].startswith("kubectl delete mpijobs.kubeflow.org x-") and len(fakes.calls) == 2
 
 
+NOWHERE = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+
+
+def test_without_a_cluster_nothing_is_asked_again(fakes, capfd):
+    logged = 'E1127 20:48:10.336202   10854 memcache.go:265] "Unhandled Error" err="dial tcp: connection refused"'
+    fakes.add("kubectl", f"cat > /dev/null; echo '{logged}' >&2; echo '{NOWHERE}' >&2; exit 1")
+    means = "That is: kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows."
+    for words in (["submit", "--kubernetes", "--image", "i", "x.py"], ["follow", "x-bbbbb"], ["cancel", "x-bbbbb"]):
+        assert cli.main(words) == 1
+        assert capfd.readouterr().err == f"matex {words[0]}: kubectl: {NOWHERE}\n{means}\n"
+
+
 def test_an_interrupted_submit_leaves_nothing(fakes):
     fakes.add("kubectl", 'case "$*" in create*) kill -INT $PPID; sleep 5;; esac')
     assert cli.main(["submit", "--kubernetes", "--image", "i", "x.py"]) == 130
