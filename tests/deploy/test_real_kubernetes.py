@@ -1,4 +1,8 @@
-"""Jobs at a real Kubernetes API server: what it accepts, refuses and reports, by the real kubectl."""
+"""Jobs at a real Kubernetes API server: what it accepts, refuses and reports, by the real kubectl.
+
+The operator's own definition of MPIJobs is in no package, and is not kept here. api_server.py writes one: the members of
+v2beta1 by hand, and pods as the server describes them. Whatever a job has beside those is lost there, and fails a test.
+"""
 
 from __future__ import annotations
 
