@@ -1,7 +1,7 @@
 """Jobs at a real Kubernetes API server: what it accepts, refuses and reports, by the real kubectl.
 
-The operator's own definition of MPIJobs is in no package, and is not kept here. api_server.py writes one: the members of
-v2beta1 by hand, and pods as the server describes them. Whatever a job has beside those is lost there, and fails a test.
+The operator's own definition of MPIJobs is in no package, and is not kept here. api_server.py writes one: its members
+of v2beta1 by hand, and pods as the server describes them. Whatever a job has beside those is lost, and fails a test.
 """
 
 from __future__ import annotations
