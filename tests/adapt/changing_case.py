@@ -68,7 +68,8 @@ class Moves(keras.callbacks.Callback):
             return
         is_undone = "servers:auto" in self.strategies and not STRATEGY
         if (is_undone or STRATEGY == "allreduce") and set(self.ranks) == {2}:
-            write("hosts", f"h1\nh2\n{HOST}\n" if HOST else "localhost slots=3\n")
+            hosts = ("h1", "h2", HOST) if HOST else ()
+            write("hosts", "".join(f"{host} slots=1\n" for host in hosts) or "localhost slots=3\n")
         changes = [ranks for ranks, _ in itertools.groupby(self.ranks)]
         if changes == [2, 3] and self.ranks.count(3) >= 20:
             write("lost" if HOST else "hosts", "localhost slots=2\n")

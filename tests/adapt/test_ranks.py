@@ -73,7 +73,7 @@ def test_a_host_that_comes_is_lost_and_comes_back_changes_no_result(tmp_path):
     for name in ("alone", "ranks"):
         (tmp_path / name).mkdir()
     folder = tmp_path / "ranks"
-    (folder / "hosts").write_text("h1\nh2\n")
+    (folder / "hosts").write_text("h1 slots=1\nh2 slots=1\n")
     settings = {"MATEX_STRATEGY": "allreduce", "MATEX_STATE": str(tmp_path / "state"), "MATEX_SAVE_SECONDS": "1"}
     with network.Hosts(3, "1gbit", tmp_path) as hosts, (tmp_path / "said").open("w") as said:
         options = hosts.options()
