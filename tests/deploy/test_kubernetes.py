@@ -166,7 +166,7 @@ def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
 
 def test_a_launcher_that_is_asked_to_end_before_its_run_is_ready_goes_on_later(tmp_path):
     setup = "touch asked; while [ -e asked ]; do sleep 0.05; done"
-    (tmp_path / "matex").write_text("#!/bin/bash\nexec sleep 60\n")
+    (tmp_path / "matex").write_text("#!/bin/bash\ntrap '' TERM\ntouch begun\nexec sleep 10\n")
     (tmp_path / "matex").chmod(stat.S_IRWXU)
     asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", setup=[setup], claim="c", folder=str(tmp_path))
     words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
@@ -176,7 +176,7 @@ def test_a_launcher_that_is_asked_to_end_before_its_run_is_ready_goes_on_later(t
         child.terminate()
         (tmp_path / "asked").unlink()
         assert child.wait(30) == 75
-    assert not (tmp_path / "a-1" / "exit-code").exists()
+    assert not (tmp_path / "a-1" / "exit-code").exists() and not (tmp_path / "begun").exists()
 
 
 @pytest.mark.parametrize(
