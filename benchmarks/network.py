@@ -96,6 +96,10 @@ class Hosts:
         """Pull the cable of host `name`."""
         self._inside("switch", f"ip link set p{self.names.index(name) + 1} down")
 
+    def plug(self, name: str) -> None:
+        """Put the cable of host `name` in again."""
+        self._inside("switch", f"ip link set p{self.names.index(name) + 1} up")
+
     def drop(self, name: str) -> None:
         """Lose all packets from and to host `name`, whose cable stays in."""
         self._inside("switch", f"ip link set p{self.names.index(name) + 1} nomaster")

@@ -62,9 +62,11 @@ SlurmdTimeout=10
 KillWait=5
 SchedulerParameters=bf_interval=2,sched_interval=2
 {signalled}
+EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName={names} CPUs=2 RealMemory=2000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace}
+PartitionName=closed Nodes=ALL MaxTime=5 AllowAccounts=physics State=UP PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -97,10 +99,7 @@ class Slurm:
             (self._folder / name).mkdir()
         try:
             self._start("h1", "slurmctld", "-D")
-            for host in self._hosts.names:
-                self._start(host, "slurmd", "-D", "-N", host)
-            count = str(len(self._hosts.names))
-            expect(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "all", "-o", "%D").strip() == count, START)
+            self.boot(*self._hosts.names)
         except BaseException:
             self.__exit__()
             raise
@@ -111,6 +110,14 @@ class Slurm:
             self._hosts.power_off(host)  # jobs outlive Slurm's daemons
         for daemon in self._daemons:
             daemon.wait()
+
+    def boot(self, *hosts: str) -> None:
+        """Start Slurm on `hosts`, until all hosts are free."""
+        for host in hosts:
+            self._hosts.plug(host)
+            self._start(host, "slurmd", "-D", "-N", host)
+        count = str(len(self._hosts.names))
+        expect(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "all", "-o", "%D").strip() == count, START)
 
     def _start(self, host: str, *words: str) -> None:
         self._daemons.append(

@@ -1,7 +1,7 @@
 """A real Kubernetes API server that knows MPIJobs, while in a context: kube-apiserver over etcd.
 
-Nothing takes up what is created there. A test plays the MPI operator and the node: it makes pods, writes the status of
-jobs and pods, and says what containers print.
+Kubernetes' own controller makes the pods of a batch Job. Nothing else takes up what is created there: a test plays the
+MPI operator and the node, makes pods, writes the status of jobs and pods, and says what containers print.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def binaries() -> Path:
 
 def missing() -> list[str]:
     """What of it this machine lacks."""
-    lacks = [name for name in ("kube-apiserver", "etcd") if not os.access(binaries() / name, os.X_OK)]
+    lacks = [
+        name
+        for name in ("kube-apiserver", "kube-controller-manager", "etcd")
+        if not os.access(binaries() / name, os.X_OK)
+    ]
     return lacks + [name for name in ("kubectl", "openssl") if shutil.which(name) is None]
 
 
@@ -71,6 +75,10 @@ class ApiServer:
                 "--service-cluster-ip-range=10.0.0.0/24", "--disable-admission-plugins=ServiceAccount",
             )  # fmt: skip
             self._wait(lambda: self.kubectl("get", "--raw", "/readyz") == "ok", "ready")
+            self._start(
+                "kube-controller-manager", "--controllers=job", f"--kubeconfig={self._folder}/config",
+                "--leader-elect=false", "--port=0", "--secure-port=0",
+            )  # fmt: skip
             self.create(_definition(json.loads(self._description())))
             # kubectl compares what it sends with this description, too.
             self._wait(lambda: "v2beta1.MPIJob" in self._description(), "with MPIJobs")

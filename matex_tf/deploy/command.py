@@ -16,6 +16,7 @@ import click
 from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
+from matex_tf.deploy.kubectl import names
 from matex_tf.deploy.options import Asked, Options, merge_options
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
@@ -127,7 +128,7 @@ def submit_script(
     if isinstance(asked, kubernetes.Kubernetes) and not asked.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
-        name = str(run_folder.propose_folder(asked.name)) if does is slurm else kubernetes.make_name(asked.name)
+        name = str(run_folder.propose_folder(asked.name)) if does is slurm else names.make_name(asked.name)
         sys.stdout.buffer.write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
@@ -197,7 +198,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
             return slurm, slurm.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
-    if kubernetes.is_name(job):
+    if names.is_name(job):
         return kubernetes, Job(job, namespace=namespace)
     raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
 

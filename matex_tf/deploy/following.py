@@ -7,9 +7,19 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, FORGOTTEN, Job, State, UnreachableError
+from matex_tf.deploy.job import (
+    ENDED,
+    EXIT_UNKNOWN,
+    FORGOTTEN,
+    WAITING,
+    Job,
+    State,
+    UnreachableError,
+    format_duration,
+)
 
 ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between two questions to the scheduler, and between two looks at the output
+TELL = 60.0  # seconds in a queue, after which a line says so again; then after twice as long each time
 
 
 class Lines:
@@ -72,7 +82,7 @@ def follow_job(
     """
     out = None if write else choose_stdout()
     put = write or (out.write if out else lambda _: None)
-    before, silent, next_time = "", False, 0.0
+    before, silent, next_time, told_at = "", False, 0.0, 0.0
     while True:
         now: State | None = None
         if time.monotonic() >= next_time:
@@ -92,6 +102,10 @@ def follow_job(
             if now.phase in (ENDED, FORGOTTEN) and out:
                 out.close()
             print_line(f"{job.id} {now}")
+            told_at = now.seconds or 0.0
+        elif now and now.phase == WAITING and now.seconds is not None and now.seconds >= max(TELL, 2 * told_at):
+            print_line(f"{job.id} has waited for {format_duration(now.seconds)}; {now}")
+            told_at = now.seconds
         if now and now.phase in (ENDED, FORGOTTEN):
             return EXIT_UNKNOWN if now.code is None else now.code
         time.sleep(LOOK_EACH)

@@ -34,7 +34,8 @@ class Job:
 class State:
     """Where a job is: one of the phases above, and the scheduler's `words`, with what they mean where that is known.
 
-    `code` is the exit code of one that has ended.
+    `code` is the exit code of one that has ended. `seconds` are those since it was submitted: until now, or its end;
+    None where nobody tells. `starts` is what the scheduler calls those of which it has had several.
     """
 
     phase: str
@@ -42,11 +43,23 @@ class State:
     starts_again: int = 0
     code: int | None = None
     means: str = ""
+    seconds: float | None = None
+    starts: str = "starts"
 
     def __str__(self) -> str:
-        again = f", requeued ({self.starts_again})" if self.starts_again else ""
+        if self.phase == ENDED:
+            again = f" in {self.starts_again + 1} {self.starts}" if self.starts_again else ""
+            again = f" after {format_duration(self.seconds)}{again}" if self.seconds is not None else again
+        else:
+            again = f", requeued ({self.starts_again})" if self.starts_again else ""
         code = f", exit code {self.code}" if self.code is not None else ""
         return f"{self.words}{again}{code}" + (f": {self.means}" if self.means else "")
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as time limits are written."""
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def format_count(count: int, of: str) -> str:

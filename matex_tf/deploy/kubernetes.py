@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
-    RUNNING,
-    WAITING,
     Job,
     JobError,
     State,
@@ -25,17 +23,15 @@ from matex_tf.deploy.job import (
     run_scheduler,
 )
 from matex_tf.deploy.kubectl import messages as kubectl_words
-from matex_tf.deploy.kubectl import yaml_text
+from matex_tf.deploy.kubectl import names, states, yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.options import NAME, Options, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
-_LONGEST = 40  # of a job's name: pods have longer ones made of it, of 63 letters at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +58,12 @@ class Kubernetes(Options):
             if (value := getattr(self, name)) and not _AMOUNT.fullmatch(value):
                 raise ValueError(f"expected {name} to be as {example}; given {value!r}")
         for text in self.env:
-            if not re.match(r"[A-Za-z_]\w*=", text, re.ASCII):
+            if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
+
+    def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
+        """The same, with these variables of the run."""
+        return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
 
     def name_folder(self, name: str) -> str:
         """Where pods see the folder of the run `name`; "" without a volume."""
@@ -80,6 +80,7 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
         note=f"mkdir -p {at} && echo {shlex.quote(note)} > {at}/{run_folder.NOTE}\n" if folder else "",
         command=shlex.join(asked.make_command(target, ["--hostfile", HOSTFILE])),
         again=os.EX_TEMPFAIL,
+        signalled=128 + signal.SIGTERM,
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
@@ -131,7 +132,12 @@ def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any
         pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": asked.claim}}]
     # A sidecar of Istio would outlive the launcher, and keep the pod from its end.
     template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
-    return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
+    return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
+
+
+# Another pod follows a launcher that fails, `backoffLimit` times at most; its exit code and output stay. OnFailure
+# begins its container anew even at 0, and removes the pod at the limit. A worker is back where `--restarts` looks.
+_AGAIN = {"launcher": "Never", "worker": "OnFailure"}
 
 
 def _escape_word(word: str) -> str:
@@ -140,30 +146,22 @@ def _escape_word(word: str) -> str:
 
 
 # Kubernetes starts a launcher again whatever it ended with. One that has ended by itself ends with the same code.
-# A signal ends a wait, and the child may be gone right after: the last wait gives the code that it ended with.
+# A signal ends a wait, and the child may be gone right after: the last wait gives its code, which is the
+# signal's where the run was not ready to be asked.
 _SCRIPT = """\
-child= ended={ended}
-trap 'kill -TERM $child' TERM
+child= asked= ended={ended}
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
 [ ! -e "$ended" ] || exit $(cat "$ended")
-{note}{setup}{command} & child=$!
+{note}{setup}[ -z "$asked" ] || exit {again}
+{command} & child=$!
+[ "$asked" != early ] || kill -TERM $child
 wait $child
 while kill -0 $child 2> /dev/null; do wait $child; done
 wait $child; code=$?
+[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
 [ $code -eq {again} ] || [ -z "$ended" ] || echo $code > "$ended"
 exit $code
 """
-
-
-def make_name(name: str) -> str:
-    """A name for a job that no other has, of the letters that Kubernetes takes."""
-    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
-    stem = stem if stem[:1].isalpha() else f"run-{stem}".strip("-")
-    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
-
-
-def is_name(name: str) -> bool:
-    """Whether Kubernetes may have a job of this name. It begins with a letter, where jobs of Slurm have numbers."""
-    return re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) is not None
 
 
 def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
@@ -172,7 +170,7 @@ def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     Raises:
         JobError: Kubernetes refused it; nothing of it is left there.
     """
-    job = Job(name := make_name(asked.name), asked.name_folder(name), asked.namespace)
+    job = Job(name := names.make_name(asked.name), asked.name_folder(name), asked.namespace)
     try:
         answer = _run_kubectl(job, "create", "-f", "-", given=format_job(asked, target, job.id))
         if answer.returncode:
@@ -214,11 +212,6 @@ def _list_pods(job: Job) -> list[dict[str, Any]]:
     return sorted(found["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
-def _list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    role = "training.kubeflow.org/job-role"
-    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
-
-
 def find_state(job: Job) -> State:
     """Where the job is.
 
@@ -232,40 +225,37 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]]]:
     """Where the job is, and its pods."""
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        where = f" in namespace {job.namespace}" if job.namespace else ""
-        return State(FORGOTTEN, f"is not known to Kubernetes{where}, or no longer; how it ended is not known"), []
+        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), []
     pods = _list_pods(job)
-    return read_state(found, pods), pods
+    return states.read_state(found, pods), pods
 
 
-def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
-    """What an MPIJob and its pods say."""
-    conditions = {
-        each["type"]: each for each in found.get("status", {}).get("conditions", []) if each["status"] == "True"
-    }
-    launchers = _list_launchers(pods)
-    containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
-    again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
-    if "Succeeded" in conditions:
-        return State(ENDED, "Succeeded", again, 0)
-    if failed := conditions.get("Failed"):
-        code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
-        why = ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
-        return State(ENDED, f"Failed ({why})", again, code, kubectl_words.explain_exit(code))
-    if stuck := kubectl_words.explain_wait(pods):
-        return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1])
-    if "Running" in conditions:
-        nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
-        return State(RUNNING, f"Running on {', '.join(nodes)}" if nodes else "Running", again)
-    return State(WAITING, "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted", again)
+def find_records(job: Job) -> str:
+    """The folder in which the job is recorded, which this machine sees.
+
+    Raises:
+        JobError: there is no such job, nothing of it is recorded, or this machine does not see where.
+    """
+    found = _get_object(job, "mpijobs.kubeflow.org", job.id)
+    if found is None:
+        raise JobError(f"{job.id} {_describe_unknown(job)}")
+    folder = states.find_variable(found, "MATEX_RECORD")
+    if not folder:
+        raise JobError(
+            f"nothing of {job.id} is recorded: that needs a volume, `matex submit --kubernetes --claim NAME`"
+        )
+    if os.path.isdir(os.path.dirname(folder)):
+        return folder
+    running = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
+    namespace = [f"--namespace={job.namespace}"] if job.namespace else []
+    words = ["kubectl", *namespace, "exec", "-it", *running[-1:], "--", "matex", "top", folder]
+    there = f". Within its launcher it is seen: {shlex.join(words)}" if running else ""
+    raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{there}")
 
 
-def _read_exit_code(container: dict[str, Any]) -> int | None:
-    for when in ("state", "lastState"):
-        ended = container.get(when, {}).get("terminated")
-        if ended and ended.get("exitCode"):
-            return int(ended["exitCode"])
-    return None
+def _describe_unknown(job: Job) -> str:
+    where = f" in namespace {job.namespace}" if job.namespace else ""
+    return f"is not known to Kubernetes{where}, or no longer"
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
@@ -274,8 +264,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
         def look_at_job() -> State:
             now, pods = _read_job(job)
-            for pod in _list_launchers(pods)[-1:]:
-                logs.follow_pod(pod)
+            logs.follow_pods(states.list_launchers(pods))
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 

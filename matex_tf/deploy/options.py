@@ -19,7 +19,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+Asked = TypeVar("Asked", bound="Options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,16 @@ class Options:
         """How many there are in all."""
         return self.nodes * self.ranks_per_node
 
+    def add_variables(self: Asked, variables: Mapping[str, str]) -> Asked:
+        """The same, with these variables of the run: lines before it."""
+        lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+        return replace(self, setup=(*self.setup, *lines))
+
     def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """The command that starts all ranks of `target`: a script with its arguments, or `-m` and a module."""
         again = ["--restarts", str(self.restarts)] if self.restarts else []
         own = [word for text in self.run for word in shlex.split(text)]
         return [*shlex.split(self.matex or "matex"), "run", *again, "-n", str(self.ranks), *options, *own, *target]
-
-
-Asked = TypeVar("Asked", bound=Options)
 
 
 def parse_time(time: str) -> int:

@@ -7,14 +7,15 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.options import Options, deal_ranks, merge_options
+from matex_tf.deploy.options import NAME, Options, deal_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
 
@@ -35,10 +36,10 @@ for _make, _made in ((make_slurm, slurm.Slurm), (make_kubernetes, kubernetes.Kub
 
 
 class Here:
-    """A run on this machine, asked as a cluster is asked for its jobs."""
+    """A run on this machine, asked as a cluster is asked for its jobs. `variables` are its own, beside ours."""
 
-    def __init__(self, words: Sequence[str], folder: Path):
-        environment = {**os.environ, "MATEX_RECORD": str(folder.absolute())}
+    def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str]):
+        environment = {**os.environ, **variables, "MATEX_RECORD": str(folder.absolute())}
         with (folder / "output").open("wb") as output:
             self._child = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -134,10 +135,18 @@ def launch(
     *,
     ranks: int | None = None,
     cluster: Options | None = None,
+    restarts: int | None = None,
+    adapt: bool | str = False,
+    strategy: str = "",
+    elastic: bool = False,
+    run: str | Sequence[str] = (),
+    env: Mapping[str, Any] | None = None,
 ) -> LaunchedRun:
     """Start `script` with `args` on `ranks` ranks, of `cluster` (`matex_tf.Slurm(nodes=4)`) or of this machine.
 
     It returns at once. With a cluster `ranks` may be left out; otherwise they are dealt evenly to its nodes.
+    `restarts`, `adapt` (True or "ranks"), `strategy` and `elastic` are those of `matex run`; `run` are more of its
+    options, each as it is typed there ("--profile"). `env` are variables of the run.
 
     Raises:
         FileNotFoundError: there is no such script here.
@@ -149,15 +158,42 @@ def launch(
         arguments.check_whole_number("launch", "ranks", ranks)
     if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
+    options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
+        asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
         folder = run_folder.make_folder(Path(target[0]).stem)
-        here = Here([*shlex.split(command.find_own_command()), "run", "-n", str(ranks), *target], folder)
+        here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)
     if not isinstance(cluster, Options):
         raise TypeError(f"launch: expected cluster to be matex_tf.Slurm(...) or Kubernetes(...); given {cluster!r}")
     if ranks is not None:
         cluster = deal_ranks(cluster, ranks)
+    cluster = replace(cluster, run=(*cluster.run, *options))
+    if restarts is not None:
+        cluster = replace(cluster, restarts=restarts)
+    cluster = cluster.add_variables(variables)
     does = command.CLUSTERS[cluster.get_kind()][1]
     return LaunchedRun(does, does.submit_job(command.fill_name_and_command(cluster, target), target))
+
+
+def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str | Sequence[str]) -> list[str]:
+    """Options of `matex run`, each as it is typed. Raises ValueError."""
+    if adapt not in (True, False, "on", "off", "ranks"):
+        raise ValueError(f"launch: expected adapt to be True, False or 'ranks'; given {adapt!r}")
+    level = ("on" if adapt else "off") if isinstance(adapt, bool) else adapt
+    words = [f"--adapt={level}"] if level != "off" else []
+    words += [shlex.quote(f"--strategy={strategy}")] if strategy else []
+    words += ["--elastic"] if elastic else []
+    return [*words, *([run] if isinstance(run, str) and run else run)]
+
+
+def _check_variables(env: Mapping[str, Any] | None) -> dict[str, str]:
+    """Variables of a run, as texts. Raises TypeError, ValueError."""
+    if env is not None and not isinstance(env, Mapping):
+        raise TypeError(f"launch: expected env to be a dictionary, as {{'NAME': 'value'}}; given {env!r}")
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not NAME.fullmatch(name) or "\0" in str(value):
+            raise ValueError(f"launch: expected env to be names of letters, digits and _, with texts; given {name!r}")
+    return {name: str(value) for name, value in (env or {}).items()}

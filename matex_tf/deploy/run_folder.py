@@ -87,6 +87,14 @@ def read_note(folder: Path) -> tuple[str, Job]:
     return noted["cluster"], Job(noted["job"], str(folder), noted.get("namespace", ""))
 
 
+def find_submit_time(folder: str) -> float | None:
+    """When the run in `folder` was submitted, in seconds since 1970; None where that is not known."""
+    try:
+        return Path(folder, NOTE).stat().st_mtime if folder else None
+    except OSError:
+        return None
+
+
 def find_folder(cluster: str, job: str) -> str:
     """The folder here of a job's run; "" if there is none."""
     for path in RUNS.glob(f"*/{NOTE}"):

@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -17,8 +18,6 @@ from matex_tf.deploy import following, run_folder, slurm_messages
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
-    RUNNING,
-    WAITING,
     Job,
     JobError,
     State,
@@ -31,10 +30,6 @@ from matex_tf.deploy.options import Options, parse_time
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
-_ENDS = {
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
-    "REVOKED",
-}  # fmt: skip
 _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
@@ -94,6 +89,8 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
         before=before,
         command=shlex.join(command),
         after=after,
+        again=os.EX_TEMPFAIL,
+        signalled=128 + signal.SIGUSR1,
     )
 
 
@@ -113,20 +110,25 @@ export MATEX_RECORD="$run_folder"
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
+    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
 """
-# The shell waits in the background, so that it hears the warning.
+# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
 _SCRIPT = """\
 #!/bin/bash
-{heads}run_folder={folder} child=
-trap 'kill -USR1 $child' USR1
+{heads}run_folder={folder} child= asked=
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
 {setup}{look}{before}rm -f "$run_folder/exit-code"
 {command} & child=$!
+[ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
 {after}echo $code > "$run_folder/exit-code"
 exit $code
 """
@@ -195,7 +197,7 @@ def find_queued(script: Path) -> list[str]:
     """The numbers of this user's jobs, which wait or run, of `script`. Raises JobError, UnreachableError."""
     queued = _ask("squeue", "--me", "--noheader", "--format=%i %o")
     if queued.returncode:
-        raise UnreachableError(slurm_messages.strip_prefixes(queued.stderr))
+        raise _describe_silence("squeue", queued.stderr)
     jobs = (line.partition(" ") for line in queued.stdout.splitlines())
     return [number for number, _, command in jobs if command == os.path.abspath(script)]
 
@@ -205,31 +207,30 @@ def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
     return run_scheduler(words, GET, start_new_session=True, **where)
 
 
+def _describe_silence(command: str, text: str) -> JobError:
+    """The error of a command of Slurm's that did not answer: for now, or on this machine."""
+    said = f"{command}: {slurm_messages.strip_prefixes(text)}"
+    if slurm_messages.is_without_cluster(text):
+        return JobError(f"{said}\nThat is: {slurm_messages.NO_CLUSTER}.")
+    return UnreachableError(said)
+
+
 def find_state(job: Job) -> State:
     """Where the job is.
 
     Raises:
-        UnreachableError: Slurm does not answer now.
+        JobError: this machine belongs to no cluster; UnreachableError: Slurm does not answer now.
     """
-    answer = _ask("scontrol", "show", "job", job.id)
-    if answer.returncode == 0 and (found := _parse_field(answer.stdout, "JobState")):
-        reason, nodes = _parse_field(answer.stdout, "Reason"), _parse_field(answer.stdout, "NodeList")
-        code = _parse_field(answer.stdout, "ExitCode")
-        again = int(_parse_field(answer.stdout, "Restarts") or 0)
-        if found in _ENDS:
-            return State(ENDED, found, again, slurm_messages.parse_exit_code(found, code))
-        if nodes in ("", "(null)"):
-            return State(WAITING, f"{found} ({reason})", again, means=slurm_messages.explain_wait(reason))
-        return State(RUNNING, f"{found} on {nodes}", again)
+    # Times of the day may be asked for otherwise.
+    answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
+        # Slurm counts from when a job was queued, and queued again.
+        began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
+        ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
+        return replace(found, seconds=ended - began) if began is not None and ended is not None else found
     if "Invalid job id" not in answer.stderr + answer.stdout:
-        raise UnreachableError(f"scontrol: {slurm_messages.strip_prefixes(answer.stderr or answer.stdout)}")
+        raise _describe_silence("scontrol", answer.stderr or answer.stdout)
     return _find_ended_state(job)
-
-
-def _parse_field(text: str, name: str) -> str:
-    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
-    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
-    return found.group(1) if found else ""
 
 
 def _find_ended_state(job: Job) -> State:
@@ -239,7 +240,7 @@ def _find_ended_state(job: Job) -> State:
         answer = _ask("sacct", *words)
         *_, last = answer.stdout.splitlines() or [""]
         name, _, code = last.partition("|")
-        if answer.returncode == 0 and name.split(" ")[0] in _ENDS:
+        if answer.returncode == 0 and name.split(" ")[0] in slurm_messages.ENDS:
             return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))

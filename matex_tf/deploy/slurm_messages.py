@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import time
+from datetime import datetime
 
+from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
+
+ENDS = {
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+    "REVOKED",
+}  # fmt: skip
+_UNSET = "Could not establish a configuration source"
+NO_CLUSTER = "this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours"
 # What sbatch says, what that means, and the command of Slurm's that shows what there is.
 _REFUSALS = (
     ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
@@ -31,8 +42,28 @@ _REFUSALS = (
         "Partitions and their nodes are",
         ("sinfo", "--noheader", "--format=%R %D"),
     ),
+    (
+        "More processors requested",
+        "the partition does not have or allow so many nodes or cores: lower --nodes, --ranks-per-node or --cpus",
+        "Partitions, their nodes and the cores of each are",
+        ("sinfo", "--noheader", "--format=%R %D %c"),
+    ),
+    (
+        "generic resource",
+        "no node of the cluster has such GPUs: lower --gpus-per-node, or name their type by --sbatch=--gres=...",
+        "Partitions and the GPUs of a node are",
+        ("sinfo", "--noheader", "--format=%R %G"),
+    ),
+    (
+        "Invalid feature",
+        "no node has what --constraint names",
+        "Partitions and what their nodes have are",
+        ("sinfo", "--noheader", "--format=%R %f"),
+    ),
+    ("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them", "", ()),
     ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
     ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
+    (_UNSET, NO_CLUSTER, "", ()),
     ("Unable to contact", "Slurm's controller does not answer: try again in a few minutes", "", ()),
     ("timed out", "Slurm's controller is too busy: try again in a few minutes", "", ()),
     ("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch", "", ()),
@@ -59,7 +90,13 @@ _REASONS = {
 
 def strip_prefixes(text: str) -> str:
     """Slurm's own words, without its programs' names."""
-    return "; ".join(line.removeprefix("sbatch: error: ").strip() for line in text.splitlines() if line.strip())
+    lines = (re.sub(r"^\w+: (error|fatal): ", "", line).strip() for line in text.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def is_without_cluster(text: str) -> bool:
+    """Whether a command of Slurm's found no cluster to ask."""
+    return _UNSET in text
 
 
 def explain_refusal(text: str, partition: str) -> str:
@@ -90,6 +127,39 @@ def _list_available(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""  # it would have helped; what sbatch said stands without it
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
+
+
+def read_state(text: str) -> State | None:
+    """Where a job is, as `scontrol show job` says it; None where it says nothing of a job."""
+    found = _parse_field(text, "JobState")
+    if not found:
+        return None
+    reason, nodes, code = (_parse_field(text, name) for name in ("Reason", "NodeList", "ExitCode"))
+    again = int(_parse_field(text, "Restarts") or 0)
+    queued = parse_moment(text, "SubmitTime")
+    if found in ENDS:
+        ended = parse_moment(text, "EndTime")
+        took = ended - queued if ended is not None and queued is not None and not again else None
+        return State(ENDED, found, again, parse_exit_code(found, code), seconds=took, starts="allocations")
+    if nodes in ("", "(null)"):
+        why = f" ({reason})" if reason not in ("", "None") else ""
+        waited = time.time() - queued if queued is not None else None
+        return State(WAITING, f"{found}{why}", again, means=explain_wait(reason), seconds=waited)
+    return State(RUNNING, f"{found} on {nodes}", again)
+
+
+def parse_moment(text: str, name: str) -> float | None:
+    """A time of `scontrol show job`, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(_parse_field(text, name)).timestamp()
+    except ValueError:
+        return None  # it has not come, or is written otherwise
+
+
+def _parse_field(text: str, name: str) -> str:
+    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
+    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def parse_exit_code(name: str, codes: str) -> int | None:

@@ -42,9 +42,8 @@ class Machine:
             found["mem"] = int(words[1]) * _PAGE
         if text := _read_file(self._cores):
             found["busy"] = round(parse_busy_seconds(text), 2)
-        for line in _read_file(self._available).split(b"\n"):
-            if line.startswith(b"MemAvailable:"):
-                found["free"] = int(line.split()[1]) << 10
+        if available := _read_file(self._available).partition(b"MemAvailable:")[2]:
+            found["free"] = int(available.split(None, 1)[0]) << 10
         if lines := _read_file(self._network).split(b"\n")[2:]:
             columns = [
                 rest.split() for name, _, rest in (line.partition(b":") for line in lines)

@@ -287,6 +287,8 @@ class Run:
 
     def _end_run(self) -> None:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
+        for number in _SIGNALS:  # Python ends with the handlers of the system, which would end a rank that has done all
+            signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return
         with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):

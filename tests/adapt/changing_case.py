@@ -1,9 +1,11 @@
 """Trains in float64 while FOLDER/hosts gets a third place and loses it: `python changing_case.py FOLDER [EPOCHS]`.
 
 FOLDER/result.npz gets what a person sees, the weights, and with how many ranks each step was made. A step takes the
-longer the more rows a rank has, and with `servers:auto`. Without EPOCHS it ends soon after the last change.
+longer the more rows a rank has, and with `servers:auto`. Without EPOCHS it ends soon after the last change. With HOST
+in the environment that host comes in place of the third place. FOLDER/lost and FOLDER/back ask for its loss and return.
 """
 
+import itertools
 import os
 import posix  # the ranks' own view of files leaves it alone
 import sys
@@ -15,6 +17,8 @@ import tensorflow as tf
 
 FOLDER, EPOCHS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
 STEPS, MOST = 20, 60
+HOST = os.environ.get("HOST", "")
+WANTED = [2, 3, 2, 3] if HOST else [2, 3, 2]
 STRATEGY = os.environ.get("MATEX_STRATEGY", "")
 matex_tf = sys.modules.get("matex_tf")
 rank, size = (matex_tf.rank(), matex_tf.size()) if matex_tf else (0, 1)
@@ -64,12 +68,17 @@ class Moves(keras.callbacks.Callback):
             return
         is_undone = "servers:auto" in self.strategies and not STRATEGY
         if (is_undone or STRATEGY == "allreduce") and set(self.ranks) == {2}:
-            write("hosts", "localhost slots=3\n")
-        if self.ranks.count(3) == 20:
-            write("hosts", "localhost slots=2\n")
+            hosts = ("h1", "h2", HOST) if HOST else ()
+            write("hosts", "".join(f"{host} slots=1\n" for host in hosts) or "localhost slots=3\n")
+        changes = [ranks for ranks, _ in itertools.groupby(self.ranks)]
+        if changes == [2, 3] and self.ranks.count(3) >= 20:
+            write("lost" if HOST else "hosts", "localhost slots=2\n")
+        if changes == [2, 3, 2] and HOST:
+            write("back", "")
 
     def on_epoch_end(self, epoch, logs=None):
-        is_over = 3 in self.ranks and self.ranks[-6:] == [2] * 6
+        changes = [(ranks, len(list(steps))) for ranks, steps in itertools.groupby(self.ranks)]
+        is_over = [ranks for ranks, _ in changes] == WANTED and changes[-1][1] >= 6
         self.model.stop_training = epoch + 1 == (EPOCHS or MOST) or (not EPOCHS and is_over)
 
 

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from matex_tf.deploy import following, job, kubernetes, run_folder
-from matex_tf.deploy.kubectl import yaml_text
+from matex_tf.deploy.kubectl import names, states, yaml_text
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -35,7 +35,7 @@ spec:
   mpiReplicaSpecs:
     Launcher:
       replicas: 1
-      restartPolicy: "OnFailure"
+      restartPolicy: "Never"
       template:
         metadata:
           annotations:
@@ -164,13 +164,28 @@ def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
         assert child.wait(30) == 75
 
 
+def test_a_launcher_that_is_asked_to_end_before_its_run_is_ready_goes_on_later(tmp_path):
+    setup = "touch asked; while [ -e asked ]; do sleep 0.05; done"
+    (tmp_path / "matex").write_text("#!/bin/bash\ntrap '' TERM\ntouch begun\nexec sleep 10\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", setup=[setup], claim="c", folder=str(tmp_path))
+    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
+    with subprocess.Popen(words, cwd=tmp_path) as child:
+        while not (tmp_path / "asked").exists():
+            assert child.poll() is None
+        child.terminate()
+        (tmp_path / "asked").unlink()
+        assert child.wait(30) == 75
+    assert not (tmp_path / "a-1" / "exit-code").exists() and not (tmp_path / "begun").exists()
+
+
 @pytest.mark.parametrize(
     "name, stem",
     [("My Train_1", "my-train-1"), ("1st", "run-1st"), ("é", "run"), ("x" * 90, "x" * 40), ("a-.b", "a-b")],
 )
 def test_names_are_kubernetes_own(name, stem):
-    made = kubernetes.make_name(name)
-    assert made[:-6] == stem and kubernetes.is_name(made) and made != kubernetes.make_name(name)
+    made = names.make_name(name)
+    assert made[:-6] == stem and names.is_name(made) and made != names.make_name(name)
 
 
 def test_yaml_quotes_what_json_does_not():
@@ -178,6 +193,9 @@ def test_yaml_quotes_what_json_does_not():
         yaml_text.dump_yaml({"a b": ["\x7f\x85\u2028é", {}, []]})
         == '"a b":\n  - "\\u007f\\u0085\\u2028é"\n  - {}\n  - []\n'
     )
+
+
+NO_MATEX = "the image has no `matex`: install matex_tf in it, or say --matex"
 
 
 def pod(name, role="launcher", state=None, again=0, **status):
@@ -190,14 +208,19 @@ def pod(name, role="launcher", state=None, again=0, **status):
     }
 
 
-def mpijob(*conditions):
-    return {"status": {"conditions": [{"type": each, "status": "True", "reason": f"Job{each}"} for each in conditions]}}
+def mpijob(*conditions, took=83):
+    """An MPIJob; one that has ended, `took` so many seconds for it. A condition may be followed by its reason."""
+    shown = [(each.partition(" ")[0], each.partition(" ")[2]) for each in conditions]
+    status = {"conditions": [{"type": kind, "status": "True", "reason": why or f"Job{kind}"} for kind, why in shown]}
+    if took is not None and {"Succeeded", "Failed"} & {kind for kind, _ in shown}:
+        status["completionTime"] = f"2026-11-27T10:{took // 60:02}:{took % 60:02}Z"
+    return {"metadata": {"creationTimestamp": "2026-11-27T10:00:00Z"}, "status": status}
 
 
 @pytest.mark.parametrize(
     "found, pods, phase, words",
     [
-        ({}, [], job.WAITING, "accepted"),
+        ({"metadata": {}}, [], job.WAITING, "accepted"),
         (mpijob("Created"), [pod("w0", "worker")], job.WAITING, "Created"),
         (mpijob("Created", "Running"), [pod("l"), pod("w0", "worker")], job.RUNNING, "Running on n-l, n-w0"),
         (
@@ -218,24 +241,30 @@ def mpijob(*conditions):
             job.WAITING,
             "waits (w0: Unschedulable: 0/3 nodes): no node has what a pod asks for, or its volume is not there",
         ),
-        (mpijob("Created", "Succeeded"), [pod("l")], job.ENDED, "Succeeded, exit code 0"),
+        (mpijob("Created", "Succeeded"), [pod("l")], job.ENDED, "Succeeded after 0:01:23, exit code 0"),
+        (
+            mpijob("Running", "Failed MPIJobEvicted", took=None),
+            [pod("l"), pod("w0", "worker")],
+            job.RUNNING,
+            "Running on n-l, n-w0 (MPIJobEvicted)",
+        ),
         (
             mpijob("Created", "Failed"),
-            [pod("l", state={"terminated": {"exitCode": 3}}, again=1)],
+            [pod("l", state={"terminated": {"exitCode": 75}}), pod("l2", state={"terminated": {"exitCode": 3}})],
             job.ENDED,
-            "Failed (JobFailed), requeued (1), exit code 3",
+            "Failed (JobFailed) after 0:01:23 in 2 launchers, exit code 3",
         ),
         (
             mpijob("Failed"),
             [pod("l", state={"terminated": {"exitCode": 127}})],
             job.ENDED,
-            "Failed (JobFailed), exit code 127: the image has no `matex`: install matex_tf in it, or say --matex",
+            f"Failed (JobFailed) after 0:01:23, exit code 127: {NO_MATEX}",
         ),
-        (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed)"),
+        (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed) after 0:01:23"),
     ],
 )
 def test_what_kubernetes_says_of_a_job(found, pods, phase, words):
-    now = kubernetes.read_state(found, pods)
+    now = states.read_state(found, pods)
     assert (now.phase, str(now)) == (phase, words)
 
 
@@ -293,7 +322,7 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         f"matex: {name} Created",
         f"matex: {name} Running on n-l-1",
         f"matex: {name} Running on n-l-1, n-l-2, requeued (1)",
-        f"matex: {name} Failed (JobFailed), requeued (1), exit code 3",
+        f"matex: {name} Failed (JobFailed) after 0:01:23 in 2 launchers, exit code 3",
     ]
     assert fakes.calls[0] == "kubectl --namespace=science create -f -"
     assert " train.py 'two words' & child" in command_of(Path("given").read_text())[-1]
@@ -318,6 +347,18 @@ def test_a_refused_job_leaves_nothing(fakes, capfd, words, expected):
     said = capfd.readouterr().err
     assert words.removeprefix("error: ") in said and expected in said
     assert fakes.calls[1].startswith("kubectl delete mpijobs.kubeflow.org x-") and len(fakes.calls) == 2
+
+
+NOWHERE = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+
+
+def test_without_a_cluster_nothing_is_asked_again(fakes, capfd):
+    logged = 'E1127 20:48:10.336202   10854 memcache.go:265] "Unhandled Error" err="dial tcp: connection refused"'
+    fakes.add("kubectl", f"cat > /dev/null; echo '{logged}' >&2; echo '{NOWHERE}' >&2; exit 1")
+    means = "That is: kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows."
+    for words in (["submit", "--kubernetes", "--image", "i", "x.py"], ["follow", "x-bbbbb"], ["cancel", "x-bbbbb"]):
+        assert cli.main(words) == 1
+        assert capfd.readouterr().err == f"matex {words[0]}: kubectl: {NOWHERE}\n{means}\n"
 
 
 def test_an_interrupted_submit_leaves_nothing(fakes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import simulated_run
+import yaml
 from fake_commands import Fakes
 
 import matex_tf
-from matex_tf.deploy import following, job, notebook, python
+from matex_tf.deploy import command, following, job, notebook, python
 
 SCRIPT = """\
 import sys, time
@@ -41,6 +43,70 @@ def test_a_run_here(monkeypatch, capfd):
     assert "['0', 'two words']" in Path(run.folder, "output").read_text()
     capfd.readouterr()
     assert run.follow() == 3 and "['0', 'two words']" in capfd.readouterr().out
+
+
+TOLD = """\
+#!/bin/bash
+printf '%s\\0' "$@" > told
+printf '%s' "$VALUE" > value
+"""
+CHOSEN = {"restarts": 2, "adapt": "ranks", "strategy": "servers:2", "elastic": True, "run": "--memory '2 GB'"}
+WORDS = ["--adapt=ranks", "--strategy=servers:2", "--elastic", "--memory", "2 GB"]
+VALUE = 'it\'s "two"\nlines of $HOME'
+
+
+def tell_words(path):
+    """A `matex` there that notes what it was told, and the variable VALUE."""
+    path.write_text(TOLD)
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_a_run_here_gets_the_options_of_matex_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "find_own_command", lambda: tell_words(tmp_path / "matex"))
+    assert matex_tf.launch("train.py", [9, "a b"], ranks=4, env={"VALUE": VALUE}, **CHOSEN).wait() == 0
+    told = Path("told").read_text().split("\0")[:-1]
+    assert told == ["run", "--restarts", "2", "-n", "4", *WORDS, "train.py", "9", "a b"]
+    assert Path("value").read_text() == VALUE
+    assert matex_tf.launch("train.py", ranks=1, adapt=True).wait() == 0
+    assert Path("told").read_text().split("\0")[:-1] == ["run", "-n", "1", "--adapt=on", "train.py"]
+
+
+def test_a_run_here_that_is_lost_starts_again_as_often_as_asked(monkeypatch):
+    Path("once.py").write_text(
+        "import os, signal\n"
+        "if not os.path.exists('begun'):\n    open('begun', 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print('the second time', os.environ['VALUE'], flush=True)\n"
+    )
+    run = matex_tf.launch("once.py", ranks=1, restarts=1, env={"VALUE": "a b"})
+    said = Path(run.folder, "output")
+    assert run.wait() == 0, said.read_text()
+    assert "the second time a b" in said.read_text() and "restart 1 of 1" in said.read_text()
+
+
+@pytest.mark.parametrize("kind", ["Slurm", "Kubernetes"])
+def test_a_job_gets_the_same_options(tmp_path, monkeypatch, kind):
+    (tmp_path / "bin").mkdir()
+    fakes = Fakes(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    fakes.add("sbatch", "echo 4711")
+    fakes.add("kubectl", "cat > job.yaml")
+    matex = tell_words(tmp_path / "matex")
+    mine = {"matex": matex, "run": ["--profile"], "setup": ["VALUE=of-a-file"], "restarts": 5}
+    cluster = matex_tf.Slurm(**mine) if kind == "Slurm" else matex_tf.Kubernetes(image="i", **mine)
+    run = matex_tf.launch("train.py", ["a b"], cluster=cluster, env={"VALUE": VALUE}, **CHOSEN)
+    if kind == "Slurm":
+        subprocess.run(["bash", Path(run.folder, "job.sh")], check=True)
+        assert Path("value").read_text() == VALUE
+        told = Path("told").read_text().split("\0")[:-1]
+        assert told == ["run", "--restarts", "2", "-n", "1", "--profile", *WORDS, "train.py", "a b"]
+    else:
+        (launcher,) = yaml.safe_load(Path("job.yaml").read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"][
+            "spec"
+        ]["containers"]
+        assert launcher["env"] == [{"name": "VALUE", "value": VALUE.replace("$", "$$")}]
+        words = shlex.join(["--hostfile", "/etc/mpi/hostfile", "--profile", *WORDS, "train.py", "a b"])
+        assert f" run --restarts 2 -n 1 {words} & child" in launcher["command"][2]
 
 
 def test_a_run_here_is_cancelled(monkeypatch):
@@ -149,7 +215,9 @@ def test_in_a_notebook_a_cell_shows_the_run_until_it_ends(monkeypatch):
 
 
 def test_editors_see_what_can_be_given():
-    assert list(inspect.signature(matex_tf.launch).parameters) == ["script", "args", "ranks", "cluster"]
+    assert list(inspect.signature(matex_tf.launch).parameters) == [
+        "script", "args", "ranks", "cluster", "restarts", "adapt", "strategy", "elastic", "run", "env",
+    ]  # fmt: skip
     assert "Start `script` with `args`" in inspect.getdoc(matex_tf.launch)
     assert "trials" in inspect.signature(matex_tf.tune).parameters
     assert {"launch", "tune", "Slurm", "Kubernetes"} <= set(dir(matex_tf))
@@ -168,6 +236,15 @@ def test_editors_see_what_can_be_given():
             ValueError,
             "5 ranks cannot be as many on each of 2 nodes",
         ),
+        (
+            lambda: matex_tf.launch("train.py", ranks=2, adapt="rank"),
+            ValueError,
+            "True, False or 'ranks'; given 'rank'",
+        ),
+        (lambda: matex_tf.launch("train.py", ranks=2, restarts=-1), ValueError, "restarts to be a whole number, 0 or"),
+        (lambda: matex_tf.launch("train.py", ranks=2, run="--mca '"), ValueError, "to be words as for a shell"),
+        (lambda: matex_tf.launch("train.py", ranks=2, env=["A=1"]), TypeError, "env to be a dictionary"),
+        (lambda: matex_tf.launch("train.py", ranks=2, env={"A B": 1}), ValueError, "env to be names of letters"),
         (lambda: matex_tf.launch("train.py", cluster="slurm"), TypeError, "expected cluster to be matex_tf.Slurm"),
         (lambda: matex_tf.Slurm(node=2), ValueError, "there is no option node; did you mean nodes"),
         (lambda: matex_tf.Kubernetes(nodes="2"), TypeError, "expected nodes to be a whole number"),

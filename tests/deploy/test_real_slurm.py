@@ -1,16 +1,21 @@
-"""Jobs under Slurm's own daemons, a slurmd on each of two hosts that are network namespaces of this machine."""
+"""Jobs under Slurm's own daemons, a slurmd on each of three hosts that are network namespaces of this machine."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_trials import PLAYS
+
+import launch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -24,16 +29,13 @@ pytestmark = [
     ),
     pytest.mark.timeout(600),
 ]
+MORE = pytest.mark.more
 NETWORK = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0"
 SCRIPT = """\
-import os, signal, socket, sys, time
+import socket, sys, time
 print("words", sys.argv[2:], "on", socket.gethostname(), flush=True)
 if sys.argv[1] == "wait":
     time.sleep(300)
-if sys.argv[1] == "warned":
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
-    time.sleep(300 if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else 0)
-    sys.exit(0)
 sys.exit(int(sys.argv[1]))
 """
 
@@ -69,7 +71,7 @@ def cluster(tmp_path_factory):
     for name in ("daemons", "my work"):
         (folder / name).mkdir()
     (folder / "my work" / "my train.py").write_text(SCRIPT)
-    with network.Hosts(2, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons", signalled=True) as slurm:
+    with network.Hosts(3, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons", signalled=True) as slurm:
         yield Cluster(hosts, slurm, folder / "my work")
 
 
@@ -86,7 +88,8 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
     # The first rank that fails ends the other, which may not have printed yet.
     said = [f"words {typed} on {host}\n" in out for host in ("h1", "h2")]
     assert any(said) if code else all(said), out
-    assert ("COMPLETED, exit code 0" if code == 0 else "FAILED, exit code 3") in err
+    ended = "COMPLETED" if code == 0 else "FAILED"
+    assert re.search(rf"matex: \d+ {ended} after 0:0\d:\d\d, exit code {code}\n$", err), err
     number = err.split("job ")[1].split(":")[0]
     assert 'JobName=my "job" #1\n' in cluster.slurm.ask("scontrol", "show", "job", number)
 
@@ -94,7 +97,19 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--partition", "nosuch"], "The partitions are: all"),
+        (["--partition", "nosuch"], "invalid partition specified: nosuch; .*The partitions are: all, closed, urgent"),
+        (["--partition", "closed", "--account", "chemistry"], "Invalid account or .*the account is not known, or you"),
+        (["--time", "10", "--partition", "closed", "--account", "physics"], "Requested time limit is .*closed 5:00"),
+        pytest.param(["--nodes", "9"], "More processors requested .*lower --nodes.*all 3 2", marks=MORE),
+        pytest.param(
+            ["--gpus-per-node", "2"],
+            "generic resource .*lower --gpus-per-node.*the GPUs of a node are: all ",
+            marks=MORE,
+        ),
+        pytest.param(["--sbatch=--constraint=fast"], "Invalid feature .*what --constraint names", marks=MORE),
+        pytest.param(
+            ["--sbatch=--reservation=mine"], "reservation is invalid\n.*scontrol show reservation", marks=MORE
+        ),
         (["--sbatch=--mem=900G"], "no node of the partition has so many cores"),
         (["--sbatch=--nosuch"], "this Slurm's sbatch does not know an option"),
     ],
@@ -102,7 +117,7 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
 def test_a_refused_job_leaves_nothing(cluster, words, message):
     before = sorted(cluster.folder.glob("runs/*"))
     code, _, err = cluster.matex("submit", "--slurm", *words, "my train.py", "0")
-    assert code == 1 and message in err and cluster.queue() == ""
+    assert code == 1 and re.search(message, err, re.DOTALL) and cluster.queue() == "", err
     assert sorted(cluster.folder.glob("runs/*")) == before
 
 
@@ -129,23 +144,93 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster):
         subprocess.run([*cluster.hosts.enter("h2"), "umount", str(cluster.folder / "runs")], check=True)
 
 
-@pytest.mark.parametrize("how", ["warned", pytest.param("preempted", marks=pytest.mark.more)])
-def test_a_job_that_is_told_to_end_is_queued_again(cluster, how):
-    words = ["submit", "--slurm", "--nodes", "2", "--name", how, "--run", NETWORK, "my train.py", "warned"]
-    child = cluster.start(*words, env=PLAIN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+# Training, to which something happens
+
+TRAIN = """\
+import json, os, time
+import numpy as np, tensorflow as tf
+tf.keras.utils.set_random_seed(7)
+tf.keras.backend.set_floatx("float64")
+x = np.random.default_rng(1).random((64, 4))
+model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+
+class Slow(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.5 if os.path.exists("slow") else 0)
+
+found = model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=60, verbose=2, callbacks=[Slow()])
+print("LOSSES", json.dumps(found.history["loss"]), flush=True)
+"""
+
+
+def losses(text):
+    return np.array(json.loads(text.split("LOSSES ")[1].split("\n")[0]))
+
+
+@pytest.fixture(scope="module")
+def alone(cluster):
+    """What the script alone gives."""
+    (cluster.folder / "fit.py").write_text(TRAIN)
+    return losses(launch.run_alone(cluster.folder / "fit.py").check().stdout)
+
+
+class Training:
+    """A job that trains slowly, and is followed, until something happens to it; then `ends`."""
+
+    def __init__(self, cluster, name, *words):
+        self.cluster, self.output = cluster, cluster.folder / "runs" / f"{name}-1" / "output"
+        (cluster.folder / "slow").touch()
+        env = {"MATEX_SAVE_SECONDS": "0.5", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        words = ["submit", "--slurm", "--name", name, "--run", f"{NETWORK} --bind-to none", *words, "fit.py"]
+        self.child = cluster.start(*words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.wait_for("Epoch 2/")
+        self.job = json.loads((self.output.parent / "job.json").read_text())["job"]
+
+    def wait_for(self, words):
+        daemons.expect(lambda: self.output.is_file() and words in self.output.read_text(), 200)
+
+    def ends(self):
+        """What was printed, and what was said."""
+        (self.cluster.folder / "slow").unlink()
+        out, err = self.child.communicate(timeout=300)
+        assert self.child.returncode == 0, out + err
+        assert (self.output.parent / "exit-code").read_text() == "0\n"
+        assert not (self.output.parent / "state").exists() and self.cluster.queue() == ""
+        return out, err
+
+
+@pytest.mark.parametrize("how", ["warned", pytest.param("limit", marks=MORE), pytest.param("preempted", marks=MORE)])
+def test_training_that_is_told_to_end_is_queued_again_and_goes_on(cluster, alone, how):
+    run = Training(cluster, how, "--nodes", "2", *(["--time", "2"] if how == "limit" else []))
+    if how == "warned":
+        cluster.slurm.ask("scancel", "--batch", "--signal=USR1", run.job)
+    if how == "preempted":  # Slurm sends the job its own signal
+        cluster.slurm.ask("sbatch", *daemons.URGENT, "--nodes=3")
+    run.wait_for("asked to end after 0:0")
+    out, err = run.ends()
+    assert len(out.split("state kept; to be requeued (1)")) == 2 and "going on from the state kept" in out, out
+    said = [line.removeprefix(f"matex: {run.job} ") for line in err.splitlines()]
+    assert re.fullmatch(r"COMPLETED after 0:0\d:\d\d in 2 allocations, exit code 0", said[-1]), err
+    assert any(re.match(r"RUNNING on h\[1-2\]$", line) for line in said), err
+    assert np.abs(losses(out) - alone).max() < 1e-10
+
+
+@pytest.mark.parametrize("keeps", ["the job is kept", pytest.param("the job is queued again", marks=MORE)])
+def test_training_outlives_a_host(cluster, alone, keeps):
+    kept = keeps == "the job is kept"
+    words = ["--nodes", "3", "--sbatch=--no-kill"] if kept else ["--nodes", "2"]
+    run = Training(cluster, "lost" if kept else "moved", *words)
+    lost = "h3" if kept else "h2"
+    cluster.hosts.power_off(lost)
     try:
-        output = cluster.folder / "runs" / f"{how}-1" / "output"
-        daemons.expect(lambda: output.is_file() and output.read_text().count("words []") == 2, 120)
-        number = cluster.slurm.ask("squeue", "--noheader", "--format=%i").strip()
-        if how == "warned":
-            cluster.slurm.ask("scancel", "--batch", "--signal=USR1", number)
-        else:  # Slurm sends the job its own signal
-            cluster.slurm.ask("sbatch", *daemons.URGENT, "--nodes=2")
-        out, err = child.communicate(timeout=300)
+        run.wait_for("going on from the state kept")
+        out, err = run.ends()
     finally:
-        child.kill()
-    assert child.returncode == 0 and "requeued (1)" in err and "COMPLETED" in err, out + err
-    assert out.count("words []") == 4 and (output.parent / "exit-code").read_text() == "0\n"
+        cluster.slurm.boot(lost)
+    assert "COMPLETED after 0:0" in err and ("in 2 allocations" in err) != kept, err
+    assert "restart 1 of 3" in out or not kept, out  # Slurm may notice first
+    assert np.abs(losses(out) - alone).max() < 1e-10
 
 
 # Searches
@@ -157,7 +242,7 @@ PLAYS_ON_RANK_0 = "import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] != '0':
 SPACE = "search:\n  --x: {float: [0, 0.8]}\n"
 
 
-@pytest.mark.more
+@MORE
 def test_a_search_by_jobs_of_two_nodes_outlives_kill_and_ctrl_c(cluster):
     (cluster.folder / "space.yaml").write_text(SPACE)
     (cluster.folder / "plays.py").write_text(PLAYS_ON_RANK_0)
@@ -189,7 +274,7 @@ print("on", socket.gethostname(), *sorted(os.sched_getaffinity(0)), "loss", 1)
 """
 
 
-@pytest.mark.more
+@MORE
 def test_trials_in_an_allocation_have_hosts_and_cores_of_their_own(cluster):
     (cluster.folder / "placed.py").write_text(PLACED)
     words = ["--search", "space.yaml", "--parallel", "4", "--trials", "4", "--run", NETWORK, "placed.py"]

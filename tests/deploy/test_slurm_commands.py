@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, slurm, slurm_messages
+from matex_tf.deploy import following, job, run_folder, slurm, slurm_messages
 from matex_tf.launch import cli
 
 SHOWN = """\
@@ -18,6 +20,8 @@ JobId=4711 JobName=train JobState=FAILED
    Priority=1 Nice=0 Account=(null) QOS=(null)
    JobState={state} Reason={reason} Dependency=(null)
    Requeue=1 Restarts={again} BatchFlag=1 Reboot=0 ExitCode={code}
+   SubmitTime={submitted} EligibleTime={submitted}
+   StartTime=Unknown EndTime={ended} Deadline=N/A
    NodeList={nodes}
    WorkDir=/home/ann/JobState=NONE
    StdOut={output}
@@ -25,8 +29,16 @@ JobId=4711 JobName=train JobState=FAILED
 GONE = "slurm_load_jobs error: Invalid job id specified"
 
 
-def shown(state, reason="None", again=0, code="0:0", nodes="(null)", output="/home/ann/runs/train-1/output"):
-    return SHOWN.format(state=state, reason=reason, again=again, code=code, nodes=nodes, output=output)
+def shown(
+    state, reason="None", again=0, code="0:0", nodes="(null)", output="/home/ann/runs/train-1/output", submitted=None,
+    ended=None,
+):  # fmt: skip
+    """What Slurm says of a job; `submitted` and `ended` are seconds since 1970."""
+    moments = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) if at else "Unknown" for at in (submitted, ended))
+    submitted, ended = moments
+    return SHOWN.format(
+        state=state, reason=reason, again=again, code=code, nodes=nodes, output=output, submitted=submitted, ended=ended
+    )
 
 
 @pytest.fixture
@@ -74,7 +86,7 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         "4711 RUNNING on n[1-2]",
         "4711 PENDING (BeginTime), requeued (1): Slurm lets some time pass before it starts a job again",
         "4711 RUNNING on n[3-4], requeued (1)",
-        "4711 FAILED, requeued (1), exit code 3",
+        "4711 FAILED in 2 allocations, exit code 3",
     ]
     assert fakes.calls[0] == "sbatch --parsable runs/train-1/job.sh"
     assert json.loads(Path("runs/train-1/job.json").read_text()) == {"cluster": "slurm", "job": "4711"}
@@ -126,6 +138,51 @@ def test_without_slurm(fakes, capfd, monkeypatch):
     assert cli.main(["submit", "--slurm", "train.py"]) == 1
     assert "there is no sbatch on this machine. Submit from a login node" in said(capfd)[1][0]
     assert list(Path("runs").iterdir()) == []
+
+
+def test_how_long_a_job_took_is_told_over_all_its_allocations(fakes, tmp_path):
+    fakes.add("scontrol", '[ "$SLURM_TIME_FORMAT" = standard ] && next state')
+    fakes.answers(
+        "state", shown("COMPLETED", submitted=1000, ended=1083), *2 * [shown("COMPLETED", again=1, ended=12540)]
+    )
+    assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED after 0:01:23, exit code 0"
+    assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED in 2 allocations, exit code 0"
+    run_folder.write_note(tmp_path, "slurm", "4711")
+    os.utime(tmp_path / "job.json", (1000, 1000))
+    again = slurm.find_state(job.Job("4711", str(tmp_path)))
+    assert str(again) == "COMPLETED after 3:12:20 in 2 allocations, exit code 0"
+
+
+def test_a_job_that_waits_long_says_so_again_and_again(fakes, capfd):
+    now = time.time()
+    waits = [shown("PENDING", "Priority", submitted=now - ago) for ago in (0, 30, 90, 100, 200, 300)]
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", *waits, shown("COMPLETED", submitted=1000, ended=1001))
+    assert slurm.follow_job(job.Job("4711")) == 0
+    lines = said(capfd)[1]
+    assert lines[0] == "4711 PENDING (Priority): others come first"
+    assert [line.split(";")[0][:-1] for line in lines[1:-1]] == [
+        f"4711 has waited for 0:0{at}" for at in ("1:3", "3:2")
+    ]
+    assert all(line.endswith("; PENDING (Priority): others come first") for line in lines[1:-1])
+
+
+UNSET = """\
+echo "$0: error: fetch_config: DNS SRV lookup failed" | sed 's#.*/##' >&2
+echo "$0: fatal: Could not establish a configuration source" | sed 's#.*/##' >&2; exit 1
+"""
+
+
+def test_on_a_machine_of_no_cluster(fakes, capfd):
+    for name in ("sbatch", "squeue", "scontrol", "sinfo", "scancel"):
+        fakes.add(name, UNSET)
+    assert cli.main(["submit", "--slurm", "train.py"]) == 1 and list(Path("runs").iterdir()) == []
+    said_by = "matex {}: {}: fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    means = "That is: this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours."
+    assert said(capfd)[1] == [said_by.format("submit", "sbatch"), means]
+    for name in ("follow", "cancel"):
+        assert cli.main([name, "4711"]) == 1
+        assert said(capfd)[1] == [said_by.format(name, "scontrol"), means]
 
 
 def test_ctrl_c_leaves_the_job(fakes, capfd):
@@ -214,8 +271,6 @@ def test_progress_bars_are_their_last_state_in_a_file():
 
 def test_folders_of_runs_are_new_whoever_else_makes_one(fakes):
     from concurrent.futures import ThreadPoolExecutor
-
-    from matex_tf.deploy import run_folder
 
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: run_folder.make_folder("a b/../c"), range(40)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 
@@ -28,17 +29,22 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-run_folder="$PWD"/runs/train-1 child=
-trap 'kill -USR1 $child' USR1
+run_folder="$PWD"/runs/train-1 child= asked=
+trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
 export MATEX_RECORD="$run_folder"
 rm -f "$run_folder/exit-code"
 matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
+[ "$asked" != early ] || kill -USR1 $child
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
+[ -z "$asked" ] || [ $code -ne 138 ] || code=75
 if [ $code -eq 75 ]; then
+    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code 75)" \\
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${SLURM_RESTART_COUNT:-0} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch runs/train-1/job.sh" \\
         "goes on" >&2
@@ -73,6 +79,30 @@ def test_a_short_job_is_warned_within_its_time(time, warning):
 def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
     text = slurm.format_job(slurm.Slurm(name="a"), ["a.py"], "runs/a-1")
     assert "MATEX_STATE" in text and "--restarts 3 -n 1" in text and "srun" not in text
+
+
+@pytest.mark.parametrize(
+    "run, code, told",
+    [("touch began; exec sleep 60", 75, "asked to end"), ("exit 75", 75, "ended with exit code 75"), ("exit 3", 3, "")],
+)
+def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
+    """Also one that ends by the warning itself, since it was not ready for it."""
+    for name, body in (("matex", run), ("scontrol", "echo scontrol $*")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    (tmp_path / "runs" / "a-1").mkdir(parents=True)
+    text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
+    env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+    with subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
+        if "sleep" in run:
+            while not (tmp_path / "began").exists():
+                assert child.poll() is None
+            child.send_signal(signal.SIGUSR1)
+        out, _ = child.communicate(timeout=30)
+    assert child.returncode == code
+    again = rf"matex: job 4711 {told} after 0:00:0\d, state kept; to be requeued \(2\)\nscontrol requeue 4711\n"
+    assert re.fullmatch(again if told else "", out), out
+    assert (tmp_path / "runs" / "a-1" / "exit-code").exists() is (code == 3)
 
 
 def as_sbatch_reads(line: str) -> list[str]:

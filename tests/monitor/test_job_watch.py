@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -124,6 +125,50 @@ def test_figures_stay_while_the_run_is_to_be_started_again(run, fakes, capsys, m
     assert cli.main(["top", "4711", "--prometheus", "a.prom"]) == 0
     assert there == [True, True] and not Path("a.prom").exists()
     assert capsys.readouterr().err == "matex top: to be started again: 4711 PENDING (Priority): others come first\n"
+
+
+@pytest.fixture
+def mpijob(fakes):
+    """What `kubectl` answers: an MPIJob, recorded in a folder, whose launcher runs."""
+
+    def answer(folder):
+        env = [{"name": "MATEX_RECORD", "value": str(folder)}] if folder else []
+        launcher = {"template": {"spec": {"containers": [{"env": env}]}}}
+        found = {"metadata": {"name": "train-x7k2q"}, "spec": {"mpiReplicaSpecs": {"Launcher": launcher}}}
+        metadata = {"name": "train-x7k2q-launcher-a", "labels": {"training.kubeflow.org/job-role": "launcher"}}
+        pod = {"metadata": metadata, "status": {"containerStatuses": [{"state": {"running": {}}}]}}
+        fakes.answers("job", json.dumps(found))
+        fakes.answers("pods", json.dumps({"items": [pod]}))
+        fakes.add("kubectl", 'case "$*" in *"get pods"*) next pods;; *" train-x7k2q "*) next job;; esac')
+
+    return answer
+
+
+def test_a_job_of_kubernetes_is_watched_by_its_name(run, fakes, mpijob, tmp_path, capsys):
+    volume = tmp_path / "volume" / "train-x7k2q"
+    simulated.start(volume, 2, 5)
+    mpijob(volume)
+    assert cli.main(["top", "train-x7k2q", "--once", "--namespace", "science"]) == 0
+    assert "2 ranks" in capsys.readouterr().out
+    assert fakes.calls[0].startswith("kubectl --namespace=science get mpijobs.kubeflow.org train-x7k2q ")
+    assert cli.main(["report", "train-x7k2q"]) == 0 and (volume / "report.html").is_file()
+
+
+INSIDE = "Within its launcher it is seen: kubectl exec -it train-x7k2q-launcher-a -- matex top /elsewhere/train-x7k2q\n"
+
+
+@pytest.mark.parametrize(
+    "folder, name, message",
+    [
+        ("/elsewhere/train-x7k2q", "train-x7k2q", f"which this machine does not see. {INSIDE}"),
+        ("", "train-x7k2q", "nothing of train-x7k2q is recorded: that needs a volume"),
+        ("", "train", "there is no folder train, and as a job: train is not known to Kubernetes, or no longer\n"),
+    ],
+)  # fmt: skip
+def test_a_job_of_kubernetes_that_cannot_be_watched(run, mpijob, capsys, folder, name, message):
+    mpijob(folder)
+    for words in (["top"], ["report"]):
+        assert cli.main([*words, name]) == 1 and message in capsys.readouterr().err
 
 
 def test_a_number_that_is_no_job(run, fakes, capsys, monkeypatch):

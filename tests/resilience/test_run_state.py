@@ -126,3 +126,23 @@ def test_a_batch_that_is_given_again_leaves_open_what_was_open():
     assert again.element_spec == data.element_spec
     (found,) = list(again)
     tf.nest.map_structure(np.testing.assert_array_equal, found, batch)
+
+
+LATE = """
+import colorsys, os, signal
+
+class Late:
+    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.{}, write=os.write):
+        kill(me, number)
+        write(1, b"the end")
+
+colorsys.late = Late()  # Python clears its modules after it has given up its handlers of signals
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_warning_after_the_end_of_the_script_changes_nothing(tmp_path, name):
+    (tmp_path / "late.py").write_text(LATE.format(name))
+    env = {"MATEX_STATE": str(tmp_path / "state")}
+    ended = launch.matex_run(1, "--restarts", 1, tmp_path / "late.py", env=env, cold=True).check()
+    assert "the end" in ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ _REFUSALS = {
     'no matches for kind "MPIJob"': _NO_MPIJOBS,
     "could not find the requested resource": _NO_MPIJOBS,
     "doesn't have a resource type": _NO_MPIJOBS,
+    "localhost:8080": "kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows",
     "exceeded quota": "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait",
     "forbidden": "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace",
     "namespaces": "there is no such namespace: `kubectl get namespaces` lists them",
@@ -37,12 +39,14 @@ _REASONS = {
     "CrashLoopBackOff": "it ends again and again",
     "Unschedulable": "no node has what a pod asks for, or its volume is not there",
 }
+_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 _NO_COMMAND = (126, 127)  # a shell's, of a command that it cannot run
 
 
 def strip_prefixes(text: str) -> str:
-    """kubectl's own words."""
-    return "; ".join(line.removeprefix("error: ").strip() for line in text.splitlines() if line.strip())
+    """kubectl's own words, without what its libraries logged."""
+    lines = [line.removeprefix("error: ").strip() for line in text.splitlines() if line.strip()]
+    return "; ".join([line for line in lines if not _LOGGED.match(line)] or lines)
 
 
 def explain_refusal(text: str) -> str:

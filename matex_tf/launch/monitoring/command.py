@@ -21,6 +21,7 @@ from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
 
 HELP = {"help_option_names": ["-h", "--help"]}
+NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Of Kubernetes.")
 _PAUSE = 1.0  # seconds
 _COLLECTED = 15.0  # seconds, as often as it is usual to ask
 _LINES = 40  # of a picture that is not for a terminal
@@ -28,6 +29,7 @@ _LINES = 40  # of a picture that is not for a terminal
 
 @click.command("top", context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
 @click.argument("run")
+@NAMESPACE
 @click.option("--once", is_flag=True, help="Draw one picture and end; so it does where there is no terminal.")
 @click.option(
     "--prometheus",
@@ -35,10 +37,11 @@ _LINES = 40  # of a picture that is not for a terminal
     metavar="FILE.prom",
     help="Write the figures there, for node exporter, and draw nothing.",
 )
-def show_top(run: str, once: bool, collected: str | None) -> int:
+def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int:
     """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
 
-    RUN may also be the number of a job of Slurm. While that waits in the queue, also to be started again, this waits.
+    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes. While that waits in the queue, also
+    to be started again, this waits.
 
     It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
     """
@@ -47,7 +50,7 @@ def show_top(run: str, once: bool, collected: str | None) -> int:
 
     console = Console()
     try:
-        watch = JobWatch(find_run_folder(run))
+        watch = JobWatch(find_run_folder(run, namespace))
         if collected:
             return _collect_metrics(watch, Path(collected), once)
         if once or not console.is_terminal:
@@ -96,19 +99,20 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
 
 @click.command("report", context_settings=HELP, short_help="Make one HTML page of a recorded run, or of a search.")
 @click.argument("run")
+@NAMESPACE
 @click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
 @click.option(
     "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
 )
-def write_report(run: str, output: str | None, plan: str | None) -> int:
+def write_report(run: str, namespace: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, or of a search, which may still go on.
 
-    RUN may also be the number of a job of Slurm.
+    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes.
 
     It opens without a network.
     """
     try:
-        run = find_run_folder(run)
+        run = find_run_folder(run, namespace)
         target = Path(output or os.path.join(run, "report.html"))
         if search_page.is_search(Path(run)):
             if plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import command, run_folder
+from matex_tf.deploy import command, kubernetes, run_folder
 from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError
+from matex_tf.deploy.kubectl import names
 from matex_tf.monitor import picture, recording
 
 ASK_EACH = 15.0  # seconds between two questions to the scheduler
@@ -26,14 +28,21 @@ class Seen:
     is_over: bool
 
 
-def find_run_folder(run: str) -> str:
-    """The folder that `run` names: itself, or that of the job of this number.
+def find_run_folder(run: str, namespace: str = "") -> str:
+    """The folder that `run` names: itself, or that of Slurm's job of this number, or of Kubernetes' job of this name.
 
     Raises:
-        RecordingError: nobody knows of the job, or where its folder is.
+        RecordingError: nobody knows of the job, or where its folder is, or this machine does not see it.
     """
-    if os.path.isdir(run) or not (run.isascii() and run.isdigit()):
+    if os.path.isdir(run):
         return run
+    if not (run.isascii() and run.isdigit()):
+        if not names.is_name(run) or (shutil.which("kubectl") is None and not namespace):
+            return run
+        try:
+            return kubernetes.find_records(Job(run, namespace=namespace))
+        except JobError as error:
+            raise recording.RecordingError(f"there is no folder {run}, and as a job: {error}") from None
     try:
         _, job = command.find_job(run, "")
     except click.UsageError as error:

@@ -1,0 +1,76 @@
+"""Where an MPIJob is, by what it and its pods say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
+from matex_tf.deploy.kubectl import messages
+
+
+def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of `pods` that are launchers."""
+    role = "training.kubeflow.org/job-role"
+    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
+
+
+def find_variable(found: dict[str, Any], name: str) -> str:
+    """The value of a variable of an MPIJob's launcher; "" if it has none of this name."""
+    launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    return next((each.get("value", "") for each in launcher.get("env", []) if each["name"] == name), "")
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    """Whether a container of the pod runs."""
+    return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
+
+
+def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
+    """What an MPIJob and its pods say."""
+    status = found.get("status", {})
+    conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
+    launchers = list_launchers(pods)
+    containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
+    again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
+    created, completed = _parse_moment(found["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
+    failed = conditions.get("Failed")
+    # A worker that is evicted makes the condition Failed, too, while the launcher goes on without it.
+    if completed is not None and (failed or "Succeeded" in conditions):
+        took = completed - created if created is not None else None
+        if failed is None:
+            return State(ENDED, "Succeeded", again, 0, seconds=took, starts="launchers")
+        code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
+        words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
+        return State(ENDED, words, again, code, means, took, "launchers")
+    waited = time.time() - created if created is not None else None
+    if stuck := messages.explain_wait(pods):
+        return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1], seconds=waited)
+    if "Running" in conditions:
+        nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
+        lost = _describe_cause(failed) if failed else ""
+        return State(RUNNING, f"Running{' on ' * bool(nodes)}{', '.join(nodes)}{lost}", again)
+    words = "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted"
+    return State(WAITING, words, again, seconds=waited)
+
+
+def _describe_cause(condition: dict[str, Any]) -> str:
+    """Why the condition holds, in the operator's words."""
+    why = ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+    return f" ({why})" if why else ""
+
+
+def _parse_moment(members: dict[str, Any], name: str) -> float | None:
+    """A time of Kubernetes', in seconds since 1970; None if it has not come."""
+    text = members.get(name)
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
+
+
+def _read_exit_code(container: dict[str, Any]) -> int | None:
+    for when in ("state", "lastState"):
+        ended = container.get(when, {}).get("terminated")
+        if ended and ended.get("exitCode"):
+            return int(ended["exitCode"])
+    return None
