@@ -31,6 +31,7 @@ ACTIVITIES = (
     "entry",
     "ready",
     "rows",
+    "pull",
 )
 """By the engine's numbers of them."""
 

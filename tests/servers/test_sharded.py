@@ -77,8 +77,9 @@ def test_optimizers_give_the_same(ranks, package, dtype, few, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_readers_find_whole_variables(which, tmp_path):
-    more = {"MATEX_OUTPUT": "first", "MATEX_OVERLAP": "on"}
+@pytest.mark.parametrize("per_node", ["2", pytest.param("1", marks=pytest.mark.more)])
+def test_readers_find_whole_variables(which, per_node, tmp_path):
+    more = {"MATEX_OUTPUT": "first", "MATEX_OVERLAP": "on", "MATEX_RANKS_PER_NODE": per_node}
     wanted, got, said = both(2, HERE / "readers_case.py", which, folder=tmp_path, **more)
     assert differing(wanted, got) == set()
     assert "1 of its variables have sparse gradients" in said
@@ -112,9 +113,10 @@ def test_some_ranks_own_the_pieces(tmp_path):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_path):
-    env = {**launch.ALL_FILES, "MATEX_OVERLAP": "off"}
+@pytest.mark.parametrize("ranks, overlap", [(2, "off"), (2, "on"), pytest.param(3, "off", marks=pytest.mark.more)])
+def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, overlap, tmp_path):
+    """Overlapped, new weights that travel by messages come while the script and the next step go on."""
+    env = {**launch.ALL_FILES, "MATEX_OVERLAP": overlap}
     launch.run(ranks, HERE / "publishing_case.py", tmp_path, env=env, timeout=300).check()
     for rank in range(ranks):
         found = dict(np.load(tmp_path / f"rank-{rank}.npz"))

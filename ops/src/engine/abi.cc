@@ -20,6 +20,7 @@
 #include "engine/layout/layout.h"
 #include "engine/update/link_probe.h"
 #include "engine/update/async_reduction.h"
+#include "engine/update/communication_thread.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/layout/error_feedback.h"
@@ -88,7 +89,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   }
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
-  if (is_end) matex::Settle();
+  if (is_end) matex::FinishJobs();  // then MPI may end
   return matex::Result(matex::Finish(call, matex::Error()));
 }
 

@@ -155,7 +155,6 @@ class Recorder {
   }
 
   int64_t Enter(const Part& part) {
-    lane_of_thread = Lane::kCommunication;
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     IsUpdate(Lane::kCommunication, part);
@@ -263,6 +262,7 @@ int64_t Now() {
   return std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+void SetLane(Lane lane) { lane_of_thread = lane; }
 void Record(Recording how, int64_t capacity) { TheRecorder().Start(how, capacity); }
 std::vector<Event> Events(int64_t* dropped) { return TheRecorder().Events(dropped); }
 std::vector<std::string> Labels() { return TheRecorder().Labels(); }

@@ -33,6 +33,7 @@ enum class Activity : int16_t {
   kBetweenSteps = 11,  // without duration: what lies around it is no training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective of an overlapped update
+  kPull = 17,          // new weights on their way from the ranks that have updated them
   // These without duration, and with Recording::kGradients only:
   kEntry = 14,  // a gradient that an update is about to reduce, in the order in which it does
   kReady = 15,  // a gradient of an overlapped update was handed over
@@ -69,6 +70,9 @@ struct PlaceTotals {
   std::string name;
   Totals totals;
 };
+
+// The calling thread is that of `lane`, in place of kScript.
+void SetLane(Lane lane);
 
 // From now on; of events, the last `capacity` are kept.
 void Record(Recording how, int64_t capacity);

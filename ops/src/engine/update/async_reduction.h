@@ -42,7 +42,4 @@ void GiveUp(int64_t ticket, const std::string& why);
 // The same for all updates announced by now; the script ends. Its error is that of a sum in which MPI has failed.
 Error GiveUpAll(const std::string& why);
 
-// Returns when the thread is through with the updates announced by now, and MPI may end. All ranks must have given up.
-void Settle();
-
 }  // namespace matex
