@@ -123,16 +123,14 @@ class Holding:
     The ranks `owning`, which are in their order, have a piece each. While a slot is in pieces its own memory is given
     back. Whatever reads or writes it takes its handle; the slots are put together first then, by all ranks: where a
     function is traced, by what is put into its graph. The next update takes them apart again.
-
-    `ranks` are those that it is cut for, by the numbers that they had when the run began.
     """
 
     is_lent: bool
-    """Whether pieces lie in the whole variables, in host memory, and a trace has their places (not with MATEX_ELASTIC)."""
+    """Whether pieces lie in the whole variables, in host memory, and a trace has their places in its ops."""
     is_sent: bool
     """Whether such pieces travel in messages: each rank then has one of each variable."""
-
     ranks: list[int]
+    """Those that it is cut for, by the numbers that they had when the run began."""
     bounds: list[list[tuple[int, int]]]
     """Of each of them, of each variable, from which entry to which it owns them."""
 
@@ -165,7 +163,7 @@ class Holding:
         variables.leave_out([slot for part in self.parts for slot, _ in part.slots], self.is_apart)
 
     def find_places(self) -> Places:
-        """Where in each variable this rank's piece begins, and its length. The graph is to know neither."""
+        """The graph is to know none of them."""
         import tensorflow as tf
 
         return tf.split(self._places, 2 * len(self.parts))
