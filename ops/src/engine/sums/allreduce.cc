@@ -163,6 +163,12 @@ int Adder::RunCompressed(const Step& step, float* data, float* left) {
                         });
 }
 
+// What is fastest for sums is so for their halves.
+int Adder::ChooseForParts() {
+  if (const int code = Prepare()) return code;
+  return algorithm_ == Algorithm::kAuto ? Choose() : MPI_SUCCESS;
+}
+
 int Adder::ReduceScatter(const Step& step, void* data) {
   const std::vector<int64_t> starts = StartsOf(step);
   if (IsHalf(step.type)) {
@@ -176,7 +182,10 @@ int Adder::ReduceScatter(const Step& step, void* data) {
   }
   const int64_t size = static_cast<int64_t>(SizeOf(step.type));
   if (step.count * size >= kLargeBytes) {
-    return RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
+    if (const int code = ChooseForParts()) return code;
+    return algorithm_ == Algorithm::kTwoLevel && !levels_.places.empty()
+               ? ReduceScatterInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_)
+               : RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
   }
   const Calls calls{communicator_, asleep_};
   const std::vector<int> counts(step.owned.begin(), step.owned.end());
@@ -190,7 +199,12 @@ int Adder::ReduceScatter(const Step& step, void* data) {
 int Adder::Gather(const Step& step, void* data) {
   const std::vector<int64_t> starts = StartsOf(step);
   const int64_t size = static_cast<int64_t>(SizeOf(step.type));
-  if (step.count * size >= kLargeBytes) return RingAllgather(communicator_, data, starts, step.type, asleep_);
+  if (step.count * size >= kLargeBytes) {
+    if (const int code = ChooseForParts()) return code;
+    return algorithm_ == Algorithm::kTwoLevel && !levels_.places.empty()
+               ? AllgatherInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_)
+               : RingAllgather(communicator_, data, starts, step.type, asleep_);
+  }
   const std::vector<int> counts(step.owned.begin(), step.owned.end()), places(starts.begin(), starts.end());
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), step.type);
 }
