@@ -83,6 +83,10 @@ class Recorder {
       current.meet += now - start;
       if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
     }
+    if (activity == Activity::kPull && updated_ >= 0) {
+      totals_[updated_].pulled += bytes;
+      totals_[updated_].pull += now - start;
+    }
     if (!current.counts) return;
     Totals& totals = totals_[current.label];
     if (activity == Activity::kTransfer) {
@@ -141,6 +145,7 @@ class Recorder {
         totals.exposed += took - current.meet;
       }
     }
+    if (ends_step) updated_ = current.counts ? current.label : -1;
     if (ends_step) {
       stretch_ = Stretch();
       stretch_.is_step = true;
@@ -246,6 +251,7 @@ class Recorder {
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
   bool more_ = false;
   std::map<int, Totals> totals_;
+  int updated_ = -1;  // the last update, if it counts: new weights are those that it has made
   Current currents_[2];
   Stretch stretch_;
 };

@@ -64,6 +64,9 @@ struct Totals {
   int64_t compute = 0;      // between the collectives
   int64_t meet = 0;         // waiting for other ranks where collectives begin
   int64_t collectives = 0;  // in collectives other than updates, less that
+  // New weights that came while the next step computed:
+  int64_t pulled = 0;  // bytes
+  int64_t pull = 0;
 };
 
 struct PlaceTotals {
