@@ -45,21 +45,22 @@ def differing(wanted, got):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "ranks, package, dtype, few",
+    "ranks, per_node, package, dtype, few",
     [
-        (2, "keras", "float32", ["Lamb", "clipped"]),
-        pytest.param(2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
+        (2, 2, "keras", "float32", ["Lamb", "clipped"]),
+        pytest.param(2, 2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
         *(
-            pytest.param(ranks, *case, [], marks=pytest.mark.more)
-            for ranks in (2, 3)
+            pytest.param(ranks, per_node, *case, [], marks=pytest.mark.more)
+            for ranks, per_node in ((2, 2), (3, 3), (2, 1))
             for case in (("keras", "float32"), ("tf_keras", "float64"))
         ),
     ],
 )
-def test_optimizers_give_the_same(ranks, package, dtype, few, tmp_path):
+def test_optimizers_give_the_same(ranks, per_node, package, dtype, few, tmp_path):
     """All optimizers of a Keras, or `few` of them: of each kind of update one."""
     pytest.importorskip(package)
-    wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path)
+    more = {"MATEX_RANKS_PER_NODE": str(per_node)}
+    wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path, **more)
     whole = WHOLE[package] & set(few) if few else WHOLE[package]
     if dtype == "float32":
         assert differing(wanted, got) == set()
