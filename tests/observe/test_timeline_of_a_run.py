@@ -92,8 +92,7 @@ def test_the_timeline_and_the_table_tell_the_same(tmp_path):
     weights = 4 * (16 * 64 + 64 + 2 * 64 + 64 + 1)
     pulls = [row for row in events if row["cat"] == "pull"]
     assert {row["tid"] for row in pulls} == {1} and sum(row["args"]["bytes"] for row in pulls) == 2 * 72 * weights
-    (said,) = [text for text in result.stderr.splitlines() if text.startswith(f"new weights of {place}: ")]
-    assert f": {weights / 2**20:.2f} MiB in " in said
+    assert f"new weights: {weights / 2**20:.2f} MiB in " in result.stderr
     parts = ("compute", "waiting", "exposed", "other")
     assert abs(sum(table[name] for name in parts) - table["step"]) < 0.03
 

@@ -47,30 +47,26 @@ def settle_graph(graph: Any) -> None:
         whole = [0] * (world.get_world().size + 1)
         entries = range(len(op.get_attr("names")))
         _set_list(op, "cuts", [cut for entry in entries for cut in of_entries.get(entry, whole)])
-    for op in tags.remove_tag(graph, _PUBLISH) or []:
-        _await_before_reads(graph, op)
+    published = tags.remove_tag(graph, _PUBLISH)
+    if published:
+        order = _number_operations(graph)
+        wholes = [whole for op in published for whole in op.inputs[: len(op.get_attr("names"))]]
+        with graph.as_default():
+            for whole in wholes:
+                _await_before_reads(whole, order)
 
 
-def _await_before_reads(graph: Any, publish: Any) -> None:
-    """In a step that publishes weights: have each op that reads one before wait until it has come, of the last step.
+def _await_before_reads(whole: Any, order: dict[Any, int]) -> None:
+    """In a step that publishes a variable: have each op that reads it before wait until it has come, of the last step.
 
     Where a function that the step calls reads it, the read itself waits.
     """
-    with graph.as_default():
-        for whole in publish.inputs[: len(publish.get_attr("names"))]:
-            reads = [op for op in _list_reads(whole) if op.type.startswith(("Read", "ResourceGather"))]
-            if reads:
-                awaited = ops.get_library().ops.matex_await_pull(variable=whole)
-                for op in reads:
-                    op._add_control_input(awaited)
-
-
-def _list_reads(whole: Any) -> list[Any]:
-    """The ops that take the handle of a variable before its piece is lent, in the order of the trace."""
-    order = {op: place for place, op in enumerate(whole.graph.get_operations())}
-    users = sorted(whole.consumers(), key=order.__getitem__)
-    lends = [place for place, op in enumerate(users) if op.type == _LEND]
-    return users[: lends[0]] if lends else users
+    lent = min(order[op] for op in whole.consumers() if op.type == _LEND)
+    reads = [op for op in whole.consumers() if op.type.startswith(("Read", "ResourceGather")) and order[op] < lent]
+    if reads:
+        awaited = ops.get_library().ops.matex_await_pull(variable=whole)
+        for op in reads:
+            op._add_control_input(awaited)
 
 
 def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
@@ -95,7 +91,7 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
 
     name = f"the new {reduction.find_name(parts[0].variable)} and {len(parts) - 1} more"
     if of.is_lent:
-        parts = sorted(parts, key=_find_first_read) if of.is_sent else parts
+        parts = _sort_by_first_read(parts) if of.is_sent else parts
         publish = order.make_in_order(
             ops.get_library().ops.matex_publish,
             place=name,
@@ -114,14 +110,23 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
         whole.assign(tf.reshape(value, whole.shape))
 
 
-def _find_first_read(part: Part) -> int:
-    """When the step being traced first reads a variable, which is when the next one needs it."""
+def _number_operations(graph: Any) -> dict[Any, int]:
+    """Of the operations so far, in the order in which they were made."""
+    return {op: place for place, op in enumerate(graph.get_operations())}
+
+
+def _sort_by_first_read(parts: Sequence[Part]) -> list[Part]:
+    """In the order in which the step being traced first reads the variables: the next one needs them so."""
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    handle = graph.capture(find_handle(find_inner(part.variable)))
-    order = {op: place for place, op in enumerate(graph.get_operations())}
-    return min((order[op] for op in handle.consumers()), default=len(order))
+    order = _number_operations(graph)
+
+    def find_first(part: Part) -> int:
+        handle = graph.capture(find_handle(find_inner(part.variable)))
+        return min((order[op] for op in handle.consumers() if op in order), default=len(order))
+
+    return sorted(parts, key=find_first)
 
 
 def _list_pieces(parts: Sequence[Part]) -> dict[str, Any]:

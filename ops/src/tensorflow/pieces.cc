@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <future>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -29,9 +28,9 @@ struct Pair {
   int64_t first = 0, count = 0;
 };
 
-class PiecesKernel : public OpKernel {
+class PiecesKernel : public AsyncOpKernel {
  public:
-  explicit PiecesKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit PiecesKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("N", &variables_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
     OP_REQUIRES_OK(construction, CutsOf(construction, variables_, &cuts_));
@@ -76,6 +75,8 @@ class PiecesKernel : public OpKernel {
 class LendKernel : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;
+  AsyncOpKernel* AsAsync() override { return nullptr; }
+  void ComputeAsync(OpKernelContext*, DoneCallback) override {}
   void Compute(OpKernelContext* context) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
@@ -109,32 +110,55 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
                 errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
   }
+  // What goes on at once ends in the thread that reached it; what is left to the thread of communication takes none.
+  AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
+
   void Compute(OpKernelContext* context) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
-    OP_REQUIRES_OK(context, Find(context, &pairs, &locks));
-    Shared shared = SharedOf(pairs);
-    const std::shared_ptr<Homes> homes = HomesOf(shared);
-    for (int i = 0; i < variables_; ++i) {
-      OP_REQUIRES_OK(context, TakeBack(context, pairs[i], homes, i));
-      shared.wholes.push_back(DataOf(*pairs[i].whole->tensor()));
-    }
-    if (!later_ || !TheWorld().has_peers()) {
-      MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
-      return;
-    }
+    Shared shared;
+    std::shared_ptr<Homes> homes;
+    OP_REQUIRES_OK(context, Prepare(context, &pairs, &locks, &shared, &homes));
+    MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
+  }
+
+  // Done when the variables are locked for their new values: from there on whoever reads one waits for it.
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    std::vector<Pair> pairs;
+    std::deque<mutex_lock> locks;
+    Shared shared;
+    std::shared_ptr<Homes> homes;
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &pairs, &locks, &shared, &homes), done);
     std::vector<core::RefCountPtr<Var>> wholes;
     for (Pair& pair : pairs) wholes.push_back(std::move(pair.whole));
     const auto pulled = std::make_shared<Pulled>(std::move(wholes));
-    const auto begun = std::make_shared<std::promise<void>>();
-    const Error failed = PublishLater(shared, {[pulled, begun] { pulled->Lock(); begun->set_value(); },
-                                               [pulled](int i, const Error& error) { pulled->Came(i, error); }});
+    const auto begin = [pulled, done] {
+      const std::vector<void*> values = pulled->Lock();
+      done();
+      return values;
+    };
+    // The lock of what is published is free before `done` is called, as `begin` takes it.
+    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error& error) { pulled->Came(i, error); }});
     locks.clear();
-    MATEX_RETURN_IF_ERROR(context, failed);
-    begun->get_future().wait();  // from here on whoever reads a variable waits for it
+    if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
 
  private:
+  // The variables, locked, with what this rank has updated of them.
+  TfStatus Prepare(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks, Shared* shared,
+                   std::shared_ptr<Homes>* homes) {
+    TfStatus status = Find(context, pairs, locks);
+    if (!status.ok()) return status;
+    *shared = SharedOf(*pairs);
+    *homes = HomesOf(*shared);
+    for (int i = 0; i < variables_; ++i) {
+      status = TakeBack(context, (*pairs)[i], *homes, i);
+      if (!status.ok()) return status;
+      shared->wholes.push_back(DataOf(*(*pairs)[i].whole->tensor()));
+    }
+    return TfStatus();
+  }
+
   Shared SharedOf(const std::vector<Pair>& pairs) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {

@@ -16,15 +16,15 @@ class Pulled {
  public:
   explicit Pulled(std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables);
 
-  // Both by the thread of communication.
-  void Lock();
+  // Both by the thread of communication. The first tells where the values lie, which nobody else has from then on.
+  std::vector<void*> Lock();
   void Came(int i, const Error& error);
 
  private:
   const std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
 };
 
-// Calls `done` once the variable has come: now, if it is not on its way.
+// Calls `done` once the variable has come, or will not: now, if it is not on its way.
 void AwaitPull(const tensorflow::Var* variable, std::function<void(const Error&)> done);
 
 }  // namespace matex

@@ -25,7 +25,7 @@
 #include "engine/base/half.h"
 #include "engine/update/inline.h"
 #include "engine/update/async_reduction.h"
-#include "engine/update/communication_thread.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/sequence/v1_order.h"
@@ -265,7 +265,7 @@ void Publishing(Random& random, Random& own) {
     bool has_begun = false;
     std::promise<void> over;
     size_t came = 0;
-    Check(PublishLater(shared, {[&] { has_begun = true; }, [&](int i, const Error& error) {
+    Check(PublishLater(shared, {[&] { has_begun = true; return shared.wholes; }, [&](int i, const Error& error) {
       Check(error);
       Check(has_begun, "a variable that comes before it is expected");
       check(i);

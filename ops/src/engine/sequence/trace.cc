@@ -145,7 +145,7 @@ class Recorder {
         totals.exposed += took - current.meet;
       }
     }
-    if (ends_step) updated_ = current.counts ? current.label : -1;
+    if (ends_step) updated_ = current.counts ? current.label : -1;  // of several updates in a step, one stands for all
     if (ends_step) {
       stretch_ = Stretch();
       stretch_.is_step = true;

@@ -12,7 +12,7 @@
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/allreduce.h"
 #include "engine/sums/world.h"
-#include "engine/update/communication_thread.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/update/transfer.h"
 
 namespace matex {
@@ -45,11 +45,10 @@ int PublishByMessages(const Shared& shared) {
 // The job of the thread of communication.
 void Pull(const Shared& shared, const Later& later) {
   static std::vector<char>* const buffer = new std::vector<char>;
-  later.begin();
-  const std::function<std::string()> what = [&shared] { return "pulling " + shared.name; };
-  const Waits here(Waiter::kPulls, &what);
+  SetLane(Lane::kCommunication);
+  const std::vector<void*> wholes = later.begin();
   const Gather gather = [](const Step& step, void* data) { return OverlappedAdder().Gather(step, data); };
-  std::vector<size_t> left(shared.wholes.size(), 0);
+  std::vector<size_t> left(wholes.size(), 0);
   for (const Step& step : *shared.messages) {
     for (const Piece& piece : step.pieces) ++left[piece.entry];
   }
@@ -59,9 +58,11 @@ void Pull(const Shared& shared, const Later& later) {
   }
   for (const Step& step : *shared.messages) {
     if (!error) {
+      const std::function<std::string()> what = [&] { return "pulling the new " + step.name; };
+      const Waits here(Waiter::kPulls, &what);
       const Span span(Activity::kPull, &step.name, step.count * shared.Width());
-      const int code = GatherStep(step, shared.wholes.data(), buffer, gather);
-      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the way of new weights", what()));
+      const int code = GatherStep(step, wholes.data(), buffer, gather);
+      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
     }
     for (const Piece& piece : step.pieces) {
       if (--left[piece.entry] == 0) later.came(piece.entry, error);

@@ -50,9 +50,10 @@ void DropHomes(int64_t holding);
 Error Publish(const Shared& shared, Homes* homes);
 
 // The same by messages, on the thread of communication, one variable after the other: it returns once all ranks have
-// come. Then `begin` is called, and after that `came` once for each variable: it is whole, or will not be.
+// come. Then `begin` is called, which tells where the variables lie, and after that `came` once for each variable: it is
+// whole, or will not be.
 struct Later {
-  std::function<void()> begin;
+  std::function<std::vector<void*>()> begin;
   std::function<void(int i, const Error& error)> came;
 };
 Error PublishLater(const Shared& shared, Later later);

@@ -163,10 +163,16 @@ int Adder::RunCompressed(const Step& step, float* data, float* left) {
                         });
 }
 
-// What is fastest for sums is so for their halves.
-int Adder::ChooseForParts() {
+// What is fastest for sums is taken for their halves. Those in two levels need as many ranks on each node.
+int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
+  *algorithm = Algorithm::kMpi;
+  if (bytes < kLargeBytes) return MPI_SUCCESS;
   if (const int code = Prepare()) return code;
-  return algorithm_ == Algorithm::kAuto ? Choose() : MPI_SUCCESS;
+  if (algorithm_ == Algorithm::kAuto) {
+    if (const int code = Choose()) return code;
+  }
+  *algorithm = algorithm_ == Algorithm::kTwoLevel && levels_.places.empty() ? Algorithm::kRing : algorithm_;
+  return MPI_SUCCESS;
 }
 
 int Adder::ReduceScatter(const Step& step, void* data) {
@@ -181,12 +187,12 @@ int Adder::ReduceScatter(const Step& step, void* data) {
     return code;
   }
   const int64_t size = static_cast<int64_t>(SizeOf(step.type));
-  if (step.count * size >= kLargeBytes) {
-    if (const int code = ChooseForParts()) return code;
-    return algorithm_ == Algorithm::kTwoLevel && !levels_.places.empty()
-               ? ReduceScatterInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_)
-               : RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
+  Algorithm algorithm;
+  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (algorithm == Algorithm::kTwoLevel) {
+    return ReduceScatterInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
   }
+  if (algorithm == Algorithm::kRing) return RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
   const Calls calls{communicator_, asleep_};
   const std::vector<int> counts(step.owned.begin(), step.owned.end());
   const int64_t own = counts[calls.rank()] * size;
@@ -199,12 +205,12 @@ int Adder::ReduceScatter(const Step& step, void* data) {
 int Adder::Gather(const Step& step, void* data) {
   const std::vector<int64_t> starts = StartsOf(step);
   const int64_t size = static_cast<int64_t>(SizeOf(step.type));
-  if (step.count * size >= kLargeBytes) {
-    if (const int code = ChooseForParts()) return code;
-    return algorithm_ == Algorithm::kTwoLevel && !levels_.places.empty()
-               ? AllgatherInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_)
-               : RingAllgather(communicator_, data, starts, step.type, asleep_);
+  Algorithm algorithm;
+  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (algorithm == Algorithm::kTwoLevel) {
+    return AllgatherInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
   }
+  if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, step.type, asleep_);
   const std::vector<int> counts(step.owned.begin(), step.owned.end()), places(starts.begin(), starts.end());
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), step.type);
 }

@@ -46,7 +46,7 @@ class Adder {
   int SumShared(char* data, int64_t count, Type type);
   int RunCompressed(const Step& step, float* data, float* left);
   int ReduceScatter(const Step& step, void* data);
-  int ChooseForParts();
+  int ChooseForParts(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;

@@ -49,6 +49,7 @@ class Ring {
 
  private:
   int Travel(std::vector<char>* buffer) {
+    if (rounds_ == 0) return MPI_SUCCESS;
     int64_t longest = 0;
     for (int segment = 0; segment < size_; ++segment) longest = std::max(longest, Begin(segment + 1) - Begin(segment));
     longest *= adding_ > 0 ? element_ : 0;

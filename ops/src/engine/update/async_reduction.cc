@@ -10,7 +10,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/update/bucket_tuner.h"
-#include "engine/update/communication_thread.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/readiness.h"
@@ -92,15 +92,15 @@ class Overlapped {
     changed_.notify_all();
   }
 
-  Error GiveUpAll(const std::string& why) {
+  void GiveUpAll(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& one : updates_) one.second->given_up = why;
     changed_.notify_all();
-    return BrokenJobs();
   }
 
  private:
   void Run(int64_t ticket, Update* update) {
+    SetLane(Lane::kCommunication);
     if (const Error error = Reduce(ticket, update)) {
       // Gradients may still come, and are told so.
       came_ = 0;
@@ -267,6 +267,6 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
 
-Error GiveUpAll(const std::string& why) { return TheOverlapped().GiveUpAll(why); }
+void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
 
 }  // namespace matex

@@ -39,7 +39,7 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient);
 // The rest of the update will not come, because of `why`: an error on all ranks. Nothing if it is over already.
 void GiveUp(int64_t ticket, const std::string& why);
 
-// The same for all updates announced by now; the script ends. Its error is that of a sum in which MPI has failed.
-Error GiveUpAll(const std::string& why);
+// The same for all updates announced by now; the script ends.
+void GiveUpAll(const std::string& why);
 
 }  // namespace matex

@@ -58,8 +58,11 @@ std::pair<int64_t, int64_t> OwnOf(const Step& step) {
   return {first, first + *own};
 }
 
-// Bytes that travel on all links, of so many before compression.
-int64_t Compressed(int64_t bytes) {
+// Bytes of a sum that cost as much as a step does, of so many that are added up. Where each rank gets its own, a ring goes
+// around once in place of twice.
+int64_t Sent(const Step& step, int64_t bytes) {
+  if (!step.owned.empty()) return bytes / 2;
+  if (!step.compressed) return bytes;
   const World& world = TheWorld();
   if (world.compression.between_nodes) return bytes;
   return static_cast<int64_t>(bytes * world.compression.BytesLeft(world.size));
@@ -92,7 +95,7 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
     if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
   }
   {
-    const Span span(Activity::kTransfer, step.compressed ? Compressed(bytes) : bytes);
+    const Span span(Activity::kTransfer, Sent(step, bytes));
     if (Error error = add_up(step, data, left)) return error;
   }
   if (step.compressed) KeepResiduals(layout, step, left);

@@ -1,4 +1,4 @@
-#include "engine/update/communication_thread.h"
+#include "engine/mpi/communication_thread.h"
 
 #include <condition_variable>
 #include <deque>
@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "engine/base/thread_priority.h"
-#include "engine/sequence/trace.h"
 
 namespace matex {
 namespace {
@@ -41,7 +40,6 @@ class CommunicationThread {
  private:
   void Run() {
     WakePromptly();
-    SetLane(Lane::kCommunication);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return !jobs_.empty(); });
