@@ -3,7 +3,11 @@
 A convolutional network for sentences (embedding of 300, 400 filters of width 3, 311 labels; 2.1 million parameters), of
 the size of GaDei's Joule, is trained by `fit` with batches of 2 and of 16 rows. One process, as many independent copies
 as ranks, allreduce and async take turns, each process or rank with one core and one thread. What is printed is the
-median over rounds of the rows a second, and the accuracy on rows not trained, after the same epochs, of each way.
+median over rounds of the rows a second, and the accuracy on rows not trained, after the same epochs, of each way. Each
+round draws its weights and batches anew.
+
+    python benchmarks/asynchronous.py --batches 2 --epochs 30 --rounds 5 --ways alone async --ranks 2 4   # accuracy
+    python benchmarks/asynchronous.py --batches 2 --ways copies allreduce async --slow 10    # the last rank is slowed
 """
 
 from __future__ import annotations
@@ -37,15 +41,15 @@ def sentences() -> tuple[Any, Any]:
     return words[order].astype("int32"), labels[order].astype("int32")
 
 
-def train(batch: int, epochs: int, rate: float) -> None:
-    """Train, and print as JSON the seconds of each epoch and the accuracy."""
+def train(batch: int, epochs: int, rate: float, seed: int, slow: float) -> None:
+    """Train, and print as JSON the seconds of each epoch and the accuracy. Each batch takes `slow` times as long."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     import keras
 
-    keras.utils.set_random_seed(5)
+    keras.utils.set_random_seed(seed)
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -65,6 +69,13 @@ def train(batch: int, epochs: int, rate: float) -> None:
         def on_epoch_begin(self, epoch, logs=None):
             self.start = time.perf_counter()
 
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begun = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if slow > 1:
+                time.sleep((slow - 1) * (time.perf_counter() - self.begun))
+
         def on_epoch_end(self, epoch, logs=None):
             times.append(time.perf_counter() - self.start)
 
@@ -73,18 +84,22 @@ def train(batch: int, epochs: int, rate: float) -> None:
     print("RESULT " + json.dumps({"seconds": times, "accuracy": accuracy}), flush=True)
 
 
-def measured(way: str, ranks: int, words: list[str]) -> tuple[float, float]:
-    """Rows a second of all processes together, and the accuracy of the first."""
+def measured(way: str, ranks: int, words: list[str], slow: float) -> tuple[float, float]:
+    """Rows a second of all processes together, of which the last is slowed, and the accuracy of the first."""
     script = [str(Path(__file__).resolve()), "--train", *words]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "MATEX_QUIET": "1"}
     if way in ("alone", "copies"):
         environment["MATEX_DISABLE"] = "1"
         cores = sorted(os.sched_getaffinity(0))
         count = 1 if way == "alone" else ranks
-        commands = [["taskset", "-c", str(cores[one % len(cores)]), sys.executable, *script] for one in range(count)]
+        slowed = [["1"]] * (count - 1) + [[str(slow)]]
+        commands = [
+            ["taskset", "-c", str(cores[one % len(cores)]), sys.executable, *script, *slowed[one]]
+            for one in range(count)
+        ]
     else:
         run = [str(Path(sys.executable).with_name("matex")), "run", "-n", str(ranks), "--strategy", way]
-        commands = [[*run, *script]]
+        commands = [[*run, *script, str(slow)]]
     processes = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands
@@ -103,17 +118,23 @@ def measured(way: str, ranks: int, words: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", nargs=3, metavar=("BATCH", "EPOCHS", "RATE"), help=argparse.SUPPRESS)
+    parser.add_argument("--train", nargs=5, metavar=("BATCH", "EPOCHS", "RATE", "SEED", "SLOW"), help=argparse.SUPPRESS)
     parser.add_argument("--batches", type=int, nargs="+", default=[2, 16])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--ways", nargs="+", default=WAYS)
+    parser.add_argument(
+        "--slow", type=float, default=1.0, help="times as long as others the last rank takes for a batch"
+    )
     arguments = parser.parse_args()
     if arguments.train:
-        batch, epochs, rate = arguments.train
-        train(int(batch), int(epochs), float(rate))
+        batch, epochs, rate, seed, slow = arguments.train
+        rank, ranks = (
+            int(os.environ.get(f"OMPI_COMM_WORLD_{name}", last)) for name, last in (("RANK", 0), ("SIZE", 1))
+        )
+        train(int(batch), int(epochs), float(rate), int(seed), float(slow) if rank == ranks - 1 else 1.0)
         return
     runs = [
         (way, ranks)
@@ -123,10 +144,10 @@ def main() -> None:
     ]
     for batch in arguments.batches:
         found: dict[tuple[str, int], list[tuple[float, float]]] = {run: [] for run in runs}
-        for _ in range(arguments.rounds):
+        for seed in range(arguments.rounds):
             for way, ranks in runs:
-                words = [str(batch), str(arguments.epochs), str(arguments.rate)]
-                speed, accuracy = measured(way, ranks, words)
+                words = [str(batch), str(arguments.epochs), str(arguments.rate), str(seed)]
+                speed, accuracy = measured(way, ranks, words, arguments.slow)
                 found[way, ranks].append((speed, accuracy))
                 print(
                     f"  {way}, {ranks} ranks: {speed:.0f} rows/s, accuracy {accuracy:.3f}", file=sys.stderr, flush=True

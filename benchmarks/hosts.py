@@ -6,7 +6,8 @@
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
 link, for a step the larger of the computation, in a process on each host without the library, and the time of the
 gradients' bytes on the link. Steps are timed with gradients reduced as they are computed (`MATEX_OVERLAP=on`) and all
-at once (off), in turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
+at once (off), and overlapped with `MATEX_STRATEGY=sharded`, whose new weights come while the next step computes, in
+turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
 overlapped steps take of it beyond the computation. "alexnet-device" has a device compute the same gradients, which here
 is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each layer. With
 `--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
@@ -34,7 +35,14 @@ BATCHES = {
     "mlp": (384, 768),
     "cnn": (32, 64),
 }
-HEADER = "  model              batch    compute   transfer     of the core         overlapped            at once"
+HEADER = "  model              batch    compute   transfer     of the core" + "".join(
+    f"{way:>19}" for way in ("overlapped", "at once", "sharded")
+)
+WAYS = {
+    "on": {"MATEX_OVERLAP": "on"},
+    "off": {"MATEX_OVERLAP": "off"},
+    "sharded": {"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "sharded"},
+}
 CHOSEN = "16"  # steps after which buckets are chosen
 BYTES = 16 << 20
 
@@ -72,7 +80,7 @@ def steps(name: str, batch: int, rate: str, rounds: int, normalisation: str) -> 
     environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment["MATEX_SYNC_BATCHNORM"] = normalisation
     words = [str(HERE / "hosts_worker.py"), "step", name, str(batch)]
-    found: dict[str, list[list[float]]] = {"copies": [], "on": [], "off": []}
+    found: dict[str, list[list[float]]] = {key: [] for key in ("copies", *WAYS)}
     with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder, own_cores=True) as hosts:
         for _ in range(rounds):
             copies = [
@@ -89,16 +97,14 @@ def steps(name: str, batch: int, rate: str, rounds: int, normalisation: str) -> 
                 if copy.returncode:
                     raise SystemExit(f"a copy of {name} failed:\n{said}\n{complaint}")
                 found["copies"].append(list(map(float, said.split())))
-            for overlap in ("on", "off"):
-                said = hosts.mpirun(["-m", "matex_tf", *words, CHOSEN], {**environment, "MATEX_OVERLAP": overlap})
-                found[overlap].append(list(map(float, said.split())))
-    (compute, cpu, parameters), (on, cpu_on, _), (off, _, _) = (
-        map(median, zip(*found[key])) for key in ("copies", "on", "off")
-    )
+            for way, settings in WAYS.items():
+                said = hosts.mpirun(["-m", "matex_tf", *words, CHOSEN], {**environment, **settings})
+                found[way].append(list(map(float, said.split())))
+    (compute, cpu, parameters), *ways = (list(map(median, zip(*found[key]))) for key in ("copies", *WAYS))
     transfer = parameters * 4 / bandwidth(rate) * 1e3
     best = max(compute, transfer)
-    print(f"  {name:18} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {cpu_on - cpu:14.1f}  {on:10.1f} ({on / best:.2f})"
-          f"  {off:10.1f} ({off / best:.2f})", flush=True)  # fmt: skip
+    figures = "".join(f"  {took:10.1f} ({took / best:.2f})" for took, _, _ in ways)
+    print(f"  {name:18} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {ways[0][1] - cpu:14.1f}{figures}", flush=True)
 
 
 def main() -> int:
@@ -110,6 +116,7 @@ def main() -> int:
         "--models", nargs="*", choices=BATCHES, default=["alexnet", "alexnet-device", "resnet20"], metavar="MODEL"
     )
     parser.add_argument("--normalise-globally", action="store_const", const="on", default="off", dest="normalisation")
+    parser.add_argument("--batches", type=int, nargs="*", metavar="ROWS", help="in place of those of each model")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     for per_host in arguments.ranks_per_host if arguments.sums else ():
@@ -118,7 +125,7 @@ def main() -> int:
         print(f"2 hosts at {arguments.rate}, one core each: ms a step (over the larger of compute and transfer)")
         print(HEADER)
     for name in arguments.models:
-        for batch in BATCHES[name]:
+        for batch in arguments.batches or BATCHES[name]:
             steps(name, batch, arguments.rate, arguments.rounds, arguments.normalisation)
     return 0
 

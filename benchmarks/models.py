@@ -135,6 +135,10 @@ def on_device(case: Case, normalises: bool = False) -> Case:
             waited.set_shape(x.shape)
             return waited
 
+        def begin(x: Any, seconds: Any, values: Any) -> Any:
+            with tf.control_dependencies(values):  # a device, too, has a layer's weights before it computes the layer
+                return after(x, seconds)
+
         class OnDevice(keras.layers.Layer):
             def __init__(self, shapes: list[tuple[int, ...]], operations: float):
                 super().__init__()
@@ -153,7 +157,7 @@ def on_device(case: Case, normalises: bool = False) -> Case:
                         mean = tf.reduce_mean(upstream)
                         return upstream, *(tf.fill(one.shape, mean) for one in values)
 
-                    return after(x, seconds), backwards
+                    return begin(x, seconds, values), backwards
 
                 return compute(x, *map(tf.convert_to_tensor, self.values))
 

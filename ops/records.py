@@ -31,6 +31,7 @@ ACTIVITIES = (
     "entry",
     "ready",
     "rows",
+    "pull",
 )
 """By the engine's numbers of them."""
 
@@ -48,7 +49,8 @@ EVENT = np.dtype(
 )
 
 _NUMBERS = (
-    "updates bytes transfers transfer copy exposed exposed_wait steps compute meet collectives"  # as in struct Totals
+    "updates bytes transfers transfer copy exposed exposed_wait steps compute meet collectives "
+    "pulled pull"  # as in struct Totals
 ).split()
 
 
@@ -62,7 +64,8 @@ class Totals:
     `updates` of them sent `bytes` in `transfers` that took `transfer`, and copied for `copy`; of both, `exposed` was
     hidden by no computation; overlapped ones waited `exposed_wait` for other ranks with all their gradients there.
     `steps` of them ended a stretch, since any update before, that is a training step: `compute` between collectives,
-    `meet` waiting for other ranks where these begin, `collectives` in those other than updates.
+    `meet` waiting for other ranks where these begin, `collectives` in those other than updates. `pulled` bytes of
+    new weights came while the next step computed, and took `pull`.
     """
 
     place: str
@@ -77,6 +80,8 @@ class Totals:
     compute: int
     meet: int
     collectives: int
+    pulled: int = 0
+    pull: int = 0
 
 
 def set_recording(how: int, capacity: int = 0) -> None:

@@ -35,6 +35,24 @@ FAULTS = {
         "inherited_[part] = 0;",
         "tests/servers/test_asynchronous.py",
     ),
+    "a rank gets the sum of another's part": Fault(
+        "ops/src/engine/sums/ring.cc",
+        "starts, {-1, rounds, 0}, type",
+        "starts, {0, rounds, 0}, type",
+        "tests/ops/engine/test_stress.py",
+    ),
+    "new weights are written where the script still reads the old ones": Fault(
+        "ops/src/tensorflow/pieces.cc",
+        "const bool can_stay = whole->RefCountIsOne();",
+        "const bool can_stay = true;",
+        "tests/servers/test_sharded.py",
+    ),
+    "a weight is read before it has come": Fault(
+        "ops/src/tensorflow/pieces.cc",
+        "      const std::vector<void*> values = pulled->Lock();\n      done();",
+        "      done();\n      const std::vector<void*> values = pulled->Lock();",
+        "tests/servers/test_sharded.py",
+    ),
     "rows of a batch are left out": Fault(
         "matex_tf/sharding/row_shares.py",
         "(rank + 1) * base + _take_minimum(rank + 1, extra)",

@@ -18,8 +18,6 @@ UPDATED = "the end of an optimizer's update"
 """The name of what ranks that are measured do after an update, which tells when that is over."""
 ASSUMED = "ethernet25"
 """The network between hosts where none was measured, a name of `collectives.NETWORKS`."""
-LEAST_PART = 64 << 10
-"""Of one rank's numbers in a message of weights, at least (ops/src/engine/store/publish.cc)."""
 
 
 def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -41,16 +39,22 @@ def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: 
     return collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(others)
 
 
-def estimate_publishing_by_messages(
+def estimate_pieces_by_messages(
     ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink
 ) -> float:
-    """Between hosts: rings of all ranks, each of a part of every owner's piece, as MPI gathers what is large."""
+    """Between hosts: gradients to their owners, or new weights from them, half a ring of all ranks for each chunk."""
     if ranks == 1:
         return 0.0
-    piece = size / owners
-    rounds = max(1, ceil(piece / max(collectives.CHUNK / ranks, LEAST_PART)))
-    links = (network, memory) if ranks > per_host else (memory,)
-    return rounds * (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
+    piece, rounds = size / owners, max(1, ceil(size / collectives.CHUNK))
+    hosts = ceil(ranks / per_host)
+    links = (network, memory) if hosts > 1 else (memory,)
+    flat = (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
+    if hosts == 1 or per_host == 1:
+        return rounds * flat
+    # In two levels: within each host, then between those who have the same part there.
+    within = (per_host - 1) * memory.estimate_message(size / per_host / rounds)
+    between = (hosts - 1) * network.estimate_message(max(1, owners / hosts) * piece / rounds)
+    return rounds * min(flat, within + between)
 
 
 def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
@@ -94,8 +98,8 @@ class Hosts:
         if len(set(self.nodes)) == 1:
             sums = estimate_gradient_pieces(ranks, owners, weights, self.memory)
             return sums + update + estimate_publishing_in_memory(ranks, owners, weights, self.memory)
-        published = estimate_publishing_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
-        return self._estimate_sums(weights) + update + published
+        half = estimate_pieces_by_messages(ranks, self.per_host, owners, weights, self.network, self.memory)
+        return half + update + half
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
         """Seconds of the same parts of a step in which every rank updates all weights."""
@@ -103,14 +107,9 @@ class Hosts:
         update = estimate_update(1, weights, slots, self.memory)
         if len(set(self.nodes)) == 1:
             return collectives.estimate_shared_memory(ranks, weights, self.memory) + update
-        return self._estimate_sums(weights) + update
-
-    def _estimate_sums(self, weights: float) -> float:
-        """Between hosts every rank sums all gradients, whoever owns what."""
-        per_host, links = self.per_host, (self.network, self.memory)
-        return min(
-            collectives.estimate_sum(name, len(self.nodes), per_host, weights, *links) for name in collectives.EXACT
-        )
+        links = self.network, self.memory
+        sums = (collectives.estimate_sum(name, ranks, self.per_host, weights, *links) for name in collectives.EXACT)
+        return min(sums) + update
 
     def find_overfull(self, chosen: Sequence[int], slots: float) -> int | None:
         """A node whose memory does not hold what the ranks `chosen` to own a piece have of the slots; None without."""

@@ -77,6 +77,7 @@ def format_table(
             + "".join(f"{value:9.2f}" for value in means)
             + _format_speed(totals, link)
         )
+    lines += _describe_pulls(ranks)
     lines += _describe_imbalance(ranks, set(counted), hosts)
     if link is None:
         return "\n".join(lines) + "\n"
@@ -110,6 +111,17 @@ def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | 
         return speed
     least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
     return f"{speed}{least / took if took else 0.0:9.0%}"
+
+
+def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
+    """What new weights take that come while the next step computes."""
+    rows = [one for totals in ranks for one in totals if one.pulled]
+    if not rows:
+        return []
+    pulled, took, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))
+    size, speed = pulled / updates / 2**20, _format_rate(pulled, took / 1e9)
+    took /= updates * 1e6
+    return [f"new weights: {size:.2f} MiB in {took:.2f} ms ({speed} GB/s), while the next step computes"]
 
 
 def _format_rate(sent: float, seconds: float) -> str:

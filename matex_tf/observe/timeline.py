@@ -31,7 +31,14 @@ _NAMES = {
     "own gradients": ("gradients are still computed", "wait"),
     "choice": ("choose buckets", "transfer"),
 }
-_LABELLED = {"update": "", "collective": "", "message": "", "bucket": "bucket: ", "announcement": "announce "}
+_LABELLED = {
+    "update": "",
+    "collective": "",
+    "message": "",
+    "bucket": "bucket: ",
+    "announcement": "announce ",
+    "pull": "pull: ",
+}
 
 _timeline: Timeline | None = None
 

@@ -46,6 +46,11 @@ def test_most_is_hidden():
     assert columns(lines(mine, mine)[2]) == "100 7.90 6.00 1.30 0.50 0.10 2.00 1.00 0.52 53%".split()
 
 
+def test_new_weights():
+    mine = of_rank(pulled=200 << 20, pull=400 * MS)
+    assert "new weights: 2.00 MiB in 4.00 ms (0.52 GB/s), while the next step computes" in lines(mine, mine)
+
+
 def test_fewer_steps_than_updates():
     """Steps at the beginning of an epoch are no steps, but their updates are updates."""
     mine = of_rank(steps=50)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import settings
 from matex_tf.analysis import graph_ops
-from matex_tf.servers.pieces import publishing
+from matex_tf.servers.pieces import sharded_slots
 
 x = tf.constant(np.random.default_rng(0).normal(size=(36, 6)).astype("float32"))
 found = {}
@@ -59,7 +59,8 @@ def loops_of(step):
 def cuts(step, data=x):
     """Whether the gradients of a step are summed in pieces."""
     graphs = graph_ops.iterate_graphs(step.get_concrete_function(data).graph)
-    ops = [op for graph in graphs for op in graph.get_operations() if op.type == "MatexReduceGradients"]
+    kinds = ("MatexReduceGradients", "MatexAnnounceUpdate")
+    ops = [op for graph in graphs for op in graph.get_operations() if op.type in kinds]
     return any(op.get_attr("cuts") for op in ops)
 
 
@@ -106,8 +107,8 @@ assert train("in memory") == (True, True, True, False)  # where the script asks 
 with_weights = common_memory()
 assert with_weights > before
 settings.get_settings().algorithm = "mpi"
-assert train("by messages") == (False, False, False, False)
+assert train("by messages") == (True, True, True, False)
 assert common_memory() == with_weights
-publishing.are_lent = lambda parts: False
+sharded_slots._can_be_lent = lambda variables: False
 train("of a device")
 np.savez(Path(sys.argv[1]) / f"rank-{matex_tf.rank()}.npz", **found)

@@ -13,7 +13,15 @@ def test_every_entry_has_one_owner_and_owners_have_as_many(seed):
     ranks = draw.randint(1, 9)
     sizes = [draw.choice([0, 1, 2, draw.randint(3, 400)]) for _ in range(draw.randint(1, 8))]
     width = draw.choice([2, 4, 8])
-    found = partition.cut_variables(sizes, ranks, width)
+    check_pieces(partition.cut_variables(sizes, ranks, width), sizes, ranks, width)
+    of_each = partition.cut_each_variable(sizes, ranks, width)
+    check_pieces(of_each, sizes, ranks, width)
+    for variable, size in enumerate(sizes):
+        owned = [last - first for first, last in (of_rank[variable] for of_rank in of_each)]
+        assert max(owned) * width < size * width / ranks + 2 * partition.ALIGNED
+
+
+def check_pieces(found, sizes, ranks, width):
     for variable, size in enumerate(sizes):
         entries = [entry for rank in range(ranks) for entry in range(*found[rank][variable])]
         assert entries == list(range(size))

@@ -45,23 +45,24 @@ def differing(wanted, got):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "ranks, package, dtype, few",
+    "ranks, per_node, package, dtype, few",
     [
-        (2, "keras", "float32", ["Lamb", "clipped"]),
-        pytest.param(2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
+        (2, 2, "keras", "float32", ["Lamb", "clipped"]),
+        pytest.param(2, 2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
         *(
-            pytest.param(ranks, *case, [], marks=pytest.mark.more)
-            for ranks in (2, 3)
+            pytest.param(ranks, per_node, *case, [], marks=pytest.mark.more)
+            for ranks, per_node in ((2, 2), (3, 3), (2, 1), (3, 1))
             for case in (("keras", "float32"), ("tf_keras", "float64"))
         ),
     ],
 )
-def test_optimizers_give_the_same(ranks, package, dtype, few, tmp_path):
+def test_optimizers_give_the_same(ranks, per_node, package, dtype, few, tmp_path):
     """All optimizers of a Keras, or `few` of them: of each kind of update one."""
     pytest.importorskip(package)
-    wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path)
+    more = {"MATEX_RANKS_PER_NODE": str(per_node)}
+    wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path, **more)
     whole = WHOLE[package] & set(few) if few else WHOLE[package]
-    if dtype == "float32":
+    if dtype == "float32" and (ranks == 2 or per_node > 1):  # else numbers are added up in another order
         assert differing(wanted, got) == set()
     # Of whole variables, whose shapes are fixed, TensorFlow may arrange products otherwise than of pieces.
     off = {name for want, have in zip(wanted, got) for name in want if not close(have[name], want[name])}
@@ -77,8 +78,9 @@ def test_optimizers_give_the_same(ranks, package, dtype, few, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_readers_find_whole_variables(which, tmp_path):
-    more = {"MATEX_OUTPUT": "first", "MATEX_OVERLAP": "on"}
+@pytest.mark.parametrize("per_node", ["2", pytest.param("1", marks=pytest.mark.more)])
+def test_readers_find_whole_variables(which, per_node, tmp_path):
+    more = {"MATEX_OUTPUT": "first", "MATEX_OVERLAP": "on", "MATEX_RANKS_PER_NODE": per_node}
     wanted, got, said = both(2, HERE / "readers_case.py", which, folder=tmp_path, **more)
     assert differing(wanted, got) == set()
     assert "1 of its variables have sparse gradients" in said
@@ -112,14 +114,29 @@ def test_some_ranks_own_the_pieces(tmp_path):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, tmp_path):
-    env = {**launch.ALL_FILES, "MATEX_OVERLAP": "off"}
+@pytest.mark.parametrize("ranks, overlap", [(2, "off"), (2, "on"), pytest.param(3, "off", marks=pytest.mark.more)])
+def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, overlap, tmp_path):
+    """Overlapped, new weights that travel by messages come while the script and the next step go on."""
+    env = {**launch.ALL_FILES, "MATEX_OVERLAP": overlap}
     launch.run(ranks, HERE / "publishing_case.py", tmp_path, env=env, timeout=300).check()
     for rank in range(ranks):
         found = dict(np.load(tmp_path / f"rank-{rank}.npz"))
         for name in ("in memory", "by messages", "of a device"):
             assert found[name].tobytes() == found["allreduce"].tobytes(), name
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_new_weights_come_while_the_next_step_computes(ranks, tmp_path):
+    """Between hosts, with one thread and two updates in a step."""
+    more = {"MATEX_RANKS_PER_NODE": "1", "MATEX_ALGORITHM": "ring"}
+    wanted, got, said = both(ranks, HERE / "pulls_case.py", folder=tmp_path, **more)
+    assert "2 publications" in said
+    if ranks == 2:  # more numbers are added up in another order
+        assert differing(wanted, got) == set()
+    for want, have in zip(wanted, got):
+        assert all(np.allclose(have[name], want[name], rtol=1e-4, atol=1e-5) for name in want)
+    assert differing(got[:1], got[1:2]) == set()
 
 
 def test_more_owners_than_ranks_are_refused(monkeypatch):

@@ -5,6 +5,7 @@ The partitioner of XAI, section 7.3: by bytes, so that no owner has more than an
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -31,6 +32,27 @@ def cut_variables(sizes: Sequence[int], owners: int, width: int) -> list[list[tu
         [(within(first, start, size), within(last, start, size)) for start, size in zip(starts, sizes)]
         for first, last in zip(cuts, cuts[1:])
     ]
+
+
+def cut_each_variable(sizes: Sequence[int], owners: int, width: int) -> list[list[tuple[int, int]]]:
+    """The same, with a piece of each variable for each owner, as far as it has so many bytes.
+
+    What is sent of one variable then goes between all ranks at once. Of two ranks, and a variable that one of them
+    owns, only one would send at a time.
+    """
+    step = max(1, ALIGNED // width)
+    given = [0] * (owners + 1)  # to the owners before each cut, of the variables so far
+    pieces: list[list[tuple[int, int]]] = [[] for _ in range(owners)]
+    for seen, size in zip(itertools.accumulate(sizes), sizes):
+        cuts = [0]
+        for owner in range(1, owners):
+            wanted = (seen * owner // owners - given[owner] + step // 2) // step * step
+            cuts.append(min(max(wanted, cuts[-1]), size))
+        for owner, (first, last) in enumerate(itertools.pairwise([*cuts, size])):
+            pieces[owner].append((first, last))
+        for owner, cut in enumerate(cuts):
+            given[owner] += cut
+    return pieces
 
 
 def choose_owners(nodes: Sequence[int], count: int) -> list[int]:

@@ -10,13 +10,14 @@ from typing import Any
 
 from matex_tf import ops, settings, tags
 from matex_tf.gradients import reduction
-from matex_tf.ops import order
+from matex_tf.ops import announcing, order
 from matex_tf.servers.pieces import piece_variables
 from matex_tf.servers.pieces.sharded_slots import Holding, Part, Places
 from matex_tf.servers.variable_swap import find_handle, find_inner
 from matex_tf.world import world
 
 _REDUCTION = "MatexReduceGradients"
+_LEND, _PUBLISH = "MatexLend", "MatexPublish"
 _TAKEN = "taken in pieces"
 
 
@@ -24,21 +25,48 @@ def take_piece(gradient: Any, part: Part, places: Places) -> Any:
     """This rank's piece of a gradient that belongs to the variable of `part`, in the graph being built."""
     piece = part.cut_own(gradient, places)
     flat = piece.op.inputs[0].op
-    if gradient.op.type == _REDUCTION and gradient.graph is flat.graph and _is_memory_shared():
+    is_reduced = gradient.op.type in (_REDUCTION, announcing.HAND_OVER)
+    if is_reduced and gradient.graph is flat.graph and not settings.get_settings().elastic:
         noted: list[tuple[Any, Part, Any]] = tags.get_or_make_tag(gradient.graph, _TAKEN, list)
         noted.append((gradient, part, flat))
     return piece
 
 
 def settle_graph(graph: Any) -> None:
-    """Of a function that is traced: have its reductions give gradients, that are taken in pieces only, in pieces."""
+    """Of a function that has been traced: have its reductions give gradients, that are taken in pieces only, in pieces;
+    and have what reads weights wait for the new ones without holding a thread.
+    """
     cuts: dict[Any, dict[int, list[int]]] = {}
     for gradient, part, flat in tags.remove_tag(graph, _TAKEN) or []:
         if gradient.consumers() == [flat] and all(output is not gradient for output in graph.outputs):
-            cuts.setdefault(gradient.op, {})[gradient.value_index] = part.list_cuts()
-    for op, of_outputs in cuts.items():
+            op, index = gradient.op, gradient.value_index
+            if op.type == announcing.HAND_OVER:
+                op, index = op.inputs[1].op, op.get_attr("entry")
+            cuts.setdefault(op, {})[index] = part.list_cuts()
+    for op, of_entries in cuts.items():
         whole = [0] * (world.get_world().size + 1)
-        _set_list(op, "cuts", [cut for index in range(len(op.outputs)) for cut in of_outputs.get(index, whole)])
+        entries = range(len(op.get_attr("names")))
+        _set_list(op, "cuts", [cut for entry in entries for cut in of_entries.get(entry, whole)])
+    published = tags.remove_tag(graph, _PUBLISH)
+    if published:
+        order = _number_operations(graph)
+        wholes = [whole for op in published for whole in op.inputs[: len(op.get_attr("names"))]]
+        with graph.as_default():
+            for whole in wholes:
+                _await_before_reads(whole, order)
+
+
+def _await_before_reads(whole: Any, order: dict[Any, int]) -> None:
+    """In a step that publishes a variable: have each op that reads it before wait until it has come, of the last step.
+
+    Where a function that the step calls reads it, the read itself waits.
+    """
+    lent = min(order[op] for op in whole.consumers() if op.type == _LEND)
+    reads = [op for op in whole.consumers() if op.type.startswith(("Read", "ResourceGather")) and order[op] < lent]
+    if reads:
+        awaited = ops.get_library().ops.matex_await_pull(variable=whole)
+        for op in reads:
+            op._add_control_input(awaited)
 
 
 def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
@@ -49,8 +77,8 @@ def _set_list(op: Any, name: str, numbers: Sequence[int]) -> None:
 
 def lend_weights(of: Holding, parts: Sequence[Part]) -> None:
     """In a graph: give the piece of each of `parts`, all of one holding and in its order, what its variable has."""
-    if are_lent(parts):
-        ops.get_library().ops.matex_lend(**_list_pieces(of, parts))
+    if of.is_lent:
+        ops.get_library().ops.matex_lend(**_list_pieces(parts))
         return
     places = of.find_places()
     for part in parts:
@@ -62,9 +90,18 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
     import tensorflow as tf
 
     name = f"the new {reduction.find_name(parts[0].variable)} and {len(parts) - 1} more"
-    if are_lent(parts):
-        number = of.number if _is_memory_shared() else -1
-        order.make_in_order(ops.get_library().ops.matex_publish, place=name, holding=number, **_list_pieces(of, parts))
+    if of.is_lent:
+        parts = _sort_by_first_read(parts) if of.is_sent else parts
+        publish = order.make_in_order(
+            ops.get_library().ops.matex_publish,
+            place=name,
+            holding=-1 if of.is_sent else of.number,
+            later=of.is_sent and world.has_threads() and settings.get_settings().overlap != "off",
+            names=[reduction.find_name(part.variable) for part in parts],
+            **_list_pieces(parts),
+        )
+        if publish.get_attr("later"):
+            tags.get_or_make_tag(publish.graph, _PUBLISH, list).append(publish)
         return
     wholes = [find_inner(part.variable) for part in parts]
     everything = piece_variables.gather_pieces(tf.concat([part.piece.read_value() for part in parts], 0), name)
@@ -73,25 +110,29 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
         whole.assign(tf.reshape(value, whole.shape))
 
 
-def are_lent(parts: Sequence[Part]) -> bool:
-    """Whether pieces lie in the whole variables, in host memory, and a trace has their places in its ops.
-
-    With MATEX_ELASTIC a function that a step calls keeps its trace when ranks are lost.
-    """
-    is_on_device = any("GPU" in find_handle(find_inner(part.variable)).device for part in parts)
-    return not is_on_device and not settings.get_settings().elastic
+def _number_operations(graph: Any) -> dict[Any, int]:
+    """Of the operations so far, in the order in which they were made."""
+    return {op: place for place, op in enumerate(graph.get_operations())}
 
 
-def _is_memory_shared() -> bool:
-    """Whether ranks may read each other's weights where they lie."""
-    chosen = settings.get_settings()
-    return chosen.algorithm == "auto" and not chosen.elastic and not world.get_world().has_several_nodes
+def _sort_by_first_read(parts: Sequence[Part]) -> list[Part]:
+    """In the order in which the step being traced first reads the variables: the next one needs them so."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    order = _number_operations(graph)
+
+    def find_first(part: Part) -> int:
+        handle = graph.capture(find_handle(find_inner(part.variable)))
+        return min((order[op] for op in handle.consumers() if op in order), default=len(order))
+
+    return sorted(parts, key=find_first)
 
 
-def _list_pieces(of: Holding, parts: Sequence[Part]) -> dict[str, Any]:
+def _list_pieces(parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "wholes": [find_handle(find_inner(part.variable)) for part in parts],
         "pieces": [find_handle(part.piece) for part in parts],
         "T": find_inner(parts[0].variable).dtype,
-        "starts": of.list_starts(parts),
+        "cuts": [cut for part in parts for cut in part.list_cuts()],
     }

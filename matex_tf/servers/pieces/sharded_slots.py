@@ -113,7 +113,8 @@ class Part:
 
     def list_cuts(self) -> list[int]:
         """Where in the entries of the variable each rank's piece begins, and where the last rank's ends."""
-        return self.holding.list_starts([self])
+        bounds = [mine[self.number] for mine in self.holding.bounds]
+        return [0, *itertools.accumulate(last - first for first, last in bounds)]
 
 
 class Holding:
@@ -122,11 +123,14 @@ class Holding:
     The ranks `owning`, which are in their order, have a piece each. While a slot is in pieces its own memory is given
     back. Whatever reads or writes it takes its handle; the slots are put together first then, by all ranks: where a
     function is traced, by what is put into its graph. The next update takes them apart again.
-
-    `ranks` are those that it is cut for, by the numbers that they had when the run began.
     """
 
+    is_lent: bool
+    """Whether pieces lie in the whole variables, in host memory, and a trace has their places in its ops."""
+    is_sent: bool
+    """Whether such pieces travel in messages: each rank then has one of each variable."""
     ranks: list[int]
+    """Those that it is cut for, by the numbers that they had when the run began."""
     bounds: list[list[tuple[int, int]]]
     """Of each of them, of each variable, from which entry to which it owns them."""
 
@@ -134,6 +138,8 @@ class Holding:
         import tensorflow as tf
 
         self._width = find_inner(variables[0]).dtype.size
+        self.is_lent = _can_be_lent(variables)
+        self.is_sent = self.is_lent and not owners.is_memory_shared()
         self._sizes = [find_inner(one).shape.num_elements() for one in variables]
         with tf.init_scope():
             self._places = piece_variables.make_variable(tf.constant(self._cut_variables(owning), tf.int64))
@@ -157,19 +163,15 @@ class Holding:
         variables.leave_out([slot for part in self.parts for slot, _ in part.slots], self.is_apart)
 
     def find_places(self) -> Places:
-        """Where in each variable this rank's piece begins, and its length. The graph is to know neither."""
+        """The graph is to know none of them."""
         import tensorflow as tf
 
         return tf.split(self._places, 2 * len(self.parts))
 
-    def list_starts(self, parts: Sequence[Part]) -> list[int]:
-        """Of the entries of `parts` of this holding, counted through, where each rank's begin, and where they end."""
-        owned = [sum(mine[part.number][1] - mine[part.number][0] for part in parts) for mine in self.bounds]
-        return [0, *itertools.accumulate(owned)]
-
     def _cut_variables(self, owning: Sequence[int]) -> list[int]:
         """Cut for the ranks that there are; gives the places of this rank's pieces."""
-        cut = dict(zip(owning, partition.cut_variables(self._sizes, len(owning), self._width)))
+        cut_variables = partition.cut_each_variable if self.is_sent else partition.cut_variables
+        cut = dict(zip(owning, cut_variables(self._sizes, len(owning), self._width)))
         nothing = [(0, 0)] * len(self._sizes)
         self.ranks = membership.list_origins()
         self.bounds = [cut.get(rank, nothing) for rank in range(len(self.ranks))]
@@ -273,6 +275,11 @@ class Holding:
                     value = piece_variables.gather_pieces(piece.read_value(), reduction.find_name(slot))
                     put_value(find_inner(slot), tf.reshape(value, find_inner(slot).shape))
             self._is_whole.assign(True)
+
+
+def _can_be_lent(variables: Sequence[Any]) -> bool:
+    is_on_device = any("GPU" in find_handle(find_inner(one)).device for one in variables)
+    return not is_on_device and not settings.get_settings().elastic
 
 
 def _watch_variable(variable: Any, holding: Holding) -> None:

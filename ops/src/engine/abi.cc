@@ -20,6 +20,7 @@
 #include "engine/layout/layout.h"
 #include "engine/update/link_probe.h"
 #include "engine/update/async_reduction.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/layout/error_feedback.h"
@@ -82,14 +83,12 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text};
   const bool is_end = call.kind == matex::Kind::kExit;
-  if (is_end) {
-    // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
-    if (matex::Error error = matex::GiveUpAll("its script has ended.")) return matex::Result(error);
-  }
+  // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
+  if (is_end) matex::GiveUpAll("its script has ended.");
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
-  if (is_end) matex::Settle();
-  return matex::Result(matex::Finish(call, matex::Error()));
+  if (is_end) matex::FinishJobs();  // then MPI may end
+  return matex::Result(matex::Finish(call, is_end ? matex::BrokenJobs() : matex::Error()));
 }
 
 MATEX_EXPORT int64_t matex_count(int kind) {

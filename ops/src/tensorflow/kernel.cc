@@ -62,6 +62,22 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
 
 void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
 
+TfStatus CutsOf(OpKernelConstruction* construction, size_t count, Cuts* cuts) {
+  std::vector<tensorflow::int64> numbers;
+  TfStatus status = construction->GetAttr("cuts", &numbers);
+  if (!status.ok()) return status;
+  const size_t each = TheWorld().size + 1;
+  if (numbers.size() % each != 0 || numbers.size() / each > count) {
+    return errors::InvalidArgument(construction->def().op(), ": expected ", each, " cuts for each of ", count,
+                                   " entries, not ", numbers.size());
+  }
+  for (size_t i = 0; i < numbers.size(); i += each) {
+    const auto first = numbers.begin() + i, last = first + each;
+    cuts->emplace_back(first, last[-1] == 0 ? first : last);
+  }
+  return TfStatus();
+}
+
 Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, DataType type, const TensorShape& shape,
                 bool others_read) {
   const size_t bytes = shape.num_elements() * DataTypeSize(type);

@@ -9,6 +9,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/types.h"
+#include "engine/layout/layout.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -28,6 +29,10 @@ using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>
 Type TypeOf(tensorflow::DataType type);
 std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
 void* DataOf(const tensorflow::Tensor& tensor);
+
+// The attribute `cuts` of an op, of up to `count` entries: for each where the ranks' parts begin and end, or zeros where it
+// is in no parts.
+TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
 // A tensor whose values lie in `memory`, which is there while `owner` is. The op that holds the last reference to it may
 // write its result there, unless others read what lies there, too.

@@ -41,9 +41,11 @@ class AnnounceUpdateKernel : public OpKernel {
       const auto sizes = shapes[i].dim_sizes();
       entries.push_back({names[i], TypeOf(types[i]), std::vector<int64_t>(sizes.begin(), sizes.end()), variables[i]});
     }
+    Cuts cuts;
+    OP_REQUIRES_OK(construction, CutsOf(construction, names.size(), &cuts));
     const World& world = TheWorld();
     part_.layout = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
-                                            /*compiled=*/false, checked);
+                                            /*compiled=*/false, checked, std::move(cuts));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -103,6 +105,7 @@ REGISTER_OP("MatexAnnounceUpdate")
     .Attr("names: list(string)")
     .Attr("shapes: list(shape)")
     .Attr("variables: list(int) = []")
+    .Attr("cuts: list(int) = []")
     .Attr("place: string = ''")
     .Attr("of: string = ''")
     .Attr("more: bool = false")

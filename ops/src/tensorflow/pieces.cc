@@ -1,8 +1,7 @@
 // MatexLend has a variable of this rank's own be its piece of a whole one, where that lies; MatexPublish takes such pieces
-// back, updated, and gives every rank those of all (engine/store/publish.h).
+// back, updated, and gives every rank those of all (engine/store/publish.h): at once, or later, while the next step computes.
 //
-// Only `starts` says who owns what: of the numbers of all variables, counted through, rank r has those from starts[r] up
-// to starts[r + 1].
+// Only `cuts` says who owns what: of each variable, one after the other, where each rank's numbers begin, and where they end.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -13,6 +12,7 @@
 #include "engine/store/publish.h"
 #include "engine/sums/world.h"
 #include "kernel.h"
+#include "pulled.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -28,20 +28,19 @@ struct Pair {
   int64_t first = 0, count = 0;
 };
 
-class PiecesKernel : public OpKernel {
+class PiecesKernel : public AsyncOpKernel {
  public:
-  explicit PiecesKernel(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("starts", &starts_));
+  explicit PiecesKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("N", &variables_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
-    OP_REQUIRES(construction, static_cast<int>(starts_.size()) == TheWorld().size + 1,
-                errors::InvalidArgument("pieces of ", starts_.size() - 1, " ranks, and there are ", TheWorld().size));
+    OP_REQUIRES_OK(construction, CutsOf(construction, variables_, &cuts_));
+    cuts_.resize(variables_);
   }
 
  protected:
   // Finds the variables and, for as long as `locks` lives, keeps others from using the whole ones.
   TfStatus Find(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks) const {
-    const int64_t begin = starts_[TheWorld().rank], end = starts_[TheWorld().rank + 1];
+    const int rank = TheWorld().rank;
     pairs->resize(variables_);
     std::vector<mutex*> mutexes;
     for (int i = 0; i < variables_; ++i) {
@@ -55,20 +54,20 @@ class PiecesKernel : public OpKernel {
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     for (mutex* const one : mutexes) locks->emplace_back(*one);
-    int64_t start = 0;
-    for (Pair& pair : *pairs) {
-      const int64_t size = pair.whole->tensor()->NumElements();
-      pair.first = std::min(std::max(begin - start, int64_t{0}), size);
-      pair.count = std::min(std::max(end - start, int64_t{0}), size) - pair.first;
-      start += size;
+    for (int i = 0; i < variables_; ++i) {
+      const std::vector<int64_t>& cuts = cuts_[i];
+      const int64_t size = (*pairs)[i].whole->tensor()->NumElements();
+      if (size != (cuts.empty() ? 0 : cuts.back())) {
+        return errors::InvalidArgument("a variable of ", size, " numbers, of which ranks own ", cuts.empty() ? 0 : cuts.back());
+      }
+      if (size > 0) (*pairs)[i].first = cuts[rank], (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
     }
-    if (start == starts_.back()) return TfStatus();
-    return errors::InvalidArgument("variables of ", start, " numbers, of which ranks own ", starts_.back());
+    return TfStatus();
   }
 
   int64_t Width() const { return DataTypeSize(type_); }
 
-  std::vector<tensorflow::int64> starts_;
+  Cuts cuts_;
   int variables_ = 0;
   DataType type_ = DT_FLOAT;
 };
@@ -76,6 +75,8 @@ class PiecesKernel : public OpKernel {
 class LendKernel : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;
+  AsyncOpKernel* AsAsync() override { return nullptr; }
+  void ComputeAsync(OpKernelContext*, DoneCallback) override {}
   void Compute(OpKernelContext* context) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
@@ -104,22 +105,73 @@ class PublishKernel : public PiecesKernel {
   explicit PublishKernel(OpKernelConstruction* construction) : PiecesKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("holding", &holding_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("later", &later_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
+    OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
+                errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
   }
+  // What goes on at once ends in the thread that reached it; what is left to the thread of communication takes none.
+  AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
+
   void Compute(OpKernelContext* context) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
-    OP_REQUIRES_OK(context, Find(context, &pairs, &locks));
-    Shared shared{TypeOf(type_), {}, {starts_.begin(), starts_.end()}, place_, holding_};
-    for (const Pair& pair : pairs) shared.wholes.push_back({nullptr, pair.whole->tensor()->NumElements()});
-    const std::shared_ptr<Homes> homes = HomesOf(shared);
-    for (int i = 0; i < variables_; ++i) {
-      OP_REQUIRES_OK(context, TakeBack(context, pairs[i], homes, i));
-      shared.wholes[i].data = static_cast<char*>(DataOf(*pairs[i].whole->tensor()));
-    }
+    Shared shared;
+    std::shared_ptr<Homes> homes;
+    OP_REQUIRES_OK(context, Prepare(context, &pairs, &locks, &shared, &homes));
     MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
   }
 
+  // Done when the variables are locked for their new values: from there on whoever reads one waits for it.
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    std::vector<Pair> pairs;
+    std::deque<mutex_lock> locks;
+    Shared shared;
+    std::shared_ptr<Homes> homes;
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &pairs, &locks, &shared, &homes), done);
+    std::vector<core::RefCountPtr<Var>> wholes;
+    for (Pair& pair : pairs) wholes.push_back(std::move(pair.whole));
+    const auto pulled = std::make_shared<Pulled>(std::move(wholes));
+    const auto begin = [pulled, done] {
+      const std::vector<void*> values = pulled->Lock();
+      done();
+      return values;
+    };
+    // The lock of what is published is free before `done` is called, as `begin` takes it.
+    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error& error) { pulled->Came(i, error); }});
+    locks.clear();
+    if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
+  }
+
  private:
+  // The variables, locked, with what this rank has updated of them.
+  TfStatus Prepare(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks, Shared* shared,
+                   std::shared_ptr<Homes>* homes) {
+    TfStatus status = Find(context, pairs, locks);
+    if (!status.ok()) return status;
+    *shared = SharedOf(*pairs);
+    *homes = HomesOf(*shared);
+    for (int i = 0; i < variables_; ++i) {
+      status = TakeBack(context, (*pairs)[i], *homes, i);
+      if (!status.ok()) return status;
+      shared->wholes.push_back(DataOf(*(*pairs)[i].whole->tensor()));
+    }
+    return TfStatus();
+  }
+
+  Shared SharedOf(const std::vector<Pair>& pairs) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (layout_ == nullptr) {
+      std::vector<Entry> entries;
+      for (int i = 0; i < variables_; ++i) entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
+      const World& world = TheWorld();
+      layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, Compression(), false, false,
+                                         cuts_);
+      messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
+    }
+    return {layout_, messages_, {}, place_, holding_};
+  }
+
   // The whole variable gets this rank's piece, in memory in which the others' can be written, too: what nobody else has.
   TfStatus TakeBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
     mutex_lock lock(*pair.piece->mu());
@@ -153,12 +205,32 @@ class PublishKernel : public PiecesKernel {
 
   std::string place_;
   tensorflow::int64 holding_ = -1;
+  bool later_ = false;
+  std::vector<std::string> names_;
+  std::mutex mutex_;
+  std::shared_ptr<const Layout> layout_;
+  std::shared_ptr<const std::vector<Step>> messages_;
+};
+
+// Done once the variable has come, if it is on its way. An op that waits so takes no thread from others.
+class AwaitPullKernel : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+  bool IsExpensive() override { return false; }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK_ASYNC(context, LookupResource(context, HandleFromInput(context, 0), &variable), done);
+    AwaitPull(variable.get(), [context, done](const Error& error) {
+      if (error) context->SetStatus(StatusOf(error));
+      done();
+    });
+  }
 };
 
 REGISTER_OP("MatexLend")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("N: int >= 1")
-    .Attr("starts: list(int)")
+    .Attr("cuts: list(int)")
     .Input("wholes: N * resource")
     .Input("pieces: N * resource")
     .SetIsStateful()
@@ -168,15 +240,20 @@ REGISTER_KERNEL_BUILDER(Name("MatexLend").Device(DEVICE_CPU), LendKernel);
 REGISTER_OP("MatexPublish")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("N: int >= 1")
-    .Attr("starts: list(int)")
+    .Attr("cuts: list(int)")
     .Attr("place: string = ''")
     .Attr("holding: int = -1")
+    .Attr("later: bool = false")
+    .Attr("names: list(string)")
     .Input("wholes: N * resource")
     .Input("pieces: N * resource")
     .MATEX_ORDER
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 REGISTER_KERNEL_BUILDER(Name("MatexPublish").Device(DEVICE_CPU), PublishKernel);
+
+REGISTER_OP("MatexAwaitPull").Input("variable: resource").SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
+REGISTER_KERNEL_BUILDER(Name("MatexAwaitPull").Device(DEVICE_CPU), AwaitPullKernel);
 
 }  // namespace
 }  // namespace matex

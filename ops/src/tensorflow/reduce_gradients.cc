@@ -19,16 +19,7 @@ class ReduceGradientsKernel : public Collective {
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
     OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
     variables_.resize(names_.size());
-    std::vector<tensorflow::int64> cuts;
-    OP_REQUIRES_OK(construction, construction->GetAttr("cuts", &cuts));
-    const size_t each = TheWorld().size + 1;
-    OP_REQUIRES(construction, cuts.size() % each == 0 && cuts.size() / each <= names_.size(),
-                errors::InvalidArgument("MatexReduceGradients: expected ", each, " cuts for a gradient, not ", cuts.size()));
-    for (size_t i = 0; i < cuts.size(); i += each) {
-      const auto first = cuts.begin() + i, last = first + each;
-      cuts_.emplace_back(first, last[-1] == 0 ? first : last);
-    }
-    if (!cuts_.empty()) cuts_.resize(names_.size());
+    OP_REQUIRES_OK(construction, CutsOf(construction, names_.size(), &cuts_));
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == construction->num_outputs(),
                 errors::InvalidArgument("MatexReduceGradients: expected one name for each gradient, ",
                                         construction->num_outputs(), " of them, not ", names_.size()));
@@ -71,8 +62,8 @@ class ReduceGradientsKernel : public Collective {
     }
     const World& world = TheWorld();
     layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
-                                       checked_);
-    if (!cuts_.empty()) scatter_ = std::make_shared<Scatter>(*layout_, cuts_, world.size);
+                                       checked_, cuts_);
+    if (!layout_->cuts().empty()) scatter_ = std::make_shared<Scatter>(*layout_, world.size);
     *scatter = scatter_;
     return layout_;
   }

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -24,6 +25,7 @@
 #include "engine/base/half.h"
 #include "engine/update/inline.h"
 #include "engine/update/async_reduction.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/sequence/v1_order.h"
@@ -192,55 +194,85 @@ std::vector<int64_t> CutsOf(int64_t count, Random& random) {
   return cuts;
 }
 
+// The cuts of some of these entries, or of none.
+Cuts CutsOf(const std::vector<Entry>& entries, Random& random) {
+  Cuts cuts;
+  for (const Entry& entry : entries) {
+    cuts.push_back(Up(random, 4) ? CutsOf(entry.count(), random) : std::vector<int64_t>());
+  }
+  return Up(random, 4) ? cuts : Cuts();
+}
+
+void CheckOwn(const Layout& layout, const Gradients& gradients, size_t i) {
+  const std::vector<int64_t> cuts = layout.cuts().empty() ? std::vector<int64_t>() : layout.cuts()[i];
+  if (cuts.empty()) gradients.CheckSum(i);
+  else gradients.CheckSum(i, cuts[my_rank], cuts[my_rank + 1]);
+}
+
 // An update of which some gradients are needed in pieces only.
 void InPieces(Random& random) {
   const World& world = TheWorld();
-  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
+  const std::vector<Entry> entries = Entries(random);
+  const Layout layout(entries, world.chunk_bytes, world.fuse_bytes, world.compression, false, false, CutsOf(entries, random));
   Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
-  Cuts cuts;
-  for (const Entry& entry : layout.entries()) {
-    cuts.push_back(Up(random, 4) ? CutsOf(entry.count(), random) : std::vector<int64_t>());
-  }
-  const Scatter scatter(layout, cuts, ranks);
+  const auto scatter = layout.cuts().empty() ? nullptr : std::make_unique<Scatter>(layout, ranks);
   Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
-                     [] { return std::string("an update in pieces"); }, &scatter));
-  for (size_t i = 0; i < cuts.size(); ++i) {
-    if (cuts[i].empty()) gradients.CheckSum(i);
-    else gradients.CheckSum(i, cuts[i][my_rank], cuts[i][my_rank + 1]);
-  }
+                     [] { return std::string("an update in pieces"); }, scatter.get()));
+  for (size_t i = 0; i < entries.size(); ++i) CheckOwn(layout, gradients, i);
 }
 
-// Variables of which each rank knows its piece and then all, several times; some ranks have some of them elsewhere than
-// in the memory that is common.
+// Variables of which each rank knows its piece and then all, several times, at once or later; some ranks have some of them
+// elsewhere than in the memory that is common.
 void Publishing(Random& random, Random& own) {
   const Type type = static_cast<Type>(Up(random, 4));
-  Shared shared{type, {}, {}, "variables", Up(random, 4) ? step : -1};
   std::vector<std::vector<char>> elsewhere;
-  int64_t all = 0;
+  std::vector<Entry> entries;
+  Cuts cuts;
   for (int64_t n = 1 + Up(random, 4); n > 0; --n) {
-    shared.wholes.push_back({nullptr, Size(random)});
-    elsewhere.emplace_back(shared.wholes.back().count * SizeOf(type));
-    all += shared.wholes.back().count;
+    entries.push_back({"variable", type, {Size(random)}});
+    elsewhere.emplace_back(entries.back().bytes());
+    cuts.push_back(CutsOf(entries.back().count(), random));
   }
-  shared.starts = CutsOf(all, random);
+  const World& world = TheWorld();
+  const auto layout = std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
+  Shared shared{layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables",
+                Up(random, 4) ? step : -1};
+  shared.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
     const std::shared_ptr<Homes> homes = HomesOf(shared);
     for (size_t i = 0; i < elsewhere.size(); ++i) {
       const bool is_home = homes != nullptr && Up(own, 3) > 0;
-      shared.wholes[i].data = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
+      shared.wholes[i] = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
       if (is_home) homes->Leave(static_cast<int>(i));
     }
-    shared.Visit(shared.starts[my_rank], shared.starts[my_rank + 1], [&](int i, int64_t first, int64_t count) {
-      for (int64_t k = first; k < first + count; ++k) Put(type, shared.wholes[i].data, k, Value(my_rank, i + update, k));
+    shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
+      for (int64_t k = first; k < first + count; ++k) Put(type, static_cast<char*>(shared.wholes[i]), k, Value(my_rank, i + update, k));
     });
-    Check(Publish(shared, homes.get()));
-    for (int rank = 0; rank < ranks; ++rank) {
-      shared.Visit(shared.starts[rank], shared.starts[rank + 1], [&](int i, int64_t first, int64_t count) {
-        for (int64_t k = first; k < first + count; ++k) {
-          Check(Get(type, shared.wholes[i].data, k) == Value(rank, i + update, k), "a variable in pieces");
-        }
-      });
+    const auto check = [&](int of) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        shared.Visit(rank, [&](int i, int64_t first, int64_t count) {
+          for (int64_t k = first; k < first + count && i == of; ++k) {
+            Check(Get(type, static_cast<char*>(shared.wholes[i]), k) == Value(rank, i + update, k), "a variable in pieces");
+          }
+        });
+      }
+    };
+    if (Up(random, 2)) {
+      Check(Publish(shared, homes.get()));
+      for (size_t i = 0; i < entries.size(); ++i) check(static_cast<int>(i));
+      continue;
     }
+    bool has_begun = false;
+    std::promise<void> over;
+    size_t came = 0;
+    Check(PublishLater(shared, {[&] { has_begun = true; return shared.wholes; }, [&](int i, const Error& error) {
+      Check(error);
+      Check(has_begun, "a variable that comes before it is expected");
+      check(i);
+      if (++came == entries.size()) over.set_value();
+    }}));
+    over.get_future().wait();
+    FinishJobs();  // `over` is not used any more
   }
   DropHomes(step);
 }
@@ -358,7 +390,7 @@ class Overlapping {
       const bool is_lost = static_cast<int>(i) == lost_;
       if (loser_ < 0) Check(errors_[i]);
       if (is_lost && !gives_up) Check(static_cast<bool>(errors_[i]), "a lost gradient was added up");
-      if (!errors_[i] && !is_lost) gradients_.CheckSum(i);
+      if (!errors_[i] && !is_lost) CheckOwn(*layout_, gradients_, i);
     }
   }
 
@@ -394,7 +426,10 @@ class Overlapping {
 
 std::shared_ptr<const Layout> NewLayout(Random& random) {
   const World& world = TheWorld();
-  return std::make_shared<const Layout>(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
+  std::vector<Entry> entries = Entries(random);
+  Cuts cuts = CutsOf(entries, random);
+  return std::make_shared<const Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
+                                        false, std::move(cuts));
 }
 
 // Up to three updates under way, as of three optimizers, with other collectives between their announcements.

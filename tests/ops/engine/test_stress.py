@@ -27,6 +27,8 @@ def program(tmp_path_factory):
         (5, 50, ["auto"]),
         (9, 20, ["auto"]),
         (3, 100, ["ring", "bf16"]),
+        (2, 20, ["two_level"]),
+        (4, 60, ["two_level", "none", "all", 2]),
         (3, 100, ["two_level", "topk", "hosts", 2]),
         pytest.param(16, 10, ["two_level", "bf16", "hosts", 4], marks=pytest.mark.more),
         pytest.param(16, 5, ["auto", "topk", "all", 5], marks=pytest.mark.more),

@@ -13,7 +13,7 @@ bool IsCompressed(const Entry& entry, const Compression& compression) {
 }
 
 uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes,
-               const Compression& compression, bool compiled, bool checked) {
+               const Compression& compression, bool compiled, bool checked, const Cuts& cuts) {
   Hasher hasher;
   hasher.Add(compression.ToString());
   hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled) | static_cast<int64_t>(checked) << 1);
@@ -22,6 +22,10 @@ uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t f
     hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
     for (int64_t dimension : entry.shape) hasher.Add(dimension);
     hasher.Add(static_cast<int64_t>(IsCompressed(entry, compression)));
+  }
+  for (const std::vector<int64_t>& of_entry : cuts) {
+    hasher.Add(static_cast<int64_t>(of_entry.size()));
+    for (const int64_t cut : of_entry) hasher.Add(cut);
   }
   return hasher.value();
 }
@@ -56,17 +60,21 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression,
-               bool compiled, bool checked)
+               bool compiled, bool checked, Cuts cuts)
     : entries_(std::move(entries)),
       chunk_bytes_(chunk_bytes),
       fuse_bytes_(fuse_bytes),
       compression_(compression),
       compiled_(compiled),
       checked_(checked),
-      key_(KeyOf(entries_, chunk_bytes, fuse_bytes, compression, compiled, checked)) {
-  for (const Entry& entry : entries_) {
-    residuals_.push_back(IsCompressed(entry, compression) ? ResidualOf(entry.variable, entry.count()) : nullptr);
+      cuts_(checked ? Cuts() : std::move(cuts)) {
+  if (!cuts_.empty()) cuts_.resize(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const bool is_compressed = IsCompressed(entries_[i], compression);
+    residuals_.push_back(is_compressed ? ResidualOf(entries_[i].variable, entries_[i].count()) : nullptr);
+    if (is_compressed && !cuts_.empty()) cuts_[i].clear();
   }
+  key_ = KeyOf(entries_, chunk_bytes, fuse_bytes, compression, compiled, checked, cuts_);
   Append(0, static_cast<int>(entries_.size()), &steps_);
 }
 
@@ -76,7 +84,84 @@ std::vector<Step> Layout::StepsOf(const std::vector<int>& boundaries) const {
   return steps;
 }
 
+std::vector<Step> Layout::StepsInOrder() const {
+  std::vector<int> boundaries{0};
+  int64_t bytes = 0;
+  for (int i = 0; i < static_cast<int>(entries_.size()); ++i) {
+    bytes += entries_[i].bytes();
+    if (bytes < fuse_bytes_ && i + 1 < static_cast<int>(entries_.size())) continue;
+    boundaries.push_back(i + 1);
+    bytes = 0;
+  }
+  return StepsOf(boundaries);
+}
+
+// Of each entry that is owned in parts a step has a part of each rank's, so that all send and receive at once: a chunk of
+// successive elements would belong to one.
+void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
+  const auto append = [&](const std::vector<int>& together) {
+    if (together.empty()) return;
+    const Entry& first = entries_[together[0]];
+    const size_t ranks = cuts_[together[0]].size() - 1;
+    std::vector<std::vector<Piece>> left(ranks);  // of each rank, with the next one last
+    int64_t all = 0, longest = 0;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      int64_t owned = 0;
+      for (auto i = together.rbegin(); i != together.rend(); ++i) {
+        const int64_t from = cuts_[*i][rank], count = cuts_[*i][rank + 1] - from;
+        if (count > 0) left[rank].push_back({*i, from, count});
+        owned += count;
+      }
+      all += owned;
+      longest = std::max(longest, owned);
+    }
+    const int64_t chunk = std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(first.type)), 1);
+    const int64_t count = (all + chunk - 1) / chunk;
+    for (int64_t k = 0; k < count; ++k) {
+      Step step;
+      step.type = first.type;
+      step.name = NameOf(entries_, together[0], together[0] + together.size());
+      if (count > 1) step.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
+      for (std::vector<Piece>& of_rank : left) {
+        int64_t room = (longest + count - 1) / count;
+        step.owned.push_back(0);
+        while (room > 0 && !of_rank.empty()) {
+          Piece& next = of_rank.back();
+          const int64_t taken = std::min(room, next.count);
+          step.pieces.push_back({next.entry, next.offset, taken});
+          step.owned.back() += taken;
+          next.offset += taken;
+          next.count -= taken;
+          if (next.count == 0) of_rank.pop_back();
+          room -= taken;
+        }
+        step.count += step.owned.back();
+      }
+      if (step.count > 0) steps->push_back(std::move(step));
+    }
+  };
+  std::vector<int> small[kTypes];
+  int64_t bytes[kTypes] = {};
+  for (int i = begin; i < end; ++i) {
+    const Entry& entry = entries_[i];
+    if (cuts_.empty() || cuts_[i].empty() || entry.count() == 0) continue;
+    if (entry.bytes() >= fuse_bytes_) {
+      append({i});
+      continue;
+    }
+    const int type = static_cast<int>(entry.type);
+    small[type].push_back(i);
+    bytes[type] += entry.bytes();
+    if (bytes[type] < chunk_bytes_) continue;
+    append(small[type]);
+    small[type].clear();
+    bytes[type] = 0;
+  }
+  for (const std::vector<int>& together : small) append(together);
+}
+
 void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
+  AppendOwned(begin, end, steps);
   size_t named = steps->size();
   // Those under way, of each type, and what is compressed apart.
   Step open[2][kTypes];
@@ -87,6 +172,7 @@ void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
     }
   }
   for (int i = begin; i < end; ++i) {
+    if (!cuts_.empty() && !cuts_[i].empty()) continue;
     const Entry& entry = entries_[i];
     const int64_t count = entry.count();
     const int64_t size = static_cast<int64_t>(SizeOf(entry.type));

@@ -35,12 +35,17 @@ struct Piece {
   int64_t count;
 };
 
+// Which rank owns what: of entry `i` rank r has the elements from cuts[i][r] up to cuts[i][r + 1]. Where cuts[i] is empty
+// all ranks need all.
+using Cuts = std::vector<std::vector<int64_t>>;
+
 // One sum over ranks, of at most a chunk. A step of one piece is reduced where it lies; several are fused in a buffer.
 struct Step {
   Type type;
   int64_t count = 0;
   std::vector<Piece> pieces;
   bool compressed = false;
+  std::vector<int64_t> owned;  // how many elements each rank owns, first those of rank 0; empty: all ranks need all
   std::string name;  // for people: of which gradients
 };
 
@@ -49,9 +54,10 @@ class Layout {
   // Entries of fewer than `fuse_bytes` are fused, in the order given, with others of their type. `compiled` says that
   // the update is part of a step that XLA has compiled: its other parts round otherwise than TensorFlow's own kernels, so
   // all ranks must do it the same way. `checked` says that gradients that are no finite numbers are an error. The
-  // float32 gradients of variables are subject to `compression`.
+  // float32 gradients of variables are subject to `compression`. What `cuts` says of those, and where it is checked, does
+  // not count: all ranks get all. Each step of the others has a part for each rank.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
-         bool compiled = false, bool checked = false);
+         bool compiled = false, bool checked = false, Cuts cuts = {});
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Step>& steps() const { return steps_; }
@@ -60,6 +66,7 @@ class Layout {
   const Compression& compression() const { return compression_; }
   bool compiled() const { return compiled_; }
   bool checked() const { return checked_; }
+  const Cuts& cuts() const { return cuts_; }  // empty, or of each entry
 
   // A hash of everything above: ranks with equal keys make equal MPI calls.
   uint64_t key() const { return key_; }
@@ -70,8 +77,12 @@ class Layout {
   // The steps in which nothing of one bucket is fused with something of another; `boundaries` as in buckets.h.
   std::vector<Step> StepsOf(const std::vector<int>& boundaries) const;
 
+  // The steps in which entries travel in their order, with few others beside those that are smaller than `fuse_bytes`.
+  std::vector<Step> StepsInOrder() const;
+
  private:
   void Append(int begin, int end, std::vector<Step>* steps) const;
+  void AppendOwned(int begin, int end, std::vector<Step>* steps) const;
 
   std::vector<Entry> entries_;
   std::vector<Step> steps_;
@@ -81,6 +92,7 @@ class Layout {
   bool compiled_;
   bool checked_;
   std::vector<Residual> residuals_;
+  Cuts cuts_;
   uint64_t key_;
 };
 

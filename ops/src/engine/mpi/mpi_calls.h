@@ -20,7 +20,7 @@ struct Calls {
   // to = this rank's part of the sum over ranks of `from`; counts are those of all ranks' parts.
   int ReduceScatter(const void* from, void* to, const int* counts, Type type) const;
 
-  // to = all ranks' parts; this rank's is `from`.
+  // to = all ranks' parts; this rank's is `from`, or MPI_IN_PLACE where it is there.
   int Allgatherv(const void* from, void* to, const int* counts, const int* starts, Type type) const;
 
   // As many bytes from and to each rank.

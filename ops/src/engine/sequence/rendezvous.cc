@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/mpi/communication_thread.h"
 #include "engine/mpi/arrivals.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"
@@ -116,6 +117,7 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.met = Clock::now();
+  if (!sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();

@@ -83,6 +83,10 @@ class Recorder {
       current.meet += now - start;
       if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
     }
+    if (activity == Activity::kPull && updated_ >= 0) {
+      totals_[updated_].pulled += bytes;
+      totals_[updated_].pull += now - start;
+    }
     if (!current.counts) return;
     Totals& totals = totals_[current.label];
     if (activity == Activity::kTransfer) {
@@ -141,6 +145,7 @@ class Recorder {
         totals.exposed += took - current.meet;
       }
     }
+    if (ends_step) updated_ = current.counts ? current.label : -1;  // of several updates in a step, one stands for all
     if (ends_step) {
       stretch_ = Stretch();
       stretch_.is_step = true;
@@ -155,7 +160,6 @@ class Recorder {
   }
 
   int64_t Enter(const Part& part) {
-    lane_of_thread = Lane::kCommunication;
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     IsUpdate(Lane::kCommunication, part);
@@ -247,6 +251,7 @@ class Recorder {
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
   bool more_ = false;
   std::map<int, Totals> totals_;
+  int updated_ = -1;  // the last update, if it counts: new weights are those that it has made
   Current currents_[2];
   Stretch stretch_;
 };
@@ -263,6 +268,7 @@ int64_t Now() {
   return std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+void SetLane(Lane lane) { lane_of_thread = lane; }
 void Record(Recording how, int64_t capacity) { TheRecorder().Start(how, capacity); }
 std::vector<Event> Events(int64_t* dropped) { return TheRecorder().Events(dropped); }
 std::vector<std::string> Labels() { return TheRecorder().Labels(); }

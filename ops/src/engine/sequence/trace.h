@@ -33,6 +33,7 @@ enum class Activity : int16_t {
   kBetweenSteps = 11,  // without duration: what lies around it is no training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective of an overlapped update
+  kPull = 17,          // new weights on their way from the ranks that have updated them
   // These without duration, and with Recording::kGradients only:
   kEntry = 14,  // a gradient that an update is about to reduce, in the order in which it does
   kReady = 15,  // a gradient of an overlapped update was handed over
@@ -63,12 +64,18 @@ struct Totals {
   int64_t compute = 0;      // between the collectives
   int64_t meet = 0;         // waiting for other ranks where collectives begin
   int64_t collectives = 0;  // in collectives other than updates, less that
+  // New weights that came while the next step computed:
+  int64_t pulled = 0;  // bytes
+  int64_t pull = 0;
 };
 
 struct PlaceTotals {
   std::string name;
   Totals totals;
 };
+
+// The calling thread is that of `lane`, in place of kScript.
+void SetLane(Lane lane);
 
 // From now on; of events, the last `capacity` are kept.
 void Record(Recording how, int64_t capacity);

@@ -8,10 +8,10 @@
 
 namespace matex {
 
-// The threads that wait for other ranks: the one that is in the sequence of collectives, that of the overlapped way, and
-// the one that exchanges objects of Python.
-enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2 };
-constexpr int kWaiters = 3;
+// The threads that wait for other ranks: the one that is in the sequence of collectives, that of communication with sums
+// or with new weights, and the one that exchanges objects of Python.
+enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
+constexpr int kWaiters = 4;
 
 // `waiter` is from now on at the place that `what` tells, with the gradients of `layout`, if it is of gradients. Both must
 // live until `GoOn`.

@@ -7,70 +7,70 @@
 #include <utility>
 
 #include "engine/base/hash.h"
-#include "engine/mpi/mpi_calls.h"
 #include "engine/sequence/rendezvous.h"
+#include "engine/sequence/trace.h"
+#include "engine/sequence/wait_state.h"
+#include "engine/sums/allreduce.h"
 #include "engine/sums/world.h"
+#include "engine/mpi/communication_thread.h"
+#include "engine/update/transfer.h"
 
 namespace matex {
 namespace {
 
-// Of one rank's numbers in a message, at least: less would take more time to begin than to send.
-constexpr int64_t kLeastBytes = 64 << 10;
-
-char* At(const Shared& shared, int i, int64_t first) { return shared.wholes[i].data + first * shared.Width(); }
+char* At(const Shared& shared, int i, int64_t first) {
+  return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
+}
 
 // Every rank reads the others' pieces; none changes its own before all have.
 int PublishInMemory(const Shared& shared, const World& world, const Homes& homes) {
   for (int one = 1; one < world.size; ++one) {
     const int rank = (world.rank + one) % world.size;
-    shared.Visit(shared.starts[rank], shared.starts[rank + 1], [&](int i, int64_t first, int64_t count) {
+    shared.Visit(rank, [&](int i, int64_t first, int64_t count) {
       std::memcpy(At(shared, i, first), homes.Shown(rank, i), count * shared.Width());
     });
   }
   return MPI_Barrier(world.gradients);
 }
 
-// Of each rank's numbers as many at a time, as long as it has some.
-int PublishByMessages(const Shared& shared, const World& world) {
+int PublishByMessages(const Shared& shared) {
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
-  const int64_t width = shared.Width(), part = std::max(world.chunk_bytes / world.size, kLeastBytes) / width;
-  int64_t longest = 0;
-  for (int rank = 0; rank < world.size; ++rank) longest = std::max(longest, shared.Owned(rank));
-  std::vector<int> counts(world.size), places(world.size);
-  for (int64_t first = 0; first < longest; first += part) {
-    int all = 0;
-    for (int rank = 0; rank < world.size; ++rank) {
-      counts[rank] = static_cast<int>(std::min(std::max(shared.Owned(rank) - first, int64_t{0}), part));
-      places[rank] = all;
-      all += counts[rank];
-    }
-    buffer->resize((all + counts[world.rank]) * width);
-    const auto copy = [&](int rank, char* at, bool out) {
-      const int64_t begin = shared.starts[rank] + first;
-      shared.Visit(begin, begin + counts[rank], [&](int i, int64_t offset, int64_t count) {
-        char* const whole = At(shared, i, offset);
-        std::memcpy(out ? at : whole, out ? whole : at, count * width);
-        at += count * width;
-      });
-    };
-    char* const mine = buffer->data() + all * width;
-    copy(world.rank, mine, true);
-    const Calls calls{world.gradients, false};
-    if (const int code = calls.Allgatherv(mine, buffer->data(), counts.data(), places.data(), shared.type)) return code;
-    for (int rank = 0; rank < world.size; ++rank) {
-      if (rank != world.rank) copy(rank, buffer->data() + places[rank] * width, false);
-    }
+  const Gather gather = [](const Step& step, void* data) { return InlineAdder().Gather(step, data); };
+  for (const Step& step : *shared.messages) {
+    if (const int code = GatherStep(step, shared.wholes.data(), buffer, gather)) return code;
   }
   return MPI_SUCCESS;
 }
 
-uint64_t KeyOf(const Shared& shared) {
-  Hasher hasher;
-  hasher.Add(static_cast<int64_t>(shared.type)).Add(static_cast<int64_t>(shared.wholes.size())).Add(shared.holding);
-  for (const Shared::Whole& whole : shared.wholes) hasher.Add(whole.count);
-  for (const int64_t start : shared.starts) hasher.Add(start);
-  return hasher.value();
+// The job of the thread of communication.
+void Pull(const Shared& shared, const Later& later) {
+  static std::vector<char>* const buffer = new std::vector<char>;
+  SetLane(Lane::kCommunication);
+  const std::vector<void*> wholes = later.begin();
+  const Gather gather = [](const Step& step, void* data) { return OverlappedAdder().Gather(step, data); };
+  std::vector<size_t> left(wholes.size(), 0);
+  for (const Step& step : *shared.messages) {
+    for (const Piece& piece : step.pieces) ++left[piece.entry];
+  }
+  Error error = BrokenJobs();
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i] == 0) later.came(static_cast<int>(i), error);
+  }
+  for (const Step& step : *shared.messages) {
+    if (!error) {
+      const std::function<std::string()> what = [&] { return "pulling the new " + step.name; };
+      const Waits here(Waiter::kPulls, &what);
+      const Span span(Activity::kPull, &step.name, step.count * shared.Width());
+      const int code = GatherStep(step, wholes.data(), buffer, gather);
+      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
+    }
+    for (const Piece& piece : step.pieces) {
+      if (--left[piece.entry] == 0) later.came(piece.entry, error);
+    }
+  }
 }
+
+uint64_t KeyOf(const Shared& shared) { return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value(); }
 
 // Those made so far, by holding and variables; null where ranks could have none.
 struct KnownHomes {
@@ -85,7 +85,7 @@ KnownHomes& TheHomes() {
 
 int MakeHomes(const Shared& shared, const World& world) {
   std::vector<int64_t> bytes;
-  for (const Shared::Whole& whole : shared.wholes) bytes.push_back(whole.count * shared.Width());
+  for (const Entry& entry : shared.layout->entries()) bytes.push_back(entry.bytes());
   int64_t piece = 0;
   for (int rank = 0; rank < world.size; ++rank) piece = std::max(piece, shared.Owned(rank) * shared.Width());
   std::shared_ptr<Homes> made;
@@ -121,18 +121,28 @@ Error Publish(const Shared& shared, Homes* homes) {
   const Call call{Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), what, nullptr, 0, nullptr, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (homes != nullptr) {
-    const int64_t begin = shared.starts[world.rank];
     int64_t aside = 0;
-    shared.Visit(begin, shared.starts[world.rank + 1], [&](int i, int64_t first, int64_t count) {
+    shared.Visit(world.rank, [&](int i, int64_t first, int64_t count) {
       homes->Show(i, At(shared, i, first), count * shared.Width(), aside);
       aside += count * shared.Width();
     });
   }
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
-  int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared, world);
+  int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared);
   if (code == MPI_SUCCESS && shared.holding >= 0 && !AreTried(shared)) code = MakeHomes(shared, world);
   return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", what()));
+}
+
+Error PublishLater(const Shared& shared, Later later) {
+  World& world = TheWorld();
+  const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
+  const int64_t bytes = shared.Owned(world.rank) * shared.Width();
+  const Call call{Kind::kAllgather, ~KeyOf(shared), what, nullptr, 0, nullptr, bytes};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  if (Error error = Meet(call)) return error;
+  AddJob([shared, later = std::move(later)](int64_t) { Pull(shared, later); });
+  return Finish(call, Error());
 }
 
 }  // namespace matex

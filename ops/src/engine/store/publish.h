@@ -1,43 +1,41 @@
 // Variables of which each rank has updated a piece: afterwards every rank has the pieces of all.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/base/error.h"
 #include "engine/base/types.h"
+#include "engine/layout/layout.h"
 #include "engine/store/homes.h"
 
 namespace matex {
 
-// Variables of one type, one after the other, and where each lies in this process. Of all their numbers, counted through,
-// rank r owns those from starts[r] up to starts[r + 1].
+// Variables of one type, each owned by the ranks in parts, and where they lie in this process.
 struct Shared {
-  struct Whole {
-    char* data;
-    int64_t count;
-  };
-
-  Type type;
-  std::vector<Whole> wholes;
-  std::vector<int64_t> starts;
+  std::shared_ptr<const Layout> layout;               // the variables, with cuts
+  std::shared_ptr<const std::vector<Step>> messages;  // in which they travel
+  std::vector<void*> wholes;
   std::string name;      // for people
   int64_t holding = -1;  // by which the memory of these variables is dropped; -1: ranks are to have none in common
 
-  int64_t Width() const { return static_cast<int64_t>(SizeOf(type)); }
-  int64_t Owned(int rank) const { return starts[rank + 1] - starts[rank]; }
+  int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
 
-  // Does `work(i, first, count)` with what of variable `i` is between `begin` and `end` of all numbers.
+  // Does `work(i, first, count)` with what of variable `i` a rank owns.
   template <typename Work>
-  void Visit(int64_t begin, int64_t end, Work work) const {
-    int64_t start = 0;
-    for (size_t i = 0; i < wholes.size() && start < end; start += wholes[i++].count) {
-      const int64_t first = std::max(begin - start, int64_t{0}), last = std::min(end - start, wholes[i].count);
-      if (first < last) work(static_cast<int>(i), first, last - first);
+  void Visit(int rank, Work work) const {
+    for (size_t i = 0; i < layout->cuts().size(); ++i) {
+      const std::vector<int64_t>& cuts = layout->cuts()[i];
+      if (!cuts.empty() && cuts[rank] < cuts[rank + 1]) work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
     }
+  }
+  int64_t Owned(int rank) const {
+    int64_t owned = 0;
+    Visit(rank, [&](int, int64_t, int64_t count) { owned += count; });
+    return owned;
   }
 };
 
@@ -50,5 +48,14 @@ void DropHomes(int64_t holding);
 // Each rank's own numbers are there, and are given to all others: where `homes` has their memory they are read there, else
 // sent. All ranks call it together, with equal arguments but for where the variables lie. The first call makes homes.
 Error Publish(const Shared& shared, Homes* homes);
+
+// The same by messages, on the thread of communication, one variable after the other: it returns once all ranks have
+// come. Then `begin` is called, which tells where the variables lie, and after that `came` once for each variable: it is
+// whole, or will not be.
+struct Later {
+  std::function<std::vector<void*>()> begin;
+  std::function<void(int i, const Error& error)> came;
+};
+Error PublishLater(const Shared& shared, Later later);
 
 }  // namespace matex

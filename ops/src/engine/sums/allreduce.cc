@@ -33,6 +33,12 @@ std::vector<Extent> ExtentsOf(const Step& step, int64_t first, int64_t count) {
   return extents;
 }
 
+std::vector<int64_t> StartsOf(const Step& step) {
+  std::vector<int64_t> starts{0};
+  for (const int64_t owned : step.owned) starts.push_back(starts.back() + owned);
+  return starts;
+}
+
 }  // namespace
 
 const char* NameOf(Algorithm algorithm) {
@@ -60,6 +66,7 @@ Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::
 }
 
 Error Adder::Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place) {
+  if (!step.owned.empty()) return MpiError(ReduceScatter(step, data), "the sum of each rank's part", place());
   if (!step.compressed) return Sum(data, step.count, step.type, place);
   const int code = RunCompressed(step, static_cast<float*>(data), left);
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
@@ -154,6 +161,58 @@ int Adder::RunCompressed(const Step& step, float* data, float* left) {
                         [&](void* slice, int64_t first, int64_t count) {
                           return sum(levels_.across, first, count, static_cast<float*>(slice));
                         });
+}
+
+// What is fastest for sums is taken for their halves. Those in two levels need as many ranks on each node.
+int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
+  *algorithm = Algorithm::kMpi;
+  if (bytes < kLargeBytes) return MPI_SUCCESS;
+  if (const int code = Prepare()) return code;
+  if (algorithm_ == Algorithm::kAuto) {
+    if (const int code = Choose()) return code;
+  }
+  *algorithm = algorithm_ == Algorithm::kTwoLevel && levels_.places.empty() ? Algorithm::kRing : algorithm_;
+  return MPI_SUCCESS;
+}
+
+int Adder::ReduceScatter(const Step& step, void* data) {
+  const std::vector<int64_t> starts = StartsOf(step);
+  if (IsHalf(step.type)) {
+    Step wide = step;
+    wide.type = Type::kFloat32;
+    std::vector<float> numbers(step.count);
+    Widen(step.type, data, numbers.data(), step.count);
+    const int code = ReduceScatter(wide, numbers.data());
+    if (code == MPI_SUCCESS) Narrow(step.type, numbers.data(), data, step.count);
+    return code;
+  }
+  const int64_t size = static_cast<int64_t>(SizeOf(step.type));
+  Algorithm algorithm;
+  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (algorithm == Algorithm::kTwoLevel) {
+    return ReduceScatterInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
+  }
+  if (algorithm == Algorithm::kRing) return RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
+  const Calls calls{communicator_, asleep_};
+  const std::vector<int> counts(step.owned.begin(), step.owned.end());
+  const int64_t own = counts[calls.rank()] * size;
+  buffer_.resize(std::max<size_t>(buffer_.size(), own));
+  const int code = calls.ReduceScatter(data, buffer_.data(), counts.data(), step.type);
+  std::memcpy(static_cast<char*>(data) + starts[calls.rank()] * size, buffer_.data(), own);
+  return code;
+}
+
+int Adder::Gather(const Step& step, void* data) {
+  const std::vector<int64_t> starts = StartsOf(step);
+  const int64_t size = static_cast<int64_t>(SizeOf(step.type));
+  Algorithm algorithm;
+  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (algorithm == Algorithm::kTwoLevel) {
+    return AllgatherInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
+  }
+  if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, step.type, asleep_);
+  const std::vector<int> counts(step.owned.begin(), step.owned.end()), places(starts.begin(), starts.end());
+  return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), step.type);
 }
 
 // Collective: all ranks come to it together.

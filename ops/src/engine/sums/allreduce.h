@@ -28,8 +28,12 @@ class Adder {
   // data = the sum over ranks, the same bits on all. `place`, for messages, is where in the program this is.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
 
-  // The same of a step of a layout. Where it is to be compressed, `left` gets what this rank keeps for the next time.
+  // The same of a step of a layout; of one that ranks own in parts, each gets the sum of its own. Where it is to be
+  // compressed, `left` gets what this rank keeps for the next time.
   Error Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place);
+
+  // `data`, the elements of a step of which each rank owns some, get what the ranks have of theirs. Returns a code of MPI.
+  int Gather(const Step& step, void* data);
 
   // The memory that sums are to go through, where all ranks have one in common; else null. All ranks call it together.
   Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
@@ -41,6 +45,8 @@ class Adder {
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);
   int SumShared(char* data, int64_t count, Type type);
   int RunCompressed(const Step& step, float* data, float* left);
+  int ReduceScatter(const Step& step, void* data);
+  int ChooseForParts(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;

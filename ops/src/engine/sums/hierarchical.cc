@@ -1,10 +1,75 @@
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/mpi/mpi_calls.h"
+#include "engine/sums/ring.h"
 
 namespace matex {
+namespace {
+
+// What ranks own, in the order of their places. A carrier's slice is what the ranks own that have its number on their node,
+// one of each.
+class Slices {
+ public:
+  Slices(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
+      : levels_(levels), starts_(starts), width_(static_cast<int64_t>(SizeOf(type))), within_{levels.within, asleep},
+        at_(levels.places.size() + 1, 0), counts_(levels.carriers, 0), firsts_(levels.carriers, 0) {
+    for (size_t rank = 0; rank < levels.places.size(); ++rank) at_[levels.places[rank] + 1] = starts[rank + 1] - starts[rank];
+    for (size_t place = 1; place < at_.size(); ++place) at_[place] += at_[place - 1];
+    for (int carrier = 0; carrier < levels.carriers; ++carrier) {
+      firsts_[carrier] = static_cast<int>(at_[carrier * levels.nodes]);
+      counts_[carrier] = static_cast<int>(at_[(carrier + 1) * levels.nodes]) - firsts_[carrier];
+    }
+    const int64_t all = at_.back() * width_;
+    if (static_cast<int64_t>(buffer->size()) < 2 * all) buffer->resize(2 * all);
+    sorted_ = buffer->data();
+    mine_ = buffer->data() + all;
+    const int64_t* const own = at_.data() + within_.rank() * levels.nodes;
+    for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
+  }
+
+  // Between the data and those in the order of places.
+  void Sort(char* data, bool back) const {
+    for (size_t rank = 0; rank < levels_.places.size(); ++rank) {
+      char* const one = data + starts_[rank] * width_;
+      char* const other = sorted_ + at_[levels_.places[rank]] * width_;
+      std::memcpy(back ? one : other, back ? other : one, (starts_[rank + 1] - starts_[rank]) * width_);
+    }
+  }
+
+  // Between the data and this carrier's slice.
+  void CopyOwn(char* data, bool back) const {
+    const int node = Calls{levels_.across, false}.rank(), rank = RankAt(within_.rank() * levels_.nodes + node);
+    char* const one = data + starts_[rank] * width_;
+    char* const other = mine_ + across_[node] * width_;
+    std::memcpy(back ? one : other, back ? other : one, (starts_[rank + 1] - starts_[rank]) * width_);
+  }
+
+  const Calls& within() const { return within_; }
+  char* sorted() const { return sorted_; }
+  char* mine() const { return mine_; }
+  const std::vector<int64_t>& across() const { return across_; }  // where in the slice each node's part is
+  const int* counts() const { return counts_.data(); }
+  const int* firsts() const { return firsts_.data(); }
+
+ private:
+  int RankAt(int place) const {
+    return static_cast<int>(std::find(levels_.places.begin(), levels_.places.end(), place) - levels_.places.begin());
+  }
+
+  const Levels& levels_;
+  const std::vector<int64_t>& starts_;
+  const int64_t width_;
+  const Calls within_;
+  std::vector<int64_t> at_, across_;
+  std::vector<int> counts_, firsts_;
+  char* sorted_ = nullptr;
+  char* mine_ = nullptr;
+};
+
+}  // namespace
 
 int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int rank = 0;
@@ -20,7 +85,34 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   levels->carriers = -least;
   levels->nodes = nodes;
   const int slice = local < levels->carriers ? local : MPI_UNDEFINED;
-  return MPI_Comm_split(communicator, slice, rank, &levels->across);
+  if (const int code = MPI_Comm_split(communicator, slice, rank, &levels->across)) return code;
+  const Calls all{communicator, false};
+  if (all.size() != nodes * levels->carriers) return MPI_SUCCESS;
+  const int place = local * nodes + Calls{levels->across, false}.rank();
+  levels->places.resize(all.size());
+  return all.Allgather(&place, levels->places.data(), sizeof place);
+}
+
+int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                             std::vector<char>* buffer) {
+  const Slices slices(levels, starts, type, asleep, buffer);
+  slices.Sort(static_cast<char*>(data), false);
+  if (const int code = slices.within().ReduceScatter(slices.sorted(), slices.mine(), slices.counts(), type)) return code;
+  std::vector<char> received;
+  const int code = RingReduceScatter(levels.across, slices.mine(), slices.across(), type, asleep, &received);
+  if (code == MPI_SUCCESS) slices.CopyOwn(static_cast<char*>(data), true);
+  return code;
+}
+
+int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                         std::vector<char>* buffer) {
+  const Slices slices(levels, starts, type, asleep, buffer);
+  slices.CopyOwn(static_cast<char*>(data), false);
+  if (const int code = RingAllgather(levels.across, slices.mine(), slices.across(), type, asleep)) return code;
+  const int code =
+      slices.within().Allgatherv(slices.mine(), slices.sorted(), slices.counts(), slices.firsts(), type);
+  if (code == MPI_SUCCESS) slices.Sort(static_cast<char*>(data), true);
+  return code;
 }
 
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,

@@ -18,6 +18,9 @@ struct Levels {
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that carries nothing
   int nodes = 1;
   int carriers = 1;
+  // Of each rank, which it is if the first ranks of all nodes are counted first, then the second ones; empty where nodes
+  // have different numbers of ranks.
+  std::vector<int> places;
 };
 
 // Of the ranks of `communicator`, which call it together, each with the number of its node. Returns an error code of MPI.
@@ -30,5 +33,11 @@ using AcrossNodes = std::function<int(void* slice, int64_t first, int64_t count)
 // summed by `across`, and the slices gathered. `asleep`: see await.h. `buffer` grows as it must.
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
+
+// The halves of it where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. Levels must have places.
+int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                             std::vector<char>* buffer);
+int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                         std::vector<char>* buffer);
 
 }  // namespace matex

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "engine/mpi/sleeping_wait.h"
 #include "engine/base/reduce_ops.h"
@@ -17,15 +18,23 @@ constexpr int64_t kPartBytes = 60 << 10;
 // For a message that has begun to come when another has failed. With its sender lost, too, it may never be over.
 constexpr std::chrono::seconds kLeave(2);
 
-// Each rank sends one segment to the right in each of 2 (N - 1) rounds, and in the next round the one that it received
-// from the left: in the first half of the rounds with its own added, so that after it each segment is whole on one rank.
+// Rounds in which each rank sends one segment to the right, and in the next round the one that it received from the left:
+// in the first `adding` of them with its own added, so that after N - 1 each segment is whole on one rank.
+struct Rounds {
+  int first;  // the segment that rank 0 sends first; rank r sends the r-th after it
+  int adding;
+  int copying;
+};
+
 class Ring {
  public:
-  Ring(MPI_Comm communicator, char* data, int64_t count, Type type, bool asleep)
-      : communicator_(communicator), data_(data), count_(count), type_(type), asleep_(asleep) {
+  // Segment i of the data is from starts[i] up to starts[i + 1].
+  Ring(MPI_Comm communicator, char* data, std::vector<int64_t> starts, const Rounds& rounds, Type type, bool asleep)
+      : communicator_(communicator), data_(data), starts_(std::move(starts)), adding_(rounds.adding),
+        rounds_(rounds.adding + rounds.copying), type_(type), asleep_(asleep) {
     MPI_Comm_rank(communicator, &rank_);
     MPI_Comm_size(communicator, &size_);
-    rounds_ = 2 * (size_ - 1);
+    first_ = rank_ + rounds.first;
     element_ = static_cast<int64_t>(SizeOf(type));
     part_ = std::max<int64_t>(kPartBytes / element_, 1);
     sends_.resize(rounds_);
@@ -40,7 +49,10 @@ class Ring {
 
  private:
   int Travel(std::vector<char>* buffer) {
-    const int64_t longest = (count_ + size_ - 1) / size_ * element_;
+    if (rounds_ == 0) return MPI_SUCCESS;
+    int64_t longest = 0;
+    for (int segment = 0; segment < size_; ++segment) longest = std::max(longest, Begin(segment + 1) - Begin(segment));
+    longest *= adding_ > 0 ? element_ : 0;
     if (static_cast<int64_t>(buffer->size()) < 2 * longest) buffer->resize(2 * longest);
     buffers_[0] = buffer->data();
     buffers_[1] = buffer->data() + longest;
@@ -81,19 +93,17 @@ class Ring {
   }
 
   // The segment sent in `round`, which is the one received in the round before.
-  int Segment(int round) const { return ((rank_ - round) % size_ + size_) % size_; }
-  int64_t Begin(int segment) const {
-    return count_ / size_ * segment + std::min<int64_t>(segment, count_ % size_);
-  }
+  int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
+  int64_t Begin(int segment) const { return starts_[segment]; }
   int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
   char* Place(int round) const { return data_ + Begin(Segment(round)) * element_; }
   int Taken(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
-  bool Adds(int round) const { return round < size_ - 1; }
+  bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
     // What is overwritten now has been sent before: that must be over.
-    if (!Adds(round)) {
-      if (const int code = WaitAll(&sends_[round + 1 - size_])) return code;
+    if (!Adds(round) && adding_ > 0) {
+      if (const int code = WaitAll(&sends_[round - adding_])) return code;
     }
     char* const to = Adds(round) ? buffers_[round % 2] : Place(round + 1);
     const int64_t length = Length(round + 1);
@@ -123,10 +133,11 @@ class Ring {
 
   const MPI_Comm communicator_;
   char* const data_;
-  const int64_t count_;
+  const std::vector<int64_t> starts_;
+  const int adding_, rounds_;
   const Type type_;
   const bool asleep_;
-  int rank_ = 0, size_ = 1, rounds_ = 0;
+  int rank_ = 0, size_ = 1, first_ = 0;
   int64_t element_ = 1, part_ = 1;
   char* buffers_[2] = {nullptr, nullptr};
   std::vector<std::vector<MPI_Request>> sends_, receives_;  // by round
@@ -135,7 +146,23 @@ class Ring {
 }  // namespace
 
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer) {
-  return Ring(communicator, static_cast<char*>(data), count, type, asleep).Run(buffer);
+  int size = 1;
+  MPI_Comm_size(communicator, &size);
+  std::vector<int64_t> starts{0};
+  for (int64_t i = 0; i < size; ++i) starts.push_back(starts.back() + count / size + (i < count % size));
+  return Ring(communicator, static_cast<char*>(data), starts, {0, size - 1, size - 1}, type, asleep).Run(buffer);
+}
+
+int RingReduceScatter(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                      std::vector<char>* buffer) {
+  const int rounds = static_cast<int>(starts.size()) - 2;
+  return Ring(communicator, static_cast<char*>(data), starts, {-1, rounds, 0}, type, asleep).Run(buffer);
+}
+
+int RingAllgather(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep) {
+  std::vector<char> none;
+  const int rounds = static_cast<int>(starts.size()) - 2;
+  return Ring(communicator, static_cast<char*>(data), starts, {0, 0, rounds}, type, asleep).Run(&none);
 }
 
 }  // namespace matex

@@ -15,4 +15,12 @@ namespace matex {
 // see await.h. `buffer` grows as it must. Returns an error code of MPI.
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer);
 
+// The halves of it. Rank r owns data[starts[r]] up to data[starts[r + 1]], of which it gets the sum over ranks; elsewhere
+// data are left with anything.
+int RingReduceScatter(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
+                      std::vector<char>* buffer);
+
+// All ranks get what each owns.
+int RingAllgather(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep);
+
 }  // namespace matex

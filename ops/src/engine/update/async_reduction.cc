@@ -5,17 +5,16 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/base/hash.h"
 #include "engine/update/bucket_tuner.h"
+#include "engine/mpi/communication_thread.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/readiness.h"
 #include "engine/sequence/rendezvous.h"
-#include "engine/base/thread_priority.h"
 #include "engine/update/transfer.h"
 #include "engine/sums/allreduce.h"
 #include "engine/sequence/wait_state.h"
@@ -54,10 +53,9 @@ class Overlapped {
  public:
   int64_t Add(std::shared_ptr<Update> update) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-    updates_.emplace(++tickets_, std::move(update));
-    changed_.notify_all();
-    return tickets_;
+    const int64_t ticket = AddJob([this, update](int64_t number) { Run(number, update.get()); });
+    updates_.emplace(ticket, update);
+    return ticket;
   }
 
   void HandOver(int64_t ticket, int entry, HandedOver gradient) {
@@ -94,37 +92,23 @@ class Overlapped {
     changed_.notify_all();
   }
 
-  Error GiveUpAll(const std::string& why) {
+  void GiveUpAll(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& one : updates_) one.second->given_up = why;
     changed_.notify_all();
-    return broken_;
-  }
-
-  void Settle() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return over_ == tickets_; });
   }
 
  private:
-  void Run() {
-    WakePromptly();
-    for (int64_t ticket = 1;; ++ticket) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return updates_.count(ticket) > 0; });
-      const std::shared_ptr<Update> update = updates_[ticket];
-      lock.unlock();
-      const Error error = Reduce(ticket, update.get());
-      if (error) {
-        came_ = 0;
-        Fail(update.get(), error);
-      }
-      lock.lock();
-      // Of an update that has failed, gradients may still come, and are told so.
-      if (!error) updates_.erase(ticket);
-      over_ = ticket;
-      changed_.notify_all();
+  void Run(int64_t ticket, Update* update) {
+    SetLane(Lane::kCommunication);
+    if (const Error error = Reduce(ticket, update)) {
+      // Gradients may still come, and are told so.
+      came_ = 0;
+      Fail(update, error);
+      return;
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    updates_.erase(ticket);
   }
 
   // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
@@ -151,17 +135,19 @@ class Overlapped {
     };
     const Waits here(Waiter::kOverlapped, &what);
     int without = -1;
-    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->part.place, &without)) return Break(error);
+    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->part.place, &without)) {
+      return BreakJobs(error);
+    }
     if (without >= 0) {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
     const Error error = step();
-    return error ? Break(error) : error;
+    return error ? BreakJobs(error) : error;
   }
 
   Error Reduce(int64_t ticket, Update* update) {
-    if (broken_) return broken_;
+    if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
     Learning& learning = learned_.Of(layout);
     const std::vector<Step>& steps = learning.steps();
@@ -216,12 +202,7 @@ class Overlapped {
       for (int entry : entries) give_back(entry);
     }
     const Error error = learning.Learn(layout, update->ready);
-    return error ? Break(error) : error;
-  }
-
-  Error Break(const Error& error) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return broken_ = error;
+    return error ? BreakJobs(error) : error;
   }
 
   // When the last gradient came, by the clock of record.h.
@@ -252,17 +233,13 @@ class Overlapped {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
-  int64_t tickets_ = 0;
-  int64_t over_ = 0;  // the last that the thread is through with
-  std::thread thread_;
   std::vector<char> buffer_;
   AllLearned learned_;
   int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
-  Error broken_;  // what MPI said of a sum that failed: nobody knows then where the others are; the thread sets it
 };
 
 Overlapped& TheOverlapped() {
-  // Never destroyed: its thread waits for updates until the process ends.
+  // Never destroyed: updates may be under way when the process ends.
   static Overlapped* const overlapped = new Overlapped;
   return *overlapped;
 }
@@ -290,8 +267,6 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
 
-Error GiveUpAll(const std::string& why) { return TheOverlapped().GiveUpAll(why); }
-
-void Settle() { TheOverlapped().Settle(); }
+void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
 
 }  // namespace matex

@@ -39,10 +39,7 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient);
 // The rest of the update will not come, because of `why`: an error on all ranks. Nothing if it is over already.
 void GiveUp(int64_t ticket, const std::string& why);
 
-// The same for all updates announced by now; the script ends. Its error is that of a sum in which MPI has failed.
-Error GiveUpAll(const std::string& why);
-
-// Returns when the thread is through with the updates announced by now, and MPI may end. All ranks must have given up.
-void Settle();
+// The same for all updates announced by now; the script ends.
+void GiveUpAll(const std::string& why);
 
 }  // namespace matex

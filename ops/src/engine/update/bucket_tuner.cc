@@ -62,7 +62,10 @@ Error Learning::Agree(const Layout& layout) {
   int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   std::vector<double> bytes;
-  for (const Entry& entry : layout.entries()) bytes.push_back(entry.count() * static_cast<double>(SizeOf(entry.type)));
+  for (size_t i = 0; i < layout.entries().size(); ++i) {
+    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // a ring goes around once
+    bytes.push_back(layout.entries()[i].bytes() * (is_owned ? 0.5 : 1.0));
+  }
   // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
   std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
   int length = static_cast<int>(boundaries.size());

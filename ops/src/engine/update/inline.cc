@@ -15,8 +15,7 @@ namespace matex {
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
                    const std::function<std::string()>& place, const Scatter* scatter) {
   World& world = TheWorld();
-  const uint64_t key = scatter == nullptr ? layout.key() : Hash(&scatter->key, sizeof scatter->key, layout.key());
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, key), place, &layout, rows};
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
   const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
     return !world.has_peers() ? Error() : InlineAdder().Sum(step, data, left, place);
   };

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "engine/sequence/trace.h"
-#include "engine/base/hash.h"
 #include "engine/base/reduce_ops.h"
 #include "engine/sums/world.h"
 
@@ -49,8 +50,19 @@ void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
   }
 }
 
-// Bytes that travel on all links, of so many before compression.
-int64_t Compressed(int64_t bytes) {
+// From where to where in a step this rank's elements are; all of them, where all ranks need all.
+std::pair<int64_t, int64_t> OwnOf(const Step& step) {
+  if (step.owned.empty()) return {0, step.count};
+  const auto own = step.owned.begin() + TheWorld().rank;
+  const int64_t first = std::accumulate(step.owned.begin(), own, int64_t{0});
+  return {first, first + *own};
+}
+
+// Bytes of a sum that cost as much as a step does, of so many that are added up. Where each rank gets its own, a ring goes
+// around once in place of twice.
+int64_t Sent(const Step& step, int64_t bytes) {
+  if (!step.owned.empty()) return bytes / 2;
+  if (!step.compressed) return bytes;
   const World& world = TheWorld();
   if (world.compression.between_nodes) return bytes;
   return static_cast<int64_t>(bytes * world.compression.BytesLeft(world.size));
@@ -83,19 +95,36 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
     if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
   }
   {
-    const Span span(Activity::kTransfer, step.compressed ? Compressed(bytes) : bytes);
+    const Span span(Activity::kTransfer, Sent(step, bytes));
     if (Error error = add_up(step, data, left)) return error;
   }
   if (step.compressed) KeepResiduals(layout, step, left);
   if (!fused) return Error();
-  const Span span(Activity::kCopyOut, bytes);
-  const char* at = data;
-  for (const Piece& piece : step.pieces) {
+  const auto [begin, end] = OwnOf(step);
+  const Span span(Activity::kCopyOut, (end - begin) * static_cast<int64_t>(size));
+  InPieces(step, begin, end - begin, [&](const Piece& piece, int64_t at) {
     char* to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-    std::memcpy(to, at, piece.count * size);
-    at = At(at, piece.count, size);
-  }
+    std::memcpy(to, At(data, at, size), piece.count * size);
+  });
   return Error();
+}
+
+int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer, const Gather& gather) {
+  const size_t size = SizeOf(step.type);
+  if (buffer->size() < step.count * size) buffer->resize(step.count * size);
+  const auto copy = [&](int64_t begin, int64_t end, bool out) {
+    InPieces(step, begin, end - begin, [&](const Piece& piece, int64_t at) {
+      char* const whole = At(static_cast<char*>(wholes[piece.entry]), piece.offset, size);
+      char* const fused = At(buffer->data(), at, size);
+      std::memcpy(out ? whole : fused, out ? fused : whole, piece.count * size);
+    });
+  };
+  const auto [begin, end] = OwnOf(step);
+  copy(begin, end, false);
+  if (const int code = gather(step, buffer->data())) return code;
+  copy(0, begin, true);
+  copy(end, step.count, true);
+  return MPI_SUCCESS;
 }
 
 int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
@@ -123,8 +152,8 @@ int RunStep(const Step& step, const void* const* inputs, void* const* outputs, d
   return MPI_SUCCESS;
 }
 
-Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
-  Hasher hasher;
+Scatter::Scatter(const Layout& layout, int ranks) {
+  const Cuts& cuts = layout.cuts();
   for (int type = 0; type < kTypes; ++type) {
     Shares shares(ranks + 1);
     int64_t all = 0;
@@ -137,7 +166,6 @@ Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
     for (int i = 0; i < static_cast<int>(layout.entries().size()); ++i) {
       const Entry& entry = layout.entries()[i];
       if (entry.type != static_cast<Type>(type)) continue;
-      for (const int64_t cut : cuts[i]) hasher.Add(cut);
       if (cuts[i].empty()) give(&shares.back(), i, 0, entry.count());
       for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank) give(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
     }
@@ -147,7 +175,6 @@ Scatter::Scatter(const Layout& layout, const Cuts& cuts, int ranks) {
     }
     if (all > 0) by_type.push_back(std::move(shares));
   }
-  key = hasher.value();
 }
 
 // Each part has as much of one rank's share as of another's, so that all have as much to add up after each meeting.

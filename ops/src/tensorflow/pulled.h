@@ -1,0 +1,30 @@
+// Variables whose new values are on their way from the ranks that have updated them.
+//
+// Until one has come, the thread of communication holds its mutex: whoever reads it waits, also eager code, saving, and
+// functions that know nothing of this.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "engine/base/error.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace matex {
+
+class Pulled {
+ public:
+  explicit Pulled(std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables);
+
+  // Both by the thread of communication. The first tells where the values lie, which nobody else has from then on.
+  std::vector<void*> Lock();
+  void Came(int i, const Error& error);
+
+ private:
+  const std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
+};
+
+// Calls `done` once the variable has come, or will not: now, if it is not on its way.
+void AwaitPull(const tensorflow::Var* variable, std::function<void(const Error&)> done);
+
+}  // namespace matex
