@@ -252,7 +252,7 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeyp
 def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrupt_is_not(tmp_path, number, asked, code):
     mpirun, state = tmp_path / "mpirun", tmp_path / "state"
     mpirun.write_text(
-        f"#!/bin/sh\ntrap 'touch \"$MATEX_PROOF/ask-again\"; exit 1' {asked}\necho ready\nsleep 20 & wait $!\n"
+        f"#!/bin/sh\ntrap 'kill $!; touch \"$MATEX_PROOF/ask-again\"; exit 1' {asked}\nsleep 20 & echo ready; wait $!\n"
     )
     mpirun.chmod(0o755)
     state.mkdir(mode=0o700)
