@@ -36,7 +36,7 @@ WAITING = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
     "OMPI_MCA_threads_pthreads_nanosleep_time": "100000",
 }
-"""Where a rank of Open MPI would yield while it waits, it sleeps so many ns: the cores are those of other tests, too."""
+"""Where a rank of Open MPI would yield while it waits, it sleeps so many ns: the cores are other tests', too."""
 
 
 @dataclass(frozen=True)

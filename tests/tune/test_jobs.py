@@ -243,8 +243,8 @@ def test_wrong_words_start_nothing(cluster, words, message, capsys):
     assert message in capsys.readouterr().err and not Path("runs").exists() and cluster.calls == []
 
 
-def test_without_slurm(cluster, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+def test_without_slurm(cluster, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["tune", *WORDS, "train.py"]) == 1
     assert "there is no sbatch on this machine. Submit from a login node" in capsys.readouterr().err
     with pytest.raises(TypeError, match=r"expected cluster to be matex_tf.Slurm\(...\); given 'slurm'"):
