@@ -24,6 +24,8 @@ from matex_tf.resilience import script_file
 from matex_tf.world import error_records, mpirun_options
 from matex_tf.world.hosts import host_lists
 
+pytestmark = pytest.mark.waits
+
 FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n")
 
 
