@@ -98,7 +98,7 @@ def test_seconds_in_which_a_rank_is_blocked():
     if SIZE == 1:
         assert blocked == 0
     else:
-        assert blocked <= took - max(naps)
+        assert blocked <= took - max(naps) + 0.1  # a thread that has waited is noted late where the cores are busy
         assert blocked > 0.05 or RANK == SIZE - 1
 
 
