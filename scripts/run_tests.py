@@ -8,6 +8,7 @@ Started by scripts/test with the Python of the environment. Exit code 1 if anyth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -74,13 +75,16 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
     return options, [path for path in paths if path not in collective], collective
 
 
-def run(command: Sequence[str], report: Path, limit: float) -> Counts:
-    """Runs pytest by `command`, whose output goes to the terminal as it comes, and reads its report.
+def run(command: Sequence[str], report: Path, limit: float, output: Path | None = None) -> Counts:
+    """Runs pytest by `command`, whose output goes to the terminal as it comes or to a file, and reads its report.
 
     What it and its children leave in the folder for temporary files, as TensorFlow does, lies beside the report.
     """
     environment = {**os.environ, "TMPDIR": str(report.parent)}
-    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
+    with contextlib.ExitStack() as files:
+        to = files.enter_context(output.open("w")) if output else None
+        errors = subprocess.STDOUT if output else None
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=to, stderr=errors)
     try:
         code = child.wait(limit)
     except subprocess.TimeoutExpired:
@@ -111,14 +115,28 @@ def lint() -> Counts:
 def stages(options: Sequence[str], serial: Sequence[str]) -> list[list[str]]:
     """Options of the runs of pytest, a file to each process: first what starts no program.
 
-    Programs take all cores while they compute. They wait as long again, for each other and for a time to pass, so that
-    two files at once take little more than half as long; of three each takes longer, and all as long as of two.
+    Programs take all cores while they compute. They also wait for each other, so that two files at once take little
+    more than half as long; of three each takes longer, and all as long as of two.
     """
     if serial != [str(TESTS)]:
         return [[]] if serial else []
     quick = ["--dist=loadfile", "-n", str(max(1, min(os.cpu_count() or 1, 8)))]
     programs = ["--programs", "--dist=loadfile", "--no-loadscope-reorder", "-n", "2"]
     return [quick] if "--quick" in options else [["--quick", *quick], programs]
+
+
+def pytest_command(report: Path, *words: str) -> list[str]:
+    """Pytest with the usual options; not on the tests of collectives, which are ranks themselves."""
+    options = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10"]
+    return [sys.executable, "-m", "pytest", *options, *words]
+
+
+def run_waiting(folder: Path, words: Sequence[str]) -> tuple[Counts, str]:
+    """Runs what mostly waits for a time to pass, whose cores the other runs have; how it went and what it said."""
+    folder.mkdir()
+    report, output = folder / "report.xml", folder / "output"
+    counts = run(pytest_command(report, "--waiting", *words), report, SERIAL_LIMIT, output)
+    return counts, output.read_text(errors="replace")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -129,18 +147,26 @@ def main(arguments: Sequence[str]) -> int:
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
     total = Counts()
     with tempfile.TemporaryDirectory() as folder, futures.ThreadPoolExecutor() as beside:
-        linting = None if any(map(is_path, arguments)) else beside.submit(lint)
+        everything = not any(map(is_path, arguments))
+        linting = beside.submit(lint) if everything else None
+        waiting = None
+        if everything and "--quick" not in options:
+            waiting = beside.submit(run_waiting, Path(folder, "w"), [*options, *serial])
         for stage in stages(options, serial):
             report = Path(folder, "serial.xml")
             report.unlink(missing_ok=True)
-            words = [f"--ignore={COLLECTIVE}", f"--junitxml={report}", "--durations=10", *stage, *options, *serial]
-            total += run([sys.executable, "-m", "pytest", *words], report, SERIAL_LIMIT)
+            total += run(pytest_command(report, *stage, *options, *serial), report, SERIAL_LIMIT)
         total += linting.result() if linting else Counts()
+        if waiting:
+            counts, said = waiting.result()
+            print(f"\n== beside them, what mostly waits\n{said}", flush=True)
+            total += counts
         for ranks in RANKS if collective else ():
             print(f"\n== mpirun -n {ranks}: {' '.join(collective)}", flush=True)
             report = Path(folder, f"ranks{ranks}.xml")
             words = [report, "--with-mpi", "--timeout=120", "-q", color, *options, *collective]
-            os.environ.update(launch.ALL_FILES)  # tests meet over MPI by themselves, and then read what rank 0 wrote
+            # Tests meet over MPI by themselves, and then read what rank 0 wrote.
+            os.environ.update({**launch.WAITING, **launch.ALL_FILES})
             command = launch.command(ranks, TESTS / "one_voice.py", *words, env=os.environ, module=False)
             total += run(command, report, COLLECTIVE_LIMIT)
     words = [f"{count} {name}" for name, count in vars(total).items() if count]

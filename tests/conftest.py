@@ -19,7 +19,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
-    parser.addoption("--programs", action="store_true", help="only what --quick leaves out")
+    parser.addoption("--programs", action="store_true", help="only what --quick and --waiting leave out")
+    parser.addoption("--waiting", action="store_true", help="only programs that mostly wait for a time to pass")
     parser.addoption(
         "--all",
         action="store_true",
@@ -37,8 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=launching)
         items[:] = [item for item in items if not _launches(item)]
         return
-    if config.getoption("--programs"):
-        config.hook.pytest_deselected(items=[item for item in items if not _launches(item)])
+    if config.getoption("--programs") or config.getoption("--waiting"):
+        waiting = config.getoption("--waiting")
+        launching = [item for item in launching if bool(item.get_closest_marker("waits")) == waiting]
+        chosen = set(launching)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = launching
     limits: dict[str, float] = {}
     for item in launching:

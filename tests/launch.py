@@ -32,6 +32,12 @@ HERE = Path(__file__).resolve().parent
 ALL_FILES = {"MATEX_OUTPUT": "all"}
 """The environment of scripts that store what each rank has: as a rule only rank 0's files are there at the end."""
 
+WAITING = {
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+    "OMPI_MCA_threads_pthreads_nanosleep_time": "100000",
+}
+"""Where a rank of Open MPI would yield while it waits, it sleeps so many ns: the cores are other tests', too."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -74,6 +80,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     if "MATEX_CACHE_DIR" in os.environ:
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
     mine.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    mine = {**WAITING, **mine}
     mine.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile all of matex_tf anew
     mine["TMPDIR"] = _folder().name
     for name, value in (extra or {}).items():

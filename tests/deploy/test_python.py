@@ -19,6 +19,8 @@ from fake_commands import Fakes
 import matex_tf
 from matex_tf.deploy import command, following, job, notebook, python
 
+pytestmark = pytest.mark.waits
+
 SCRIPT = """\
 import sys, time
 print(sys.argv[1:], flush=True)

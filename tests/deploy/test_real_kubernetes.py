@@ -29,6 +29,7 @@ pytestmark = [
         reason=f"a real Kubernetes needs {', '.join(MISSING)}: see scripts/build_kubernetes",
     ),
     pytest.mark.timeout(600),
+    pytest.mark.waits,
 ]
 
 

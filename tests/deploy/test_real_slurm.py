@@ -28,6 +28,7 @@ pytestmark = [
         bool(MISSING) or os.geteuid() != 0, reason=f"a real Slurm needs root and {', '.join(MISSING) or 'nothing else'}"
     ),
     pytest.mark.timeout(600),
+    pytest.mark.waits,
 ]
 MORE = pytest.mark.more
 NETWORK = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0"

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import launch
+
+pytestmark = pytest.mark.waits
 
 
 def test_random_scripts_find_what_they_find_alone():

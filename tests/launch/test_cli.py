@@ -26,6 +26,8 @@ from matex_tf.version import __version__
 from matex_tf.world import mpirun_options
 from matex_tf.world.mpirun_options import MPICH, OPENMPI
 
+pytestmark = pytest.mark.waits
+
 PLAIN = {"MATEX_DISABLE": "1"}  # the ranks of these tests are plain Python: what is tested is the launching
 
 

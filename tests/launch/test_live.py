@@ -10,6 +10,8 @@ import pytest
 import launch
 from matex_tf.launch.monitoring.live import Printed
 
+pytestmark = pytest.mark.waits
+
 SCRIPT = f"""
 import sys, time
 from pathlib import Path

@@ -12,6 +12,8 @@ import launch
 from matex_tf.runtime import exit_marks
 from matex_tf.world import mpi_timeout_process
 
+pytestmark = pytest.mark.waits
+
 LATE = """
 import os, signal, sys, time
 import tensorflow as tf

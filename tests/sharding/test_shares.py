@@ -93,7 +93,7 @@ print("SAID" + json.dumps(said))
 """
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.more), 3])
 def said(request):
     result = launch.run(request.param, SCRIPT, timeout=200).check()
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("SAID")]

@@ -27,6 +27,8 @@ from matex_tf.tune.trials import job_trial
 from matex_tf.tune.trials.job_trial import JobTrial
 from matex_tf.tune.trials.trial import FAILED, STOPPED
 
+pytestmark = pytest.mark.waits
+
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name=train-7

@@ -23,6 +23,8 @@ from matex_tf.tune.database import Database, DatabaseError
 from matex_tf.tune.search import SearchError
 from matex_tf.tune.setup import Settings
 
+pytestmark = pytest.mark.waits
+
 FAKES = str(Path(fakes.__file__))
 
 

@@ -14,6 +14,8 @@ from matex_tf import settings
 from matex_tf.runtime import exit_marks
 from matex_tf.world import rank_ends
 
+pytestmark = pytest.mark.waits
+
 
 def note(folder, rank, process, **other):
     text = {**asdict(rank_ends.RankNote(rank, 3, 3, "here", process, rank_ends.name_namespace())), **other}

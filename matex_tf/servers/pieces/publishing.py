@@ -49,7 +49,7 @@ def settle_graph(graph: Any) -> None:
         _set_list(op, "cuts", [cut for entry in entries for cut in of_entries.get(entry, whole)])
     published = tags.remove_tag(graph, _PUBLISH)
     if published:
-        order = _number_operations(graph)
+        order = _find_order_of_operations(graph)
         wholes = [whole for op in published for whole in op.inputs[: len(op.get_attr("names"))]]
         with graph.as_default():
             for whole in wholes:
@@ -110,7 +110,7 @@ def publish_weights(of: Holding, parts: Sequence[Part]) -> None:
         whole.assign(tf.reshape(value, whole.shape))
 
 
-def _number_operations(graph: Any) -> dict[Any, int]:
+def _find_order_of_operations(graph: Any) -> dict[Any, int]:
     """Of the operations so far, in the order in which they were made."""
     return {op: place for place, op in enumerate(graph.get_operations())}
 
@@ -120,7 +120,7 @@ def _sort_by_first_read(parts: Sequence[Part]) -> list[Part]:
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    order = _number_operations(graph)
+    order = _find_order_of_operations(graph)
 
     def find_first(part: Part) -> int:
         handle = graph.capture(find_handle(find_inner(part.variable)))

@@ -26,19 +26,22 @@ def everyone(shape: tuple, dtype: str) -> np.ndarray:
     return np.stack([value(rank, shape, dtype).astype(np.float64) for rank in range(SIZE)])
 
 
-def both_ways(function):
-    """The results of a function of one tensor, eager and as a `tf.function`."""
-    return lambda x: (function(x), tf.function(function)(x))
+def both_ways(function, values):
+    """The results of a function for each tensor: eager, and all of them in one `tf.function`."""
+    tensors = [tf.constant(one) for one in values]
+    together = tf.function(lambda: [function(one) for one in tensors])()
+    return [(function(one), other) for one, other in zip(tensors, together)]
 
 
 @pytest.mark.parametrize("op", REDUCE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_allreduce(op, dtype):
-    for shape in SHAPES:
+    mine = [value(RANK, shape, dtype) for shape in SHAPES]
+    for shape, results in zip(SHAPES, both_ways(lambda x: ops.allreduce(x, op), mine)):
         wanted = REDUCE[op](everyone(shape, dtype), axis=0)
         if op == "mean" and "int" in dtype:
             wanted = np.trunc(wanted)
-        for result in both_ways(lambda x: ops.allreduce(x, op))(tf.constant(value(RANK, shape, dtype))):
+        for result in results:
             assert result.dtype.name == dtype and result.shape == shape
             np.testing.assert_allclose(
                 result.numpy().astype(np.float64), wanted, rtol={"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
@@ -81,22 +84,23 @@ def test_variables_and_numbers():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "bool"])
 def test_broadcast(dtype):
-    for shape in SHAPES:
-        for root in range(SIZE):
-            for result in both_ways(lambda x, root=root: ops.broadcast(x, root))(
-                tf.constant(value(RANK, shape, dtype))
-            ):
+    mine = [value(RANK, shape, dtype) for shape in SHAPES]
+    for root in range(SIZE):
+        for shape, results in zip(SHAPES, both_ways(lambda x, root=root: ops.broadcast(x, root), mine)):
+            for result in results:
                 np.testing.assert_array_equal(result.numpy(), value(root, shape, dtype))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "bool"])
 @pytest.mark.parametrize("rows", [lambda rank: 2, lambda rank: rank, lambda rank: 3 * (rank == 0), lambda rank: 0])
-@pytest.mark.parametrize("rest", [(), (3,), (2, 0)])
-def test_allgather(dtype, rows, rest):
-    wanted = np.concatenate([value(rank, (rows(rank), *rest), dtype) for rank in range(SIZE)])
-    for result in both_ways(ops.allgather)(tf.constant(value(RANK, (rows(RANK), *rest), dtype))):
-        assert result.dtype.name == dtype
-        np.testing.assert_array_equal(result.numpy(), wanted)
+def test_allgather(dtype, rows):
+    rests = ((), (3,), (2, 0))
+    mine = [value(RANK, (rows(RANK), *rest), dtype) for rest in rests]
+    for rest, results in zip(rests, both_ways(ops.allgather, mine)):
+        wanted = np.concatenate([value(rank, (rows(rank), *rest), dtype) for rank in range(SIZE)])
+        for result in results:
+            assert result.dtype.name == dtype
+            np.testing.assert_array_equal(result.numpy(), wanted)
 
 
 def test_allgather_of_scalars():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -21,6 +22,7 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 """Half of the last digit, of numbers of 8 and 11 binary digits."""
 
 
+@functools.cache
 def gradients(rank: int, turn: int) -> list[np.ndarray]:
     """With a mean of their own, which would add up if it were lost."""
     random = np.random.default_rng([rank, turn])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SHAPES = ((3, 5), (), (0,), (1,), (64, 33), (2, 0, 7), (17,), (100, 211), (70001
 TOLERANCE = {"float32": 1e-6, "float64": 1e-15, "float16": 2e-3, "bfloat16": 2e-2}
 
 
+@functools.cache
 def gradients(rank: int, dtypes: tuple) -> list[np.ndarray]:
     """What rank `rank` puts in: every rank can compute every other's."""
     random = np.random.default_rng(rank)
@@ -30,6 +32,7 @@ def weight(rank: int) -> float:
     return (rank + 1) / (SIZE * (SIZE + 1) / 2)
 
 
+@functools.cache
 def expected(dtypes: tuple) -> list[np.ndarray]:
     """The weighted sum over ranks in float64."""
     everyone = [gradients(rank, dtypes) for rank in range(SIZE)]

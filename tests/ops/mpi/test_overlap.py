@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf import ops, settings
+from matex_tf.ops import readiness
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -98,7 +99,9 @@ def test_seconds_in_which_a_rank_is_blocked():
     if SIZE == 1:
         assert blocked == 0
     else:
-        assert blocked <= took - max(naps)
+        # With several threads one waits while another has its nap. That a wait is over is noted late on busy cores.
+        own = max(naps) if readiness.count_threads() == 1 else naps[0]
+        assert blocked <= took - own + 0.1
         assert blocked > 0.05 or RANK == SIZE - 1
 
 
@@ -229,7 +232,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
 @pytest.mark.parametrize("least, parts", [(1, 3), (1 << 20, 2)])
 def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
-    from matex_tf.ops import announcing, overlap, readiness
+    from matex_tf.ops import announcing, overlap
 
     monkeypatch.setattr(readiness, "count_threads", lambda: threads)
     monkeypatch.setattr(announcing, "_LEAST_BYTES", least)

@@ -84,8 +84,7 @@ class Recorder {
       if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
     }
     if (activity == Activity::kPull && updated_ >= 0) {
-      totals_[updated_].pulled += bytes;
-      totals_[updated_].pull += now - start;
+      totals_[updated_].pulled += bytes, totals_[updated_].pull += now - start;
     }
     if (!current.counts) return;
     Totals& totals = totals_[current.label];
@@ -294,12 +293,8 @@ OverlappedRecord::OverlappedRecord(const Part& part) {
   if (IsRecording()) start_ = TheRecorder().Enter(part);
 }
 
-OverlappedRecord::~OverlappedRecord() {
-  if (start_ != 0) TheRecorder().Leave();
-}
+OverlappedRecord::~OverlappedRecord() { if (start_ != 0) TheRecorder().Leave(); }
 
-void OverlappedRecord::Done(int64_t came) const {
-  if (start_ != 0) TheRecorder().Done(came);
-}
+void OverlappedRecord::Done(int64_t came) const { if (start_ != 0) TheRecorder().Done(came); }
 
 }  // namespace matex
