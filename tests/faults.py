@@ -42,13 +42,13 @@ FAULTS = {
         "tests/ops/engine/test_stress.py",
     ),
     "new weights are written where the script still reads the old ones": Fault(
-        "ops/src/tensorflow/pieces.cc",
+        "ops/src/tensorflow/weights/pieces.cc",
         "const bool can_stay = whole->RefCountIsOne();",
         "const bool can_stay = true;",
         "tests/servers/test_sharded.py",
     ),
     "a weight is read before it has come": Fault(
-        "ops/src/tensorflow/pieces.cc",
+        "ops/src/tensorflow/weights/pieces.cc",
         "      const std::vector<void*> values = pulled->Lock();\n      done();",
         "      done();\n      const std::vector<void*> values = pulled->Lock();",
         "tests/servers/test_sharded.py",

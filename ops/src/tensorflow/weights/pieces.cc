@@ -11,7 +11,7 @@
 
 #include "engine/store/publish.h"
 #include "engine/sums/world.h"
-#include "kernel.h"
+#include "../kernel.h"
 #include "pulled.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"

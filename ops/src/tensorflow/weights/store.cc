@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "engine/store/store.h"
-#include "kernel.h"
+#include "../kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
