@@ -35,7 +35,7 @@ ACTIVITIES = (
 )
 """By the engine's numbers of them."""
 
-LANES = ("script", "communication")
+LANES = ("script", "communication", "new weights")
 
 EVENT = np.dtype(
     [

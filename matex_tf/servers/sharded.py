@@ -36,6 +36,8 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
         gradients: those of the whole batch, none of them None.
         variables: what they are gradients of.
     """
+    import tensorflow as tf
+
     gradients, variables = list(gradients), list(variables)
     if not owners.is_chosen() and not update_costs.are_noted():
         return apply(gradients, variables)
@@ -57,17 +59,23 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     _begin_holdings(optimizer, cut)
     shares = {one: [part for part in one.parts if part in cut] for one in _list_holdings(cut)}
     places = {one: one.find_places() for one in shares}
+    given = {id(part): gradient for part, gradient in zip(parts, gradients) if part is not None}
+    groups = {one: publishing.group_parts(one, of_one) for one, of_one in shares.items()}
     for one, of_one in shares.items():
-        one.take_apart([gradient for part, gradient in zip(parts, gradients) if part and part.holding is one])
-        publishing.lend_weights(one, of_one)
+        one.take_apart([given[id(part)] for part in of_one])
+        for group in groups[one]:
+            # What waits for a layer's gradient need not wait for those of the layers before it.
+            with tf.control_dependencies([given[id(part)] for part in group] if len(groups[one]) > 1 else []):
+                publishing.lend_weights(one, group)
     own = [
         one if part is None else publishing.take_piece(one, part, places[part.holding])
         for part, one in zip(parts, gradients)
     ]
     with swap_variables([pair for part in cut for pair in part.pairs]):
         result = apply(own, variables)
-    for one, of_one in shares.items():
-        publishing.publish_weights(one, of_one)
+    for one in shares:
+        for place, group in reversed(list(enumerate(groups[one]))):
+            publishing.publish_weights(one, group, place)
     return result
 
 

@@ -137,7 +137,7 @@ class Holding:
     def __init__(self, variables: Sequence[Any], slots: Sequence[Sequence[Any]], owning: Sequence[int]):
         import tensorflow as tf
 
-        self._width = find_inner(variables[0]).dtype.size
+        self.width = find_inner(variables[0]).dtype.size
         self.is_lent = _can_be_lent(variables)
         self.is_sent = self.is_lent and not owners.is_memory_shared()
         self._sizes = [find_inner(one).shape.num_elements() for one in variables]
@@ -171,7 +171,7 @@ class Holding:
     def _cut_variables(self, owning: Sequence[int]) -> list[int]:
         """Cut for the ranks that there are; gives the places of this rank's pieces."""
         cut_variables = partition.cut_each_variable if self.is_sent else partition.cut_variables
-        cut = dict(zip(owning, cut_variables(self._sizes, len(owning), self._width)))
+        cut = dict(zip(owning, cut_variables(self._sizes, len(owning), self.width)))
         nothing = [(0, 0)] * len(self._sizes)
         self.ranks = membership.list_origins()
         self.bounds = [cut.get(rank, nothing) for rank in range(len(self.ranks))]

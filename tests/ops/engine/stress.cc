@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -25,12 +24,11 @@
 #include "engine/base/half.h"
 #include "engine/update/inline.h"
 #include "engine/update/async_reduction.h"
-#include "engine/mpi/communication_thread.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/sequence/v1_order.h"
 #include "engine/sequence/wait_state.h"
-#include "engine/store/publish.h"
+#include "engine/store/pulls.h"
 #include "engine/sums/world.h"
 
 extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what);
@@ -221,8 +219,8 @@ void InPieces(Random& random) {
   for (size_t i = 0; i < entries.size(); ++i) CheckOwn(layout, gradients, i);
 }
 
-// Variables of which each rank knows its piece and then all, several times, at once or later; some ranks have some of them
-// elsewhere than in the memory that is common.
+// Variables of which each rank knows its piece and then all, several times; some ranks have some of them elsewhere than
+// in the memory that is common.
 void Publishing(Random& random, Random& own) {
   const Type type = static_cast<Type>(Up(random, 4));
   std::vector<std::vector<char>> elsewhere;
@@ -235,7 +233,7 @@ void Publishing(Random& random, Random& own) {
   }
   const World& world = TheWorld();
   const auto layout = std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-  Shared shared{layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables",
+  Shared shared{layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables", 0,
                 Up(random, 4) ? step : -1};
   shared.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
@@ -257,24 +255,55 @@ void Publishing(Random& random, Random& own) {
         });
       }
     };
-    if (Up(random, 2)) {
-      Check(Publish(shared, homes.get()));
-      for (size_t i = 0; i < entries.size(); ++i) check(static_cast<int>(i));
-      continue;
-    }
-    bool has_begun = false;
-    std::promise<void> over;
-    size_t came = 0;
-    Check(PublishLater(shared, {[&] { has_begun = true; return shared.wholes; }, [&](int i, const Error& error) {
-      Check(error);
-      Check(has_begun, "a variable that comes before it is expected");
-      check(i);
-      if (++came == entries.size()) over.set_value();
-    }}));
-    over.get_future().wait();
-    FinishJobs();  // `over` is not used any more
+    Check(Publish(shared, homes.get()));
+    for (size_t i = 0; i < entries.size(); ++i) check(static_cast<int>(i));
   }
   DropHomes(step);
+}
+
+// Several such that come later, in whatever order they are needed.
+void PublishingLater(Random& random, Random& own) {
+  struct One {
+    std::vector<std::vector<char>> values;
+    Shared shared;
+    bool has_begun = false;
+    size_t came = 0;
+  };
+  const World& world = TheWorld();
+  std::vector<One> all(1 + Up(random, 3));
+  for (One& one : all) {
+    std::vector<Entry> entries;
+    Cuts cuts;
+    const Type type = static_cast<Type>(Up(random, 4));
+    for (int64_t n = 1 + Up(random, 4); n > 0; --n) {
+      entries.push_back({"variable", type, {Size(random)}});
+      one.values.emplace_back(entries.back().bytes());
+      cuts.push_back(CutsOf(entries.back().count(), random));
+    }
+    const auto layout =
+        std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
+    one.shared = {layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables", Up(random, 3)};
+    for (std::vector<char>& value : one.values) one.shared.wholes.push_back(value.data());
+    one.shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
+      for (int64_t k = first; k < first + count; ++k) Put(type, one.values[i].data(), k, Value(my_rank, i, k));
+    });
+    const auto came = [&one, type](int i, const Error& error) {
+      Check(error);
+      Check(one.has_begun, "a variable that comes before it is expected");
+      ++one.came;
+      for (int rank = 0; rank < ranks; ++rank) {
+        one.shared.Visit(rank, [&](int other, int64_t first, int64_t count) {
+          for (int64_t k = first; k < first + count && other == i; ++k) {
+            Check(Get(type, one.values[i].data(), k) == Value(rank, i, k), "a variable that came later");
+          }
+        });
+      }
+    };
+    Check(PublishLater(one.shared, {[&one] { one.has_begun = true; return one.shared.wholes; }, came}));
+    if (Up(own, 2)) usleep(static_cast<int>(Up(own, 2000)));
+  }
+  FinishPulls();
+  for (const One& one : all) Check(one.came == one.values.size(), "not all variables came");
 }
 
 void Inline(Random& random) {
@@ -554,7 +583,7 @@ int main(int argc, char** argv) {
   for (step = 1; step <= steps; ++step) {
     if (step == steps / 4) Record(Recording::kTotals, 0);
     if (step == steps / 2) Record(Recording::kEvents, 1000);
-    switch (Up(random, 6)) {
+    switch (Up(random, 7)) {
       case 0:
         Inline(random);
         break;
@@ -566,6 +595,9 @@ int main(int argc, char** argv) {
         break;
       case 3:
         Publishing(random, own);
+        break;
+      case 4:
+        PublishingLater(random, own);
         break;
       default:
         Overlap(random, own, &layouts);

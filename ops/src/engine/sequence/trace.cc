@@ -246,12 +246,12 @@ class Recorder {
   std::vector<std::string> labels_;
   std::unordered_map<std::string, int> known_;
   std::unordered_map<uint64_t, int> places_;
-  std::unordered_map<int, int64_t> seen_[2];
+  std::unordered_map<int, int64_t> seen_[kLanes];
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
   bool more_ = false;
   std::map<int, Totals> totals_;
   int updated_ = -1;  // the last update, if it counts: new weights are those that it has made
-  Current currents_[2];
+  Current currents_[kLanes];
   Stretch stretch_;
 };
 

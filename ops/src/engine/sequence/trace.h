@@ -15,8 +15,9 @@ namespace matex {
 // The numbers of these three are part of the C interface (abi.cc).
 enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2, kGradients = 3 };
 
-// Which thread: whichever is in the sequence of collectives, or that of the overlapped way.
-enum class Lane : int16_t { kScript = 0, kCommunication = 1 };
+// Which thread: whichever is in the sequence of collectives, that of the overlapped way, or that of new weights.
+enum class Lane : int16_t { kScript = 0, kCommunication = 1, kPulls = 2 };
+constexpr int kLanes = 3;
 
 enum class Activity : int16_t {
   kUpdate = 0,         // the reduction of one update's gradients

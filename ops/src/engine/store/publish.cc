@@ -8,11 +8,9 @@
 
 #include "engine/base/hash.h"
 #include "engine/sequence/rendezvous.h"
-#include "engine/sequence/trace.h"
-#include "engine/sequence/wait_state.h"
 #include "engine/sums/allreduce.h"
+#include "engine/store/pulls.h"
 #include "engine/sums/world.h"
-#include "engine/mpi/communication_thread.h"
 #include "engine/update/transfer.h"
 
 namespace matex {
@@ -40,34 +38,6 @@ int PublishByMessages(const Shared& shared) {
     if (const int code = GatherStep(step, shared.wholes.data(), buffer, gather)) return code;
   }
   return MPI_SUCCESS;
-}
-
-// The job of the thread of communication.
-void Pull(const Shared& shared, const Later& later) {
-  static std::vector<char>* const buffer = new std::vector<char>;
-  SetLane(Lane::kCommunication);
-  const std::vector<void*> wholes = later.begin();
-  const Gather gather = [](const Step& step, void* data) { return OverlappedAdder().Gather(step, data); };
-  std::vector<size_t> left(wholes.size(), 0);
-  for (const Step& step : *shared.messages) {
-    for (const Piece& piece : step.pieces) ++left[piece.entry];
-  }
-  Error error = BrokenJobs();
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i] == 0) later.came(static_cast<int>(i), error);
-  }
-  for (const Step& step : *shared.messages) {
-    if (!error) {
-      const std::function<std::string()> what = [&] { return "pulling the new " + step.name; };
-      const Waits here(Waiter::kPulls, &what);
-      const Span span(Activity::kPull, &step.name, step.count * shared.Width());
-      const int code = GatherStep(step, wholes.data(), buffer, gather);
-      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
-    }
-    for (const Piece& piece : step.pieces) {
-      if (--left[piece.entry] == 0) later.came(piece.entry, error);
-    }
-  }
 }
 
 uint64_t KeyOf(const Shared& shared) { return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value(); }
@@ -141,7 +111,11 @@ Error PublishLater(const Shared& shared, Later later) {
   const Call call{Kind::kAllgather, ~KeyOf(shared), what, nullptr, 0, nullptr, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
-  AddJob([shared, later = std::move(later)](int64_t) { Pull(shared, later); });
+  if (world.pulls == MPI_COMM_NULL) {
+    const int code = MPI_Comm_dup(world.gradients, &world.pulls);
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Comm_dup", what()));
+  }
+  AddPull(shared, std::move(later));
   return Finish(call, Error());
 }
 

@@ -20,6 +20,7 @@ struct Shared {
   std::shared_ptr<const std::vector<Step>> messages;  // in which they travel
   std::vector<void*> wholes;
   std::string name;      // for people
+  int64_t place = 0;     // among what travels: the smaller, the sooner it is needed
   int64_t holding = -1;  // by which the memory of these variables is dropped; -1: ranks are to have none in common
 
   int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
@@ -49,7 +50,7 @@ void DropHomes(int64_t holding);
 // sent. All ranks call it together, with equal arguments but for where the variables lie. The first call makes homes.
 Error Publish(const Shared& shared, Homes* homes);
 
-// The same by messages, on the thread of communication, one variable after the other: it returns once all ranks have
+// The same by messages, on a thread of its own (pulls.h), one variable after the other: it returns once all ranks have
 // come. Then `begin` is called, which tells where the variables lie, and after that `came` once for each variable: it is
 // whole, or will not be.
 struct Later {

@@ -171,7 +171,8 @@ int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
   if (algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;
   }
-  *algorithm = algorithm_ == Algorithm::kTwoLevel && levels_.places.empty() ? Algorithm::kRing : algorithm_;
+  const bool is_flat = levels_.places.empty() || levels_.carriers == 1;
+  *algorithm = algorithm_ == Algorithm::kTwoLevel && is_flat ? Algorithm::kRing : algorithm_;
   return MPI_SUCCESS;
 }
 

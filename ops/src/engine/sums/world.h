@@ -30,10 +30,11 @@ struct World {
   bool phantom = false;
   std::string host = "localhost";
   // Only the numbered check of rendezvous.h uses `sequence`; tensors travel on `gradients`, those of the overlapped way on
-  // `overlapped`. All are duplicates of our own, so nothing that the script itself does with MPI can meet them.
+  // `overlapped`, new weights on `pulls`. All are duplicates of our own, so nothing that the script itself does with MPI can meet them.
   MPI_Comm sequence = MPI_COMM_NULL;
   MPI_Comm gradients = MPI_COMM_NULL;
   MPI_Comm overlapped = MPI_COMM_NULL;
+  MPI_Comm pulls = MPI_COMM_NULL;  // made when first needed
   int64_t chunk_bytes = 1 << 20;
   int64_t fuse_bytes = 256 << 10;
   int node = 0;  // the number of this rank's node: ranks with the same one share memory

@@ -106,6 +106,7 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("holding", &holding_));
     OP_REQUIRES_OK(construction, construction->GetAttr("later", &later_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("needed", &needed_));
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
                 errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
@@ -169,7 +170,7 @@ class PublishKernel : public PiecesKernel {
                                          cuts_);
       messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
     }
-    return {layout_, messages_, {}, place_, holding_};
+    return {layout_, messages_, {}, place_, needed_, holding_};
   }
 
   // The whole variable gets this rank's piece, in memory in which the others' can be written, too: what nobody else has.
@@ -206,6 +207,7 @@ class PublishKernel : public PiecesKernel {
   std::string place_;
   tensorflow::int64 holding_ = -1;
   bool later_ = false;
+  tensorflow::int64 needed_ = 0;  // by a step, before those of larger numbers
   std::vector<std::string> names_;
   std::mutex mutex_;
   std::shared_ptr<const Layout> layout_;
@@ -244,6 +246,7 @@ REGISTER_OP("MatexPublish")
     .Attr("place: string = ''")
     .Attr("holding: int = -1")
     .Attr("later: bool = false")
+    .Attr("needed: int = 0")
     .Attr("names: list(string)")
     .Input("wholes: N * resource")
     .Input("pieces: N * resource")
