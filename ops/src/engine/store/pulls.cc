@@ -127,7 +127,7 @@ class PullThread {
   std::vector<char> buffer_;
 };
 
-PullThread& TheThread() {
+PullThread& ThePulls() {
   // Never destroyed: it waits for jobs until the process ends.
   static PullThread* const thread = new PullThread;
   return *thread;
@@ -135,8 +135,8 @@ PullThread& TheThread() {
 
 }  // namespace
 
-void AddPull(const Shared& shared, Later later) { TheThread().Add(shared, std::move(later)); }
+void AddPull(const Shared& shared, Later later) { ThePulls().Add(shared, std::move(later)); }
 
-void FinishPulls() { TheThread().Finish(); }
+void FinishPulls() { ThePulls().Finish(); }
 
 }  // namespace matex
