@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from models import Case
+from models import ON_DEVICE, Case
 from peers import Alone
 
 
-def use_one_thread() -> None:
-    """Before TensorFlow computes anything."""
+def use_one_thread(beside: int = 0) -> None:
+    """Before TensorFlow computes anything. `beside`: threads more, for ops that wait for a device."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1 + beside)
 
 
 def _model_and_data(case: Case, rows: int, peer: Alone) -> tuple[Any, Any, Any, tuple[Any, Any]]:
@@ -32,7 +32,7 @@ def prepared(
     case: Case, rows: int, xla: bool = False, peer: Alone | None = None
 ) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
     """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
-    use_one_thread()
+    use_one_thread(beside=int(case in ON_DEVICE.values()))
     peer = peer or Alone()
     model, optimizer, _, data = _model_and_data(case, rows, peer)
     losses_of = tf.keras.losses.sparse_categorical_crossentropy
