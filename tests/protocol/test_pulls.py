@@ -32,7 +32,7 @@ class Rank(NamedTuple):
 
 
 def script(without: str) -> list[tuple[str, int]]:
-    """The steps of a rank: it reads its layers; the gradient of the last is there first, is summed, and updates a part."""
+    """The steps of a rank: it reads its layers; the gradient of the last is there first, is summed, and updates it."""
     ops: list[tuple[str, int]] = []
     for _ in range(STEPS):
         ops += [("read", layer) for layer in range(LAYERS)]

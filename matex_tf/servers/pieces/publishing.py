@@ -94,7 +94,7 @@ def group_parts(of: Holding, parts: Sequence[Part]) -> list[list[Part]]:
     New weights that come later are in several groups: the last layers' gradients are there first, and their weights are
     on their way while those of the first layers are still computed.
     """
-    if not _come_later(of):
+    if not _is_published_later(of):
         return [list(parts)]
     parts = _sort_by_first_read(parts)
     sizes = [find_inner(part.variable).shape.num_elements() * of.width for part in parts]
@@ -110,7 +110,7 @@ def group_parts(of: Holding, parts: Sequence[Part]) -> list[list[Part]]:
     return groups
 
 
-def _come_later(of: Holding) -> bool:
+def _is_published_later(of: Holding) -> bool:
     """Whether new weights come while the next step computes."""
     return of.is_sent and world.has_threads() and settings.get_settings().overlap != "off"
 
@@ -128,7 +128,7 @@ def publish_weights(of: Holding, parts: Sequence[Part], place: int = 0) -> None:
             ops.get_library().ops.matex_publish,
             place=name,
             holding=-1 if of.is_sent else of.number,
-            later=_come_later(of),
+            later=_is_published_later(of),
             needed=place,
             names=[reduction.find_name(part.variable) for part in parts],
             **_list_pieces(parts),
