@@ -84,6 +84,7 @@ def test_a_part_is_json_with_microseconds():
         "rank 3 (node)",
         "script",
         "communication",
+        "new weights",
     ]
     update, transfer = rows[-2:]
     assert update == {

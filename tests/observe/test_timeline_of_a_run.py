@@ -77,8 +77,8 @@ def test_the_timeline_and_the_table_tell_the_same(tmp_path):
         names = {row["name"]: row["args"] for row in rows if row["ph"] == "M" and row["pid"] == rank}
         assert names["process_name"]["name"].startswith(f"rank {rank} (")
         threads = [row["args"]["name"] for row in rows if row["name"] == "thread_name" and row["pid"] == rank]
-        assert threads == ["script", "communication"]
-        for thread in range(2):
+        assert threads == ["script", "communication", "new weights"]
+        for thread in range(3):
             assert_in_order_and_nested([row for row in events if (row["pid"], row["tid"]) == (rank, thread)])
     (head, line) = [text for text in result.stderr.splitlines() if text.startswith(("update ", "optimizer.apply"))]
     assert head.split()[1:8] == COLUMNS
@@ -91,7 +91,7 @@ def test_the_timeline_and_the_table_tell_the_same(tmp_path):
         assert abs(statistics.mean(sums[name] for _, sums in both) - table[name]) < 0.02, (name, both, table)
     weights = 4 * (16 * 64 + 64 + 2 * 64 + 64 + 1)
     pulls = [row for row in events if row["cat"] == "pull"]
-    assert {row["tid"] for row in pulls} == {1} and sum(row["args"]["bytes"] for row in pulls) == 2 * 72 * weights
+    assert {row["tid"] for row in pulls} == {2} and sum(row["args"]["bytes"] for row in pulls) == 2 * 72 * weights
     assert f"new weights: {weights / 2**20:.2f} MiB in " in result.stderr
     parts = ("compute", "waiting", "exposed", "other")
     assert abs(sum(table[name] for name in parts) - table["step"]) < 0.03
