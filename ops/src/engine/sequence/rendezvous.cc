@@ -117,7 +117,7 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.met = Clock::now();
-  if (!sequence.poison) sequence.poison = BrokenJobs();
+  if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();

@@ -8,8 +8,8 @@
 
 namespace matex {
 
-// The threads that wait for other ranks: the one that is in the sequence of collectives, that of communication with sums
-// or with new weights, and the one that exchanges objects of Python.
+// The threads that wait for other ranks: the one that is in the sequence of collectives, that of sums, that of new
+// weights, and the one that exchanges objects of Python.
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 

@@ -111,7 +111,7 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
                 errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
   }
-  // What goes on at once ends in the thread that reached it; what is left to the thread of communication takes none.
+  // What goes on at once ends in the thread that reached it; what is left to the thread that pulls takes none.
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
 
   void Compute(OpKernelContext* context) override {
