@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpijobs
+
 PATIENCE = 120.0  # seconds for the server to become ready
 TOKEN = "of-this-test"
 
@@ -79,9 +81,9 @@ class ApiServer:
                 "kube-controller-manager", "--controllers=job", f"--kubeconfig={self._folder}/config",
                 "--leader-elect=false", "--port=0", "--secure-port=0",
             )  # fmt: skip
-            self.create(_definition(json.loads(self._description())))
+            self.create(mpijobs.make_definition())
             # kubectl compares what it sends with this description, too.
-            self._wait(lambda: "v2beta1.MPIJob" in self._description(), "with MPIJobs")
+            self._wait(lambda: "v2beta1.MPIJob" in self.describe_objects(), "with MPIJobs")
             self.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
             port = {"kubeletEndpoint": {"Port": self._node.server_port}}
             address = [{"type": "InternalIP", "address": "127.0.0.1"}]
@@ -118,7 +120,7 @@ class ApiServer:
                 raise RuntimeError(f"the server is not {what}: {said}\n{log}")
             time.sleep(0.2)
 
-    def _description(self) -> str:
+    def describe_objects(self) -> str:
         """What the server says of all kinds of objects that it knows."""
         return self.kubectl("get", "--raw", "/openapi/v2")
 
@@ -194,99 +196,3 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-_TEXT, _NUMBER, _FLAG, _TEXTS = (
-    {"type": "string"},
-    {"type": "integer", "format": "int32"},
-    {"type": "boolean"},
-    {"type": "object", "additionalProperties": {"type": "string"}},
-)
-
-
-def _object(required: tuple[str, ...] = (), **members: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": members, **({"required": [*required]} if required else {})}
-
-
-def _definition(described: dict[str, Any]) -> dict[str, Any]:
-    """MPIJob v2beta1, as the operator defines it: its own members, and pods as the server describes them."""
-    pod = _inlined({"$ref": "#/definitions/io.k8s.api.core.v1.PodSpec"}, described["definitions"])
-    template = _object(metadata=_object(annotations=_TEXTS, labels=_TEXTS, name=_TEXT, namespace=_TEXT), spec=pod)
-    replicas = _object(replicas=_NUMBER, restartPolicy=_TEXT, template=template)
-    scheduling = _object(
-        minAvailable=_NUMBER, queue=_TEXT, minResources=_TEXTS, priorityClass=_TEXT, scheduleTimeoutSeconds=_NUMBER
-    )
-    policy = _object(
-        cleanPodPolicy=_TEXT, ttlSecondsAfterFinished=_NUMBER, backoffLimit=_NUMBER, suspend=_FLAG, managedBy=_TEXT,
-        activeDeadlineSeconds={"type": "integer", "format": "int64"}, schedulingPolicy=scheduling,
-    )  # fmt: skip
-    spec = _object(
-        ("mpiReplicaSpecs",),
-        slotsPerWorker={**_NUMBER, "default": 1},
-        runLauncherAsWorker=_FLAG,
-        launcherCreationPolicy={**_TEXT, "default": "AtStartup"},
-        sshAuthMountPath=_TEXT,
-        mpiImplementation={**_TEXT, "enum": ["OpenMPI", "Intel", "MPICH"], "default": "OpenMPI"},
-        runPolicy=policy,
-        mpiReplicaSpecs={"type": "object", "additionalProperties": replicas},
-    )
-    when = {**_TEXT, "format": "date-time"}
-    condition = _object(
-        ("status", "type"), type=_TEXT, status={**_TEXT, "enum": ["True", "False", "Unknown"]}, reason=_TEXT,
-        message=_TEXT, lastUpdateTime=when, lastTransitionTime=when,
-    )  # fmt: skip
-    counts = _object(active=_NUMBER, succeeded=_NUMBER, failed=_NUMBER, selector=_TEXT)
-    status = _object(
-        conditions={
-            "type": "array",
-            "items": condition,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-        },
-        replicaStatuses={"type": "object", "additionalProperties": counts},
-        startTime=when, completionTime=when, lastReconcileTime=when,
-    )  # fmt: skip
-    schema = _object(apiVersion=_TEXT, kind=_TEXT, metadata={"type": "object"}, spec=spec, status=status)
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "mpijobs.kubeflow.org"},
-        "spec": {
-            "group": "kubeflow.org",
-            "scope": "Namespaced",
-            "names": {"kind": "MPIJob", "listKind": "MPIJobList", "plural": "mpijobs", "singular": "mpijob"},
-            "versions": [
-                {
-                    "name": "v2beta1",
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
-    }
-
-
-_FIGURES = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
-_QUANTITY = rf"^(\+|-)?{_FIGURES}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_FIGURES}))?$"
-_KEPT = ("type", "format", "required", "enum")
-
-
-def _inlined(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A description without references, as definitions of resources have to have it."""
-    if reference := node.get("$ref"):
-        name = reference.rpartition("/")[2]
-        if name.endswith((".Quantity", ".IntOrString")):
-            pattern = {"pattern": _QUANTITY} if name.endswith(".Quantity") else {}
-            return {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, _TEXT], **pattern}
-        return _inlined(definitions[name], definitions)
-    found = {each: node[each] for each in _KEPT if each in node}
-    if "properties" in node:
-        found["properties"] = {name: _inlined(each, definitions) for name, each in node["properties"].items()}
-    for name in ("items", "additionalProperties"):
-        if isinstance(node.get(name), dict):
-            found[name] = _inlined(node[name], definitions)
-    if found.get("type") == "object" and not found.keys() & {"properties", "additionalProperties"}:
-        found["x-kubernetes-preserve-unknown-fields"] = True
-    return found

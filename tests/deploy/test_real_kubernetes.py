@@ -1,7 +1,7 @@
 """Jobs at a real Kubernetes API server: what it accepts, refuses and reports, by the real kubectl.
 
-The operator's own definition of MPIJobs is in no package, and is not kept here. api_server.py writes one: its members
-of v2beta1 by hand, and pods as the server describes them. Whatever a job has beside those is lost, and fails a test.
+mpijobs.py has the definition of MPIJobs that the server is given, and says what it is made of. The tests beside this
+one check every job against it without a server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import api_server
+import mpijobs
 import pytest
 import yaml
 
@@ -107,6 +108,10 @@ def ended(code):
 
 
 RUNS, WAITS = {"running": {}}, {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "i:1"'}}
+
+
+def test_pods_are_kept_here_as_the_server_describes_them(server):
+    assert mpijobs.describe_pods(json.loads(server.describe_objects())) == mpijobs.PODS.read_text()
 
 
 def test_every_member_that_is_sent_is_kept(server, capfd):
