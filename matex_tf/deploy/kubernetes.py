@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +22,8 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
+from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
-from matex_tf.deploy.kubectl import names, states, yaml_text
 from matex_tf.deploy.kubectl.logs import Logs
 from matex_tf.deploy.options import NAME, Options, parse_time
 
@@ -73,14 +73,8 @@ class Kubernetes(Options):
 def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob. `name` is what Kubernetes calls it."""
     folder, note = asked.name_folder(name), run_folder.format_note("kubernetes", name, asked.namespace).strip()
-    at = shlex.quote(folder)
-    script = _SCRIPT.format(
-        setup="".join(f"{line}\n" for line in asked.setup),
-        ended=f"{at}/{run_folder.EXIT_CODE}" if folder else "",
-        note=f"mkdir -p {at} && echo {shlex.quote(note)} > {at}/{run_folder.NOTE}\n" if folder else "",
-        command=shlex.join(asked.make_command(target, ["--hostfile", HOSTFILE])),
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGTERM,
+    script = launcher_script.format_script(
+        asked.make_command(target, ["--hostfile", HOSTFILE]), asked.setup, folder, note
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
@@ -145,25 +139,6 @@ def _escape_word(word: str) -> str:
     return word.replace("$", "$$")
 
 
-# Kubernetes starts a launcher again whatever it ended with. One that has ended by itself ends with the same code.
-# A signal ends a wait, and the child may be gone right after: the last wait gives its code, which is the
-# signal's where the run was not ready to be asked.
-_SCRIPT = """\
-child= asked= ended={ended}
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
-[ ! -e "$ended" ] || exit $(cat "$ended")
-{note}{setup}[ -z "$asked" ] || exit {again}
-{command} & child=$!
-[ "$asked" != early ] || kill -TERM $child
-wait $child
-while kill -0 $child 2> /dev/null; do wait $child; done
-wait $child; code=$?
-[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-[ $code -eq {again} ] || [ -z "$ended" ] || echo $code > "$ended"
-exit $code
-"""
-
-
 def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
     """The job, which Kubernetes has accepted.
 
@@ -221,13 +196,13 @@ def find_state(job: Job) -> State:
     return _read_job(job)[0]
 
 
-def _read_job(job: Job) -> tuple[State, list[dict[str, Any]]]:
-    """Where the job is, and its pods."""
+def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
+    """Where the job is, its pods, and what would start more of them though its run is over."""
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), []
+        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), [], []
     pods = _list_pods(job)
-    return states.read_state(found, pods), pods
+    return states.read_state(found, pods), pods, states.list_needless(found, pods)
 
 
 def find_records(job: Job) -> str:
@@ -263,12 +238,20 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     with Logs(job.namespace) as logs:
 
         def look_at_job() -> State:
-            now, pods = _read_job(job)
+            now, pods, needless = _read_job(job)
+            for name in needless:
+                _stop_launching(job, name)
             logs.follow_pods(states.list_launchers(pods))
             logs.last = now.phase in (ENDED, FORGOTTEN)
             return now
 
         return following.follow_job(job, look_at_job, logs.read_more, write)
+
+
+def _stop_launching(job: Job, name: str) -> None:
+    """Let this batch Job end with the launchers that it has: until then workers are kept, for a minute at most."""
+    with contextlib.suppress(UnreachableError):  # whoever may not do it, too, waits that minute
+        _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 
 
 def cancel_job(job: Job) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from matex_tf.deploy import following, job, kubernetes, run_folder
 from matex_tf.deploy.kubectl import names, states, yaml_text
+from matex_tf.deploy.kubectl.launcher_script import OVER
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -138,6 +139,23 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
     assert as_kubernetes_expands(json.loads(line.strip()[len("value: ") :])) == value
 
 
+def launcher_words(asked, folder):
+    """The command of the job's launcher, whose last words Kubernetes would read in the file "told" of `folder`."""
+    (folder / "told").write_text("")
+    text = kubernetes.format_job(asked, ["a.py"], "a-1")
+    assert "/dev/termination-log" in text
+    return [as_kubernetes_expands(word).replace("/dev/termination-log", f"{folder}/told") for word in command_of(text)]
+
+
+def test_a_volume_that_cannot_be_written_is_told_and_nothing_is_trained(tmp_path):
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="touch trained", claim="c", folder=f"{tmp_path}/file")
+    (tmp_path / "file").write_text("")
+    ended = subprocess.run(launcher_words(asked, tmp_path), cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 73 and not (tmp_path / "trained").exists()
+    assert f"cannot write {tmp_path}/file/a-1: the volume of --claim has to let the image's user" in ended.stderr
+    assert (tmp_path / "told").read_text() == "matex: the run is over\n"
+
+
 @pytest.mark.parametrize("code, again", [(0, False), (3, False), (137, False), (75, True)])
 def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
     asked = kubernetes.Kubernetes(
@@ -145,9 +163,11 @@ def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
     )
     (tmp_path / "matex").write_text(f"#!/bin/bash\necho run >> runs\nexit {code}\n")
     (tmp_path / "matex").chmod(stat.S_IRWXU)
-    words = [as_kubernetes_expands(word) for word in command_of(kubernetes.format_job(asked, ["a.py"], "a-1"))]
+    words = launcher_words(asked, tmp_path)
     for _ in range(2):
         assert subprocess.run(words, cwd=tmp_path).returncode == code
+        assert (tmp_path / "told").read_text() == ("" if again else "matex: the run is over\n")
+        (tmp_path / "told").write_text("")
     assert (tmp_path / "runs").read_text().count("run") == 1 + again
     assert run_folder.read_note(tmp_path / "a-1") == ("kubernetes", job.Job("a-1", str(tmp_path / "a-1"), "science"))
 
@@ -208,6 +228,10 @@ def pod(name, role="launcher", state=None, again=0, **status):
     }
 
 
+def ended(code, message=""):
+    return {"terminated": {"exitCode": code, "message": f"{message}\n", "finishedAt": "2026-11-27T10:01:02Z"}}
+
+
 def mpijob(*conditions, took=83):
     """An MPIJob; one that has ended, `took` so many seconds for it. A condition may be followed by its reason."""
     shown = [(each.partition(" ")[0], each.partition(" ")[2]) for each in conditions]
@@ -261,6 +285,24 @@ def mpijob(*conditions, took=83):
             f"Failed (JobFailed) after 0:01:23, exit code 127: {NO_MATEX}",
         ),
         (mpijob("Failed"), [], job.ENDED, "Failed (JobFailed) after 0:01:23"),
+        (
+            mpijob("Created", "Running"),
+            [pod("l", state=ended(75)), pod("l2", state=ended(3, OVER)), pod("l3", state=ended(3, OVER))],
+            job.ENDED,
+            "Failed after 0:01:02 in 2 launchers, exit code 3",
+        ),
+        (
+            mpijob("Created", "Failed Limit"),
+            [pod("l", state=ended(3, OVER)), pod("l2", state=ended(3, OVER))],
+            job.ENDED,
+            "Failed (Limit) after 0:01:23, exit code 3",
+        ),
+        (
+            mpijob("Created", "Running"),
+            [pod("l", state=ended(137)), pod("l2", state={"running": {}})],
+            job.RUNNING,
+            "Running on n-l, n-l2, requeued (1)",
+        ),
     ],
 )
 def test_what_kubernetes_says_of_a_job(found, pods, phase, words):
@@ -327,6 +369,16 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     assert fakes.calls[0] == "kubectl --namespace=science create -f -"
     assert " train.py 'two words' & child" in command_of(Path("given").read_text())[-1]
     assert not Path("runs").exists()
+
+
+def test_a_run_that_is_over_keeps_no_workers(fakes, capfd):
+    over = pod("l-1", state=ended(3, OVER))
+    over["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train-x7k2q-launcher"}]
+    kubectl(fakes, [mpijob("Created", "Running")], [[over]], rest="echo 'jobs.batch is forbidden' >&2; exit 1")
+    assert cli.main(["follow", "train-x7k2q"]) == 3
+    assert capfd.readouterr().err == "matex: train-x7k2q Failed after 0:01:02, exit code 3\n"
+    patches = [call for call in fakes.calls if " patch " in call]
+    assert patches == ['kubectl patch jobs.batch train-x7k2q-launcher -p {"spec":{"backoffLimit":0}}']
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ import yaml
 
 import matex_tf
 from matex_tf.deploy import command, following, job, kubernetes
+from matex_tf.deploy.kubectl import states
+from matex_tf.deploy.kubectl.launcher_script import OVER
 from matex_tf.launch import cli
 
 MISSING = api_server.missing()
@@ -103,8 +105,8 @@ class Operator:
         self._server.write_status(f"/api/v1/namespaces/default/pods/{name}", status)
 
 
-def ended(code):
-    return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
+def ended(code, message=""):
+    return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}}
 
 
 RUNS, WAITS = {"running": {}}, {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "i:1"'}}
@@ -332,3 +334,21 @@ def test_a_launcher_that_asks_again_is_followed_by_another(server):
     container_is(server, second, ended(75), "Failed")
     wait_for(lambda: has_failed(server, "again"))
     assert len(pods()) == 2
+
+
+def test_after_a_run_that_is_over_no_more_launchers_come(server):
+    """Kubernetes 1.20 compares with the new limit at the next failure; later ones at once."""
+    pods = launcher_job(server, "over", claim="c", restarts=3)
+    container_is(server, wait_for(pods)[0], ended(3, OVER), "Failed")
+    assert states.list_needless({}, [as_launcher(pod) for pod in pods()]) == ["over"]
+    kubernetes._stop_launching(job.Job("over-mpijob"), "over")
+    for second in wait_for(lambda: [pod for pod in pods() if pod["status"]["phase"] == "Pending"]):
+        container_is(server, second, ended(3, OVER), "Failed")
+    wait_for(lambda: has_failed(server, "over"))
+    assert len(pods()) == 2
+
+
+def as_launcher(pod):
+    """A pod with the label that the operator gives launchers."""
+    pod["metadata"]["labels"]["training.kubeflow.org/job-role"] = "launcher"
+    return pod

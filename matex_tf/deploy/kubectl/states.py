@@ -9,6 +9,7 @@ from typing import Any
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.kubectl import messages
+from matex_tf.deploy.kubectl.launcher_script import OVER
 
 
 def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -28,6 +29,24 @@ def is_running(pod: dict[str, Any]) -> bool:
     return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
 
 
+def list_needless(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
+    """The batch Jobs that would start more launchers of an MPIJob whose run is over."""
+    if "completionTime" in found.get("status", {}) or _find_end(pods) is None:
+        return []
+    owners = [one for pod in list_launchers(pods) for one in pod["metadata"].get("ownerReferences", [])]
+    return sorted({one["name"] for one in owners if one["kind"] == "Job"})
+
+
+def _find_end(pods: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
+    """Which launcher said first that its run failed for good, and how its container ended; None if none did."""
+    for number, pod in enumerate(list_launchers(pods)):
+        for container in pod.get("status", {}).get("containerStatuses", []):
+            end = container.get("state", {}).get("terminated") or {}
+            if end.get("exitCode") and OVER in end.get("message", ""):
+                return number, end
+    return None
+
+
 def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     """What an MPIJob and its pods say."""
     status = found.get("status", {})
@@ -36,7 +55,9 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
     again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
     created, completed = _parse_moment(found["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
-    failed = conditions.get("Failed")
+    failed, end = conditions.get("Failed"), _find_end(pods)
+    if end is not None:
+        again = end[0]  # those that followed only said so again
     # A worker that is evicted makes the condition Failed, too, while the launcher goes on without it.
     if completed is not None and (failed or "Succeeded" in conditions):
         took = completed - created if created is not None else None
@@ -45,6 +66,10 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
         words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
         return State(ENDED, words, again, code, means, took, "launchers")
+    if end is not None:
+        code, over = end[1]["exitCode"], _parse_moment(end[1], "finishedAt")
+        took = over - created if over is not None and created is not None else None
+        return State(ENDED, "Failed", again, code, messages.explain_exit(code), took, "launchers")
     waited = time.time() - created if created is not None else None
     if stuck := messages.explain_wait(pods):
         return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1], seconds=waited)
