@@ -123,6 +123,11 @@ def run_with_restarts(
         return code or process.EXIT_UNPROVED
     if end == WELL:
         _remove_state(state)
+    if end == ASKED and code != 0:
+        say(
+            f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}): an "
+            f"abort or a signal that mpirun tells of is no other. The same command starts it again, from what {state} has"
+        )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
     return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)

@@ -273,13 +273,15 @@ class Run:
                 )
                 return
             mark()
+        is_known = mark is not None
+        if mark is None and world.get_world().rank == 0:
+            saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
+            is_known = exit_marks.mark_requeue()
+            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart()}\n")
+        if objects.broadcast(is_known, "whether `matex run` knows why the ranks leave"):
             exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
-        if world.get_world().rank == 0:
-            saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            exit_marks.mark_requeue()
-            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart()}\n")
         sys.exit(EXIT_REQUEUE)
 
     def _explain_restart(self) -> str:

@@ -53,9 +53,12 @@ def mark_separate_processes() -> None:
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
-def mark_requeue() -> None:
-    """Say that the run was asked to end and has kept its state: it is to be started again, later."""
-    write_mark(_ASK_AGAIN)
+def mark_requeue() -> bool:
+    """Say that the run was asked to end and has kept its state: it is to be started again, later.
+
+    Gives whether `matex run` has that word, so that the exit code of ranks need not say it.
+    """
+    return write_mark(_ASK_AGAIN)
 
 
 def mark_training() -> None:
@@ -91,12 +94,13 @@ def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
-def write_mark(name: str, text: str = "") -> None:
-    """Leave `text` for `matex run`, where this rank sees its folder."""
+def write_mark(name: str, text: str = "") -> bool:
+    """Leave `text` for `matex run`, where this rank sees its folder; whether it does."""
     folder = settings.get_settings().proof
     with real_files.use_real_files():
-        if folder and os.path.isdir(folder):
+        if sees_folder := bool(folder) and os.path.isdir(folder):
             # Several may write the same at once: ranks, or processes of which each takes itself for the only one.
             part = Path(folder, f"{name}.{world.get_world().host}-{os.getpid()}.part")
             part.write_text(text)
             part.rename(Path(folder, name))  # read whole or not at all
+    return sees_folder

@@ -60,6 +60,7 @@ def test_nothing_is_lost(tmp_path, keras, ranks, lose, strategy):
         f"matex_tf: {how}: saved at epoch" in asked.stderr
         and "asked to end (exit code 75) after 1 restart" in asked.stderr
     )
+    assert "non-zero status" not in asked.stderr, "mpirun calls an orderly end a failure"
     # On another number of ranks, and where the newest state was damaged: an older one is there.
     newest = max(state.glob("state-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
