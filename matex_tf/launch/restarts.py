@@ -126,7 +126,7 @@ def run_with_restarts(
     if end == ASKED and code != 0:
         say(
             f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}): an "
-            f"abort or a signal that mpirun tells of is no other. The same command starts it again, from what {state} has"
+            f"abort or a signal that mpirun tells of is no other. The same command goes on with what {state} has"
         )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")

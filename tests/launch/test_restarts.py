@@ -275,7 +275,7 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     said = {
         signal.SIGINT: f"interrupted by SIGINT (exit code 130); the same command goes on from {state}",
         signal.SIGTERM: "the run was asked to end, and its ranks were ended for that (exit code 75): an abort or a "
-        f"signal that mpirun tells of is no other. The same command starts it again, from what {state} has",
+        f"signal that mpirun tells of is no other. The same command goes on with what {state} has",
     }
     assert child.stderr.read() == f"matex: {said[number]}\n"
 
