@@ -150,7 +150,7 @@ def read_engine_totals(c: ctypes.CDLL) -> list[Totals]:
     found: list[Totals] = []
     numbers, name = (ctypes.c_int64 * len(_NUMBERS))(), ctypes.create_string_buffer(512)
     while c.matex_totals(len(found), numbers, name, len(name)):
-        found.append(Totals(name.value.decode(errors="replace"), **dict(zip(_NUMBERS, numbers))))
+        found.append(Totals(name.value.decode(errors="replace"), *numbers))
     return found
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 _MOST = 1 << 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_WAITS = {3, 4}  # of /proc/stat: idle, and waiting for a disk
-_BUSY = 8  # user, nice, system, idle, iowait, irq, softirq, steal; what follows is counted in these already
+_AVAILABLE = b"MemAvailable:"
 _RECEIVED, _SENT = 0, 8  # columns of /proc/net/dev
 _WORD = 4  # bytes that InfiniBand's counters count in
 
@@ -28,7 +27,8 @@ class Machine:
         self._network = _open_file(root, "proc/net/dev")
         self._available = _open_file(root, "proc/meminfo")
         # What goes through a bridge or a bond is counted there.
-        self._left_out = {"lo", *(path.parent.name for path in Path(root, "sys/class/net").glob("*/master"))}
+        behind = Path(root, "sys/class/net").glob("*/master")
+        self._left_out = {b"lo", *(os.fsencode(path.parent.name) for path in behind)}
         ports = Path(root, "sys/class/infiniband")
         self._received = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_rcv_data")]
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
@@ -38,26 +38,30 @@ class Machine:
         host `busy` (seconds so far that cores worked), `free` (bytes available), `rx` and `tx` (bytes so far).
         """
         found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        if words := _read_file(self._memory).split():
-            found["mem"] = int(words[1]) * _PAGE
+        if text := _read_file(self._memory):
+            found["mem"] = int(text.split(None, 2)[1]) * _PAGE
         if text := _read_file(self._cores):
             found["busy"] = round(parse_busy_seconds(text), 2)
-        if available := _read_file(self._available).partition(b"MemAvailable:")[2]:
-            found["free"] = int(available.split(None, 1)[0]) << 10
-        if lines := _read_file(self._network).split(b"\n")[2:]:
-            columns = [
-                rest.split() for name, _, rest in (line.partition(b":") for line in lines)
-                if rest and name.strip().decode() not in self._left_out
-            ]  # fmt: skip
-            found["rx"] = sum(int(one[_RECEIVED]) for one in columns) + _WORD * _sum_counters(self._received)
-            found["tx"] = sum(int(one[_SENT]) for one in columns) + _WORD * _sum_counters(self._sent)
+        text = _read_file(self._available)
+        if (at := text.find(_AVAILABLE)) >= 0:
+            found["free"] = int(text[at + len(_AVAILABLE) :].split(None, 1)[0]) << 10
+        if text := _read_file(self._network):
+            received = sent = 0
+            for line in text.split(b"\n")[2:-1]:
+                name, _, rest = line.partition(b":")
+                if name.lstrip() not in self._left_out:
+                    columns = rest.split(None, _SENT + 1)
+                    received += int(columns[_RECEIVED])
+                    sent += int(columns[_SENT])
+            found["rx"] = received + _WORD * _sum_counters(self._received)
+            found["tx"] = sent + _WORD * _sum_counters(self._sent)
         return found
 
 
 def parse_busy_seconds(text: bytes) -> float:
     """Seconds so far that the cores of a host worked, of all of them together, by what its /proc/stat holds."""
-    words = text.partition(b"\n")[0].split()[1:]
-    return sum(int(word) for place, word in enumerate(words[:_BUSY]) if place not in _WAITS) / _TICKS
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, text[: text.index(b"\n")].split()[1:])
+    return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
 def _open_file(root: str, path: str) -> int:

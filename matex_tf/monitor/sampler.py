@@ -157,14 +157,17 @@ class Recorder:
         """One line: see docs/monitor.md for its members."""
         line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.take_sample(), **self.gpus.take_sample()}
         line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
-        totals = records.read_totals()
-        line["com"] = _sum_seconds(one.compute for one in totals)
-        line["wait"] = _sum_seconds(one.meet + one.exposed_wait for one in totals)
-        line["sum"] = _sum_seconds(one.exposed + one.collectives for one in totals)
-        line["st"] = sum(one.steps for one in totals)
-        waiting = ops.read_waiting()
-        if waiting.seconds >= _LONG:
-            line["now"] = [round(waiting.seconds, 1), waiting.what]
+        compute = waiting = sums = steps = 0
+        for one in records.read_totals():
+            compute += one.compute
+            waiting += one.meet + one.exposed_wait
+            sums += one.exposed + one.collectives
+            steps += one.steps
+        line["com"], line["wait"], line["sum"] = (round(each / 1e9, 4) for each in (compute, waiting, sums))
+        line["st"] = steps
+        held = ops.read_waiting()
+        if held.seconds >= _LONG:
+            line["now"] = [round(held.seconds, 1), held.what]
         return line
 
     def write_event(self, **event: Any) -> None:
@@ -226,7 +229,3 @@ class Recorder:
 
     def _note_lost_samples(self, error: OSError | None) -> None:
         notes.print_note(f"MATEX_RECORD: samples are lost: {self.folder}: {error.strerror or error if error else ''}")
-
-
-def _sum_seconds(nanoseconds: Any) -> float:
-    return round(sum(nanoseconds) / 1e9, 4)

@@ -292,6 +292,12 @@ def mpijob(*conditions, took=83):
             "Failed after 0:01:02 in 2 launchers, exit code 3",
         ),
         (
+            mpijob("Created", "Running"),
+            [pod("l", state=ended(127, OVER))],
+            job.ENDED,
+            f"Failed after 0:01:02, exit code 127: {NO_MATEX}",
+        ),
+        (
             mpijob("Created", "Failed Limit"),
             [pod("l", state=ended(3, OVER)), pod("l2", state=ended(3, OVER))],
             job.ENDED,
