@@ -26,7 +26,10 @@ class SubmitCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before, _, _ = self.make_parser(ctx).parse_args(list(args))
+        before, _, order = self.make_parser(ctx).parse_args(list(args))
+        clusters = sorted({one.opts[0] for one in order if one.name == "cluster"})
+        if len(clusters) > 1:
+            raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
         given: Any = before.get("script")
         script = list(given) if isinstance(given, (list, tuple)) else []  # click has a mark of its own for none
         head, following = args[: len(args) - len(script)], script[1:]
@@ -46,6 +49,8 @@ class SubmitCommand(click.Command):
                 print(f"matex: {names} after {script[0]} goes to the script", file=sys.stderr)
             return super().parse_args(ctx, args)
         refuse_misspelt(script[0], following, takes)
+        if own and takes.get(own[-1]):
+            raise click.BadOptionUsage(own[-1], f"Option '{own[-1]}' requires an argument.")
         if own:
             told = f"{shlex.join(own)} after {script[0]} goes to the job; the script's own arguments may follow `--`"
             print(f"matex: {told}", file=sys.stderr)

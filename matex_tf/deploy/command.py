@@ -163,7 +163,7 @@ def follow_job(job: str, namespace: str) -> int:
     JOB is the scheduler's name of it, or the folder of its run. Ctrl-C leaves the job.
     """
     does, found = find_job(job, namespace)
-    return _run_action("follow", lambda: _follow_job(does, found))
+    return _run_action("follow", lambda: _follow_job(does, found), job)
 
 
 @click.command("cancel", context_settings=_HELP, short_help="End a job, or take it out of the queue.")
@@ -181,13 +181,13 @@ def cancel_job(job: str, namespace: str) -> int:
         following.print_line(f"{found.id} is cancelled")
         return 0
 
-    return _run_action("cancel", end_job)
+    return _run_action("cancel", end_job, job)
 
 
 def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     """Which cluster's job it is, by its folder or by its name. Raises click.UsageError."""
     folder = Path(job)
-    if folder.is_dir():
+    if job and folder.is_dir():
         try:
             cluster, found = run_folder.read_note(folder)
             return CLUSTERS[cluster][1], found
@@ -219,9 +219,12 @@ def _follow_job(does: Any, job: Job) -> int:
         return INTERRUPTED
 
 
-def _run_action(command: str, action: Callable[[], int]) -> int:
+def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
     try:
         return action()
     except (JobError, OSError) as error:
-        print(f"matex {command}: {error}", file=sys.stderr)
+        # What Kubernetes says of a word that was meant as a folder is no answer.
+        is_folder = names.is_name(job) and not names.is_made(job) and not os.path.isdir(job)
+        meant = f"there is no folder {job}, and as a job: " if is_folder else ""
+        print(f"matex {command}: {meant}{error}", file=sys.stderr)
         return REFUSED

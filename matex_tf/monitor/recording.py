@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,8 +79,11 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
     starts = [_read_start(number, path) for number, path in found if (path / START).is_file()]
     if not starts:
-        why = "there is no such folder" if not root.is_dir() else "no rank has written anything there"
-        raise NothingRecordedError(f"{folder}: {why}; `matex run --record {folder} -n 4 train.py` records a run")
+        why = "no rank has written anything there"
+        if not os.path.isdir(folder):
+            why = "that is a file, not a folder" if root.is_file() else "there is no such folder"
+        name = shlex.quote(os.fspath(folder))
+        raise NothingRecordedError(f"{name}: {why}. `matex run --record runs/1 -n 4 train.py` records a run in runs/1")
     return Run(str(folder), starts, list(_read_lines(root / "events.jsonl")))
 
 

@@ -417,6 +417,10 @@ def test_without_a_cluster_nothing_is_asked_again(fakes, capfd):
     for words in (["submit", "--kubernetes", "--image", "i", "x.py"], ["follow", "x-bbbbb"], ["cancel", "x-bbbbb"]):
         assert cli.main(words) == 1
         assert capfd.readouterr().err == f"matex {words[0]}: kubectl: {NOWHERE}\n{means}\n"
+    for command in ("follow", "cancel"):  # a folder that was misspelt
+        assert cli.main([command, "train-1"]) == 1
+        said = capfd.readouterr().err
+        assert said == f"matex {command}: there is no folder train-1, and as a job: kubectl: {NOWHERE}\n{means}\n"
 
 
 def test_an_interrupted_submit_leaves_nothing(fakes):
@@ -444,6 +448,8 @@ def test_a_job_that_is_gone_and_one_that_is_cancelled(fakes, capfd):
     "words, message",
     [
         (["--kubernetes", "x.py"], "--kubernetes needs --image"),
+        (["--slurm", "--kubernetes", "--image", "i", "x.py"], "--kubernetes and --slurm do not go together"),
+        (["--slurm", "x.py", "--nodes"], "Option '--nodes' requires an argument"),
         (["--kubernetes", "--image", "i", "--partition", "p", "x.py"], "--partition goes with --slurm"),
         (["--slurm", "--image", "i", "x.py"], "--image goes with --kubernetes"),
         (["--kubernetes", "--image", "i", "--env", "A", "x.py"], "expected env to be NAME=VALUE; given 'A'"),

@@ -246,7 +246,12 @@ def test_a_job_is_found_by_its_folder_and_by_its_number(fakes, capfd):
 
 
 @pytest.mark.parametrize(
-    "name, message", [("Train", "expected a job's number"), ("runs", "is not the folder of a job")]
+    "name, message",
+    [
+        ("Train", "expected a job's number"),
+        ("runs", "is not the folder of a job"),
+        ("", "expected a job's number or name, or the folder of its run, as runs/train-1; given ''"),
+    ],
 )
 def test_what_is_no_job(fakes, capfd, name, message):
     Path("runs").mkdir()

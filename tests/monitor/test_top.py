@@ -105,9 +105,17 @@ def test_in_a_pipe_no_escape_code_and_in_a_terminal_the_picture(tmp_path):
     assert found.returncode == 0 and "\x1b[" in found.stdout and "wait for rank 1 (n000)" in found.stdout
 
 
-@pytest.mark.parametrize("name, why", [("nothing", "there is no such folder"), (".", "no rank has written anything")])
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("no thing", "no thing': there is no such folder"),
+        (".", "no rank has written anything"),
+        ("file", "that is a file, not a folder"),
+    ],
+)
 @pytest.mark.parametrize("command", ["top", "report"])
 def test_a_folder_without_a_run_is_answered_with_what_to_do(tmp_path, command, name, why):
+    (tmp_path / "file").touch()
     words = [sys.executable, "-m", "matex_tf.launch.cli", command, str(tmp_path / name)]
     found = launch.execute(words, launch.environment(), 60)
     assert found.returncode == 1 and why in found.stderr and "matex run --record" in found.stderr

@@ -19,3 +19,8 @@ def make_name(name: str) -> str:
 def is_name(name: str) -> bool:
     """Whether Kubernetes may have a job of this name. It begins with a letter, where jobs of Slurm have numbers."""
     return re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) is not None
+
+
+def is_made(name: str) -> bool:
+    """Whether `make_name` may have made this name."""
+    return is_name(name) and re.fullmatch(rf".*-[{_LETTERS}]{{5}}", name) is not None

@@ -44,11 +44,15 @@ def find_run_folder(run: str, namespace: str = "") -> str:
         except JobError as error:
             raise recording.RecordingError(f"there is no folder {run}, and as a job: {error}") from None
     try:
-        _, job = command.find_job(run, "")
+        does, job = command.find_job(run, "")
     except click.UsageError as error:
         raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
     if not job.folder:
-        raise recording.RecordingError(f"Slurm does not tell the folder of job {run}. Name it, as runs/train-1")
+        try:
+            words = f"job {run} {does.find_state(job)}"
+        except JobError as error:
+            words = str(error)
+        raise recording.RecordingError(f"{words}\nThe folder of that run is not known here: name it, as runs/train-1")
     return job.folder
 
 
