@@ -1,6 +1,6 @@
 """What a network costs: sums of 16 MiB and whole steps on hosts of this machine with links of limited bandwidth.
 
-    sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--ranks-per-host 1 2] [--rounds 2]
+    sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--ranks-per-host 1 2] [--servers 4] [--rounds 2]
                                     [--models alexnet alexnet-device resnet20] [--normalise-globally]
 
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
@@ -11,6 +11,9 @@ turns. Each of the two hosts has one core, of which the network takes time, too:
 overlapped steps take of it beyond the computation. "alexnet-device" has a device compute the same gradients, which here
 is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each layer. With
 `--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
+
+`--servers` times steps that compute next to nothing, so that a step is the exchange of 16 MiB of gradients and weights,
+with all of it in order (`MATEX_OVERLAP=off`): reduced by all ranks, and by one owner or by as many as there are hosts.
 """
 
 from __future__ import annotations
@@ -107,11 +110,31 @@ def steps(name: str, batch: int, rate: str, rounds: int, normalisation: str) -> 
     print(f"  {name:18} {batch:5}  {compute:9.1f}  {transfer:9.1f}  {ways[0][1] - cpu:14.1f}{figures}", flush=True)
 
 
+def servers(count: int, rate: str, rounds: int) -> None:
+    """The table of owners of the weights over `count` hosts."""
+    ideal = 2 * (count - 1) / count * BYTES / bandwidth(rate) * 1e3
+    print(
+        f"steps that exchange 16 MiB over {count} hosts at {rate}: a ring's bytes on a host's link take {ideal:.0f} ms"
+    )
+    environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "MATEX_OVERLAP": "off", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    words = ["-m", "matex_tf", HERE / "hosts_worker.py", "step", "dense", "1", "3"]
+    found: dict[str, list[float]] = {way: [] for way in ("allreduce", "servers:1", f"servers:{count}")}
+    with tempfile.TemporaryDirectory() as folder, Hosts(count, rate, folder) as hosts:
+        for _ in range(rounds):
+            for way, took in found.items():
+                took.append(float(hosts.mpirun(words, {**environment, "MATEX_STRATEGY": way}).split()[0]))
+    for way, took in found.items():
+        step = median(took)
+        print(f"  {way:12} {step:6.0f} ms   over the ideal {step / ideal:.2f}   one owner takes"
+              f" {median(found['servers:1']) / step:.2f} times as long", flush=True)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--sums", type=int, default=4, metavar="HOSTS", help="0: none")
     parser.add_argument("--ranks-per-host", type=int, nargs="*", default=[1, 2], metavar="RANKS")
+    parser.add_argument("--servers", type=int, default=4, metavar="HOSTS", help="0: none")
     parser.add_argument(
         "--models", nargs="*", choices=BATCHES, default=["alexnet", "alexnet-device", "resnet20"], metavar="MODEL"
     )
@@ -121,6 +144,8 @@ def main() -> int:
     arguments = parser.parse_args()
     for per_host in arguments.ranks_per_host if arguments.sums else ():
         sums(arguments.sums, arguments.rate, per_host)
+    if arguments.servers:
+        servers(arguments.servers, arguments.rate, arguments.rounds)
     if arguments.models:
         print(f"2 hosts at {arguments.rate}, one core each: ms a step (over the larger of compute and transfer)")
         print(HEADER)

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from models import CASES, ON_DEVICE
+from models import CASES, EXCHANGED, ON_DEVICE
 from training import prepared
 
 
@@ -42,7 +42,7 @@ def sums(count):
 
 
 def step(name, batch, ignored):
-    case = {**CASES, **ON_DEVICE}[name]
+    case = {**CASES, **ON_DEVICE, **EXCHANGED}[name]
     model, data, train = prepared(case, batch)
     took, busy = [], []
     for batch_x, batch_y in tf.data.Dataset.from_tensors(data).repeat(ignored + 2 * case.steps):

@@ -86,6 +86,11 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
+def dense(keras: Any, shape: tuple[int, ...]) -> Any:
+    """16 layers of 1 MiB, and next to nothing to compute of a few rows."""
+    return keras.Sequential([keras.Input(shape), *(keras.layers.Dense(*shape, use_bias=False) for _ in range(16))])
+
+
 def resnet50(keras: Any, shape: tuple[int, ...]) -> Any:
     """He et al. 2016, as Keras has it: 23.5 million parameters."""
     return keras.applications.ResNet50(weights=None, input_shape=shape, classes=10, classifier_activation=None)
@@ -183,6 +188,7 @@ ON_DEVICE = {
     "alexnet-device": on_device(CASES["alexnet"]),
     "normalised-device": on_device(CASES["alexnet"], normalises=True),
 }
+EXCHANGED = {"dense": Case("16 layers of 1 MiB", (512,), 1, 7, dense)}
 LARGE = {
     "unet": Case("U-Net", (128, 128, 3), 32, 3, unet),
     "resnet50": Case("ResNet-50", (112, 112, 3), 32, 3, resnet50, normalises=True),

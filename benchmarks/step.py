@@ -44,7 +44,7 @@ PATIENCE = 300  # seconds for the start, and for each round
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "MATEX_QUIET": "1"}
 HEADER = (
     f"{'model':26} {'params':>8} {'batch':>6} {'alone':>9} {'copies':>9} {'ranks':>9} {'copies/alone':>13}"
-    f" {'slower/copies':>14} {'ranks/copies':>13}   least - most of a round"
+    f" {'slower/copies':>14} {'ranks/copies':>13}   least - most of a round {'memory':>7}"
 )
 
 
@@ -118,14 +118,17 @@ class Workers:
         medians = [1000 * median(answer) for answer in answers]
         return sum(medians) / len(medians), 1000 * median(map(max, zip(*answers)))
 
-    def end(self) -> int:
-        """Lets all processes end by themselves; gives the number of parameters of their model."""
+    def end(self) -> tuple[int, dict[str, float]]:
+        """Lets all processes end by themselves; gives the number of parameters of their model, and the most bytes that
+        a process of each setting took.
+        """
         for setting in self.channels:
             self._tell(setting, 0)
-        parameters = {answer for setting in self.channels for answer in self._answers(setting)}
+        answers = {setting: self._answers(setting) for setting in self.channels}
         for child in self.children:
             child.wait(60)
-        return parameters.pop()
+        ((parameters, _), *_) = answers["alone"]
+        return parameters, {setting: max(peak for _, peak in ended) for setting, ended in answers.items()}
 
     def kill(self) -> None:
         """Ends those that are still there, mpirun by the signal on which it ends its ranks."""
@@ -140,8 +143,10 @@ def ratios(below: Sequence[float], above: Sequence[float]) -> str:
     return f"{median(found):13.2f}   {min(found):.2f} - {max(found):.2f}"
 
 
-def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[float]]) -> str:
-    """The lines of the table of one model, from the milliseconds a step of each setting in each round."""
+def row(
+    title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
+) -> str:
+    """The lines of the table of one model: milliseconds a step of each setting in each round, and most bytes."""
     alone, copies, ranks = (median(rounds[setting]) for setting in SETTINGS)
     shared, late = (
         median(b / a for a, b in zip(rounds[below], rounds[above]))
@@ -149,7 +154,7 @@ def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[f
     )
     found = (
         f"{title:26} {parameters / 1e6:6.2f} M {batch:6} {alone:9.1f} {copies:9.1f} {ranks:9.1f} {shared:13.2f}"
-        f" {late:14.2f} {ratios(rounds['copies'], rounds['ranks'])}"
+        f" {late:14.2f} {ratios(rounds['copies'], rounds['ranks']):36} {peaks['ranks'] / peaks['copies']:7.2f}"
     )
     extras = {
         GLOBAL: ("global normalisation", "ranks"),
@@ -162,7 +167,7 @@ def row(title: str, parameters: int, batch: int, rounds: Mapping[str, Sequence[f
         found += (
             f"\n{'  ' + title:26} {'':8} {'':6} {'':9} {'':9} {median(rounds[setting]):9.1f} {'':13}"
             f" {'over ' + below:>14}"
-            f" {ratios(rounds[below], rounds[setting])}"
+            f" {ratios(rounds[below], rounds[setting]):36} {peaks[setting] / peaks['copies']:7.2f}"
         )
     return found
 
@@ -180,7 +185,8 @@ def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Seq
                 milliseconds[setting].append(typical)
                 if setting == "copies":
                     milliseconds[SLOWER].append(longest)
-        return row(case.title, workers.end(), case.batch, milliseconds)
+        parameters, peaks = workers.end()
+        return row(case.title, parameters, case.batch, milliseconds, peaks)
     finally:
         workers.kill()
 

@@ -1,7 +1,7 @@
 """One process whose steps benchmarks/step.py times: a plain loop, or Keras' `fit`, that trains when it is told to.
 
-It connects to the socket ADDRESS, tells its setting and, once warm, its number of parameters; then it reads
-numbers of steps, runs them and answers with their seconds, until it reads 0.
+It connects to the socket ADDRESS and tells its setting; then it reads numbers of steps, runs them and answers with
+their seconds, until it reads 0. It ends with its number of parameters and the most bytes that it took.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 import tensorflow as tf
@@ -77,6 +78,15 @@ def fit(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
     return model.count_params()
 
 
+def measure_peak() -> int:
+    """The most bytes that this process took; of memory that others share, its part of what it has now."""
+
+    def read(file: str, name: str) -> int:
+        return next(int(line.split()[1]) << 10 for line in Path(f"/proc/self/{file}").open() if line.startswith(name))
+
+    return read("status", "VmHWM:") - read("status", "RssShmem:") + read("smaps_rollup", "Pss_Shmem:")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
@@ -94,7 +104,8 @@ def main() -> None:
         with connection.makefile("rw") as channel:
             clock = Clock(channel)
             clock.tell(arguments.setting)
-            clock.tell(arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer))
+            parameters = arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer)
+            clock.tell((parameters, measure_peak()))
 
 
 if __name__ == "__main__":

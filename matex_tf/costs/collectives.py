@@ -69,6 +69,27 @@ ADDITION = 1 / 5e9
 """Seconds to add one byte."""
 
 
+def parse_network(text: str) -> Link:
+    """The link between hosts that `text` names, or gives as START_UP:BYTES (seconds, bytes a second).
+
+    Raises:
+        ValueError: it does neither.
+    """
+    if text in NETWORKS:
+        return NETWORKS[text]
+    start_up, colon, speed = text.partition(":")
+    try:
+        link = Link(float(start_up), 1 / float(speed))
+    except (ValueError, ZeroDivisionError):
+        link = Link(-1, 0)
+    if not colon or link.start_up < 0 or link.byte <= 0:
+        raise ValueError(
+            f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
+            f"a message, bytes a second); {text!r} was given"
+        )
+    return link
+
+
 def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
     """Each rank exchanges all of it with log2(ranks) others: what MPI takes for small sums."""
     return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION) if ranks > 1 else 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
 import os
 import shlex
 import signal
@@ -14,26 +16,12 @@ from typing import Any
 import click
 
 from matex_tf import settings
-from matex_tf.deploy import command as deploying
-from matex_tf.launch import (
-    check_run,
-    info,
-    mpirun_command,
-    output_file,
-    probe,
-    process,
-    restarts,
-    run_options,
-    simulate,
-)
+from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
-from matex_tf.launch.monitoring import event_log, live
-from matex_tf.launch.monitoring.command import show_top, write_report
-from matex_tf.launch.planning.command import make_plan_command
+from matex_tf.launch.monitoring import event_log
 from matex_tf.launch.planning.option_types import HERE, Bytes
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
 from matex_tf.ops import cache
-from matex_tf.tune import command as tuning
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options, placement
 
@@ -41,19 +29,38 @@ ASKED_WRONGLY = 2
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
+ELSEWHERE = {
+    "simulate": "matex_tf.launch.simulate:simulate_command",
+    "submit": "matex_tf.deploy.command:submit_script",
+    "follow": "matex_tf.deploy.command:follow_job",
+    "cancel": "matex_tf.deploy.command:cancel_job",
+    "plan": "matex_tf.launch.planning.command:make_plan_command",
+    "tune": "matex_tf.tune.command:tune_command",
+    "top": "matex_tf.launch.monitoring.command:show_top",
+    "report": "matex_tf.launch.monitoring.command:write_report",
+}
+"""Where other commands are, or what makes them of what a run is made of. `matex run` imports none, to begin soon."""
+
+
 class _Commands(click.Group):
     """Commands, in the order in which they stand below; a misspelt one is answered with the nearest."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*self.commands, *ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = ELSEWHERE[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        return found if isinstance(found, click.Command) else found(check_target, make_command_line)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in self.commands:
-            meant = difflib.get_close_matches(args[0], self.commands, n=1)
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            meant = difflib.get_close_matches(args[0], known, n=1)
             hint = f"did you mean {meant[0]}? " if meant else ""
-            raise click.UsageError(
-                f"there is no command {args[0]!r}; {hint}The commands are {', '.join(self.commands)}"
-            )
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}The commands are {', '.join(known)}")
         return super().resolve_command(ctx, args)
 
 
@@ -127,7 +134,11 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
         alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(asked, target=[]))
         return check_run.check_script(asked.ranks, asked.target, alone, together, asked.steps, asked.share, shared)
     record = asked.record or os.environ.get("MATEX_RECORD", "")
-    picture = live.show_picture(record if asked.live else "")
+    picture: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if asked.live:
+        from matex_tf.launch.monitoring import live
+
+        picture = live.show_picture(record)
     with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:
         code = _start_ranks(asked, said.note_event)
         said.note_end(code)
@@ -186,15 +197,6 @@ def show_settings(name: str | None) -> int:
         table.add_row(one.variable, shown, "environment" if is_set else "default", one.values)
     Console().print(table)
     return 0
-
-
-matex.add_command(simulate.simulate_command)
-for _command in (deploying.submit_script, deploying.follow_job, deploying.cancel_job):
-    matex.add_command(_command)
-matex.add_command(make_plan_command(lambda run: check_target(run), lambda run: make_command_line(run)))
-matex.add_command(tuning.tune_command)
-matex.add_command(show_top)
-matex.add_command(write_report)
 
 
 def parse_run(words: Sequence[str]) -> Run:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from matex_tf.costs import collectives
-from matex_tf.costs.collectives import AnyLink, Link, MeasuredLink
+from matex_tf.costs.collectives import AnyLink, MeasuredLink
 from matex_tf.planner import buckets
 from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
@@ -66,7 +66,7 @@ class Links:
         self.memory: AnyLink = collectives.MEMORY
         if self._within:
             self.memory = fit_messages(self._within.bytes, self._within.seconds, self._within.ranks)
-        self.network: AnyLink = parse_network(plan.network)
+        self.network: AnyLink = collectives.parse_network(plan.network)
         self.cpu_per_byte = self._between.cpu_per_byte if self._between else 0.0
         if self._between:
             self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
@@ -133,27 +133,6 @@ class Links:
             + collectives.estimate_recursive_doubling(hosts, one, self.network)
             for one in sizes
         )
-
-
-def parse_network(text: str) -> Link:
-    """The link between hosts that `text` names, or gives as START_UP:BYTES (seconds, bytes a second).
-
-    Raises:
-        ValueError: it does neither.
-    """
-    if text in collectives.NETWORKS:
-        return collectives.NETWORKS[text]
-    start_up, colon, speed = text.partition(":")
-    try:
-        link = Link(float(start_up), 1 / float(speed))
-    except (ValueError, ZeroDivisionError):
-        link = Link(-1, 0)
-    if not colon or link.start_up < 0 or link.byte <= 0:
-        raise ValueError(
-            f"expected one of {', '.join(collectives.NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
-            f"a message, bytes a second); {text!r} was given"
-        )
-    return link
 
 
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:

@@ -143,11 +143,15 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
         # A ring goes around twice. Gradients go around once, and come sooner or later as fewer or more own them.
         share = update.gradients / predictor.plan.gradient_bytes
         exposed = predictor.predict_step(ranks, 1 - share + share * ranks / (2 * owners)).exposed
-        published = pieces.estimate_pieces_by_messages(
-            ranks, links.per_host, owners, update.weights, links.network, links.memory
-        )
-        if predictor.plan.overlaps:  # new weights come in the next forward pass, which is over when a gradient is ready
-            published = max(published - min(predictor.compute.estimate_ready_times(ranks)), 0.0)
+        half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
+        published = half(update.weights, links.network, links.memory)
+        if predictor.plan.overlaps:
+            # New weights come in the next forward pass, which is over when a gradient is ready, and in what gradients,
+            # which go first, leave of the backward pass.
+            ready = predictor.compute.estimate_ready_times(ranks)
+            backward = max(ready) - min(ready)
+            beside = max(backward - half(update.gradients, links.network, links.memory), 0.0)
+            published = max(published - min(ready) - beside, 0.0)
     exposed += links.estimate_small(ranks, 0) + published
     marks = mark, find_weakest(usual.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(

@@ -234,10 +234,12 @@ def test_a_profile_is_a_setting_of_the_ranks(capsys):
     assert "MATEX_PROFILE=1" in capsys.readouterr().out
 
 
-def test_the_command_itself_joins_no_mpi_and_loads_no_tensorflow():
+def test_the_command_itself_joins_no_mpi_and_loads_neither_tensorflow_nor_other_commands():
     program = (
         "import sys; from matex_tf.launch import cli; assert cli.main(['run', '-n', '2', '--dry-run', 'x.py']) == 0; "
-        "loaded = {'tensorflow', 'mpi4py.MPI'} & set(sys.modules); assert not loaded, loaded"
+        "others = {module.partition(':')[0] for module in cli.ELSEWHERE.values()}; assert len(others) > 4, others; "
+        "loaded = {'tensorflow', 'mpi4py.MPI', 'rich', 'matex_tf.planner', *others} & set(sys.modules); "
+        "assert not loaded, loaded"
     )
     launch.execute([sys.executable, "-c", program], launch.environment(), 60).check()
 

@@ -9,7 +9,7 @@ from matex_tf.launch.planning.option_types import Bytes, Network, Ranks, Time
 from matex_tf.launch.planning.requests import read_options
 from matex_tf.launch.planning.sizes import choose_sizes
 
-plan = matex.commands["plan"]
+plan = matex.get_command(click.Context(matex), "plan")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from matex_tf.planner import buckets, report
 from matex_tf.planner.choice import choose_ranks, describe_helps, list_helps
 from matex_tf.planner.compute import Compute, compute_expected_maximum
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, TWO_HOSTS, Gradient, PlanFileError, read_link
-from matex_tf.planner.predict import Predictor, parse_network
+from matex_tf.planner.predict import Predictor
 
 RANKS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -234,11 +234,11 @@ def test_what_is_printed_and_written():
 
 
 def test_a_network_is_a_name_or_two_numbers():
-    assert parse_network("2e-6:25e9") == (2e-6, 1 / 25e9)
-    assert parse_network("infiniband") is collectives.NETWORKS["infiniband"]
+    assert collectives.parse_network("2e-6:25e9") == (2e-6, 1 / 25e9)
+    assert collectives.parse_network("infiniband") is collectives.NETWORKS["infiniband"]
     for wrong in ("token ring", "1", "-1:5", "1:0"):
         with pytest.raises(ValueError, match="expected one of ethernet1"):
-            parse_network(wrong)
+            collectives.parse_network(wrong)
 
 
 def a_plan_of_16_cores(**changed):

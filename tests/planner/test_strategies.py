@@ -133,6 +133,13 @@ def test_between_hosts_weights_come_in_the_next_forward_pass():
     assert overlapped < usual and overlapped < 0.6 * sharded
     slow_usual, slow = exposed("0:1e8")
     assert overlapped < slow < slow_usual
+    # The forward pass alone is not long enough for them, but with what gradients leave of the backward pass it is.
+    early = a_plan_with_an_update(network="0:4e9")
+    early = replace(early, sizes=tuple(replace(one, ready=(2e-4, 5e-3)) for one in early.sizes))
+    made = Predictor(early)
+    step = price(early, 16)[0]["sharded"].step
+    assert WEIGHTS / 4e9 > 2e-4
+    assert step.exposed == pytest.approx(made.predict_step(16, 0.5).exposed + made.links.estimate_small(16, 0))
     found, refused = price(a_plan_with_an_update(network="0:1e9"), 16)
     usual = found["allreduce"].step
     assert "several hosts" in refused["async"] and "servers:8" in found and found["servers:8"].slots == 8 + WEIGHTS / 4

@@ -33,10 +33,7 @@ _PIECE = 1 << 16
 
 @contextlib.contextmanager
 def show_picture(folder: str) -> Iterator[None]:
-    """Within it the picture of the run that is recorded in `folder` is drawn; with "" nothing happens."""
-    if not folder:
-        yield
-        return
+    """Within it the picture of the run that is recorded in `folder` is drawn."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.isatty(1):

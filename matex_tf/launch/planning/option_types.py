@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from matex_tf import settings
-from matex_tf.planner import predict
+from matex_tf.costs import collectives
 
 MOST_RANKS = 1 << 20
 _TIMES = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
@@ -101,7 +101,7 @@ class Network(click.ParamType):
         if not value:
             return ""
         try:
-            predict.parse_network(str(value))
+            collectives.parse_network(str(value))
         except ValueError as error:
             raise click.UsageError(f"--network: {error}") from None
         return str(value)

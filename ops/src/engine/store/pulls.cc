@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -16,10 +17,13 @@
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/allreduce.h"
 #include "engine/sums/world.h"
+#include "engine/update/async_reduction.h"
 #include "engine/update/transfer.h"
 
 namespace matex {
 namespace {
+
+constexpr std::chrono::milliseconds kLook(1);
 
 struct Job {
   Shared shared;
@@ -66,6 +70,7 @@ class PullThread {
       }
       for (Job* const job : here) Begin(job);
       Job* const job = Choose(here);
+      if (job == nullptr) continue;
       Send(job, &adder);
       if (job->next < job->shared.messages->size()) continue;
       std::lock_guard<std::mutex> lock(mutex_);
@@ -83,9 +88,11 @@ class PullThread {
   }
 
   // Of the jobs that all ranks have the one whose variables are needed first. A rank asks only if it has a job that is not
-  // done, and all add the same ones: so there is one that all have.
+  // done, and all add the same ones: so there is one that all have. None while gradients travel between any of them: no
+  // rank can begin its next step before all of those have come.
   static Job* Choose(const std::vector<Job*>& here) {
-    int64_t known = here.back()->number;
+    while (GradientsTravel()) std::this_thread::sleep_for(kLook);
+    int64_t known = GradientsTravel() ? 0 : here.back()->number;
     if (!BrokenJobs()) {
       const std::function<std::string()> what = [&] { return "agreeing on which new weights come next"; };
       const Waits waits(Waiter::kPulls, &what);
@@ -94,6 +101,7 @@ class PullThread {
       if (code == MPI_SUCCESS) code = Await(&request);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", what()));
     }
+    if (known == 0) return nullptr;
     Job* chosen = here.front();
     for (Job* const job : here) {
       if (job->number <= known && job->shared.place < chosen->shared.place) chosen = job;

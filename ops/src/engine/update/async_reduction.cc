@@ -1,8 +1,10 @@
 #include "engine/update/async_reduction.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -24,6 +26,9 @@ namespace matex {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Between two sums that follow each other are copies and an agreement.
+constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -98,6 +103,8 @@ class Overlapped {
     changed_.notify_all();
   }
 
+  bool Travel() const { return Now() < travel_until_; }
+
  private:
   void Run(int64_t ticket, Update* update) {
     SetLane(Lane::kCommunication);
@@ -142,7 +149,9 @@ class Overlapped {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
+    travel_until_ = std::numeric_limits<int64_t>::max();
     const Error error = step();
+    travel_until_ = Now() + kBetweenSums;
     return error ? BreakJobs(error) : error;
   }
 
@@ -235,6 +244,7 @@ class Overlapped {
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
   std::vector<char> buffer_;
   AllLearned learned_;
+  std::atomic<int64_t> travel_until_{0};
   int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
 };
 
@@ -268,5 +278,7 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
 
 void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
+
+bool GradientsTravel() { return TheOverlapped().Travel(); }
 
 }  // namespace matex

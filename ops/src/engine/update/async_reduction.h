@@ -42,4 +42,8 @@ void GiveUp(int64_t ticket, const std::string& why);
 // The same for all updates announced by now; the script ends.
 void GiveUpAll(const std::string& why);
 
+// Whether gradients travel now, or did a moment ago and more may follow at once. Not while this rank waits for another
+// one's: so it becomes false, whatever else waits for it.
+bool GradientsTravel();
+
 }  // namespace matex

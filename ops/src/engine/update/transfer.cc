@@ -111,6 +111,8 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
 
 int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer, const Gather& gather) {
   const size_t size = SizeOf(step.type);
+  const Piece& first = step.pieces.front();
+  if (step.pieces.size() == 1) return gather(step, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
   if (buffer->size() < step.count * size) buffer->resize(step.count * size);
   const auto copy = [&](int64_t begin, int64_t end, bool out) {
     InPieces(step, begin, end - begin, [&](const Piece& piece, int64_t at) {
