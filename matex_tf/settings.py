@@ -506,7 +506,7 @@ TABLE = (
         "auto",
         "auto, off",
         "auto: on CPUs, functions with jit_compile=True are compiled by XLA with our collectives in them. The "
-        "kernels are built at first need (a minute, once). off: XLA is turned off for functions that hold a "
+        "kernels are built at first need (half a minute, once). off: XLA is turned off for functions that hold a "
         "collective.",
     ),
     Setting(

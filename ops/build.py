@@ -171,7 +171,7 @@ def make_xla_plan() -> Plan:
         *_list_link_options(ops),
     )
     key = _make_key("matex-xla-", ops.key, *_XLA_FLAGS)
-    return dataclasses.replace(ops, what="the XLA kernels", seconds=60, rooms=("xla",), command=command, key=key)
+    return dataclasses.replace(ops, what="the XLA kernels", seconds=30, rooms=("xla",), command=command, key=key)
 
 
 def _make_key(prefix: str, *parts: str) -> str:

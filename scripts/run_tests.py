@@ -112,17 +112,18 @@ def lint() -> Counts:
     return Counts(passed=codes.count(0), failed=len(codes) - codes.count(0))
 
 
-def stages(options: Sequence[str], serial: Sequence[str]) -> list[list[str]]:
-    """Options of the runs of pytest, a file to each process: first what starts no program.
+def distribution(options: Sequence[str], serial: Sequence[str]) -> list[str]:
+    """Options of the run of pytest: where all tests are run, a file to each of some processes, as they are collected.
 
-    Programs take all cores while they compute. They also wait for each other, so that two files at once take little
-    more than half as long; of three each takes longer, and all as long as of two.
+    Programs take all cores while they compute. They also wait, for each other and for files, which leaves two files at
+    a time a tenth of two cores; a third takes it.
     """
     if serial != [str(TESTS)]:
-        return [[]] if serial else []
-    quick = ["--dist=loadfile", "-n", str(max(1, min(os.cpu_count() or 1, 8)))]
-    programs = ["--programs", "--dist=loadfile", "--no-loadscope-reorder", "-n", "2"]
-    return [quick] if "--quick" in options else [["--quick", *quick], programs]
+        return []
+    cores = max(1, min(os.cpu_count() or 1, 8))
+    if "--quick" in options:
+        return ["--dist=loadfile", "-n", str(cores)]
+    return ["--computing", "--dist=loadfile", "--no-loadscope-reorder", "-n", "3"]
 
 
 def pytest_command(report: Path, *words: str) -> list[str]:
@@ -147,15 +148,16 @@ def main(arguments: Sequence[str]) -> int:
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"  # under mpirun every output is a terminal
     total = Counts()
     with tempfile.TemporaryDirectory() as folder, futures.ThreadPoolExecutor() as beside:
+        os.environ[launch.SHARED] = f"{os.getpid()}:{folder}"
         everything = not any(map(is_path, arguments))
         linting = beside.submit(lint) if everything else None
         waiting = None
         if everything and "--quick" not in options:
             waiting = beside.submit(run_waiting, Path(folder, "w"), [*options, *serial])
-        for stage in stages(options, serial):
+        if serial:
             report = Path(folder, "serial.xml")
-            report.unlink(missing_ok=True)
-            total += run(pytest_command(report, *stage, *options, *serial), report, SERIAL_LIMIT)
+            words = [*distribution(options, serial), *options, *serial]
+            total += run(pytest_command(report, *words), report, SERIAL_LIMIT)
         total += linting.result() if linting else Counts()
         if waiting:
             counts, said = waiting.result()

@@ -19,7 +19,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only what starts no program: two minutes")
-    parser.addoption("--programs", action="store_true", help="only what --quick and --waiting leave out")
+    parser.addoption("--computing", action="store_true", help="only what --waiting leaves out")
     parser.addoption("--waiting", action="store_true", help="only programs that mostly wait for a time to pass")
     parser.addoption(
         "--all",
@@ -38,18 +38,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=launching)
         items[:] = [item for item in items if not _launches(item)]
         return
-    if config.getoption("--programs") or config.getoption("--waiting"):
+    if config.getoption("--computing") or config.getoption("--waiting"):
         waiting = config.getoption("--waiting")
-        launching = [item for item in launching if bool(item.get_closest_marker("waits")) == waiting]
-        chosen = set(launching)
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = launching
+        others = {item for item in items if bool(item.get_closest_marker("waits")) != waiting}
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     limits: dict[str, float] = {}
     for item in launching:
         limits[item.module.__name__] = max(_limit(item), limits.get(item.module.__name__, 0.0))
     # Where files run at the same time, the longest come first: else one of them is left alone at the end.
     sign = -1 if hasattr(config, "workerinput") else 1
-    items.sort(key=lambda item: sign * limits.get(item.module.__name__, 0.0))
+    items.sort(key=lambda item: (item.module.__name__ in limits, sign * limits.get(item.module.__name__, 0.0)))
 
 
 def _launches(item: pytest.Item) -> bool:

@@ -75,7 +75,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
     mine = {
         name: value
         for name, value in task_environment.remove_job_variables(os.environ).items()
-        if not name.startswith("MATEX_")
+        if not name.startswith("MATEX_") and name != SHARED
     }
     if "MATEX_CACHE_DIR" in os.environ:
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
@@ -167,6 +167,8 @@ def command(n: int, script: str | os.PathLike, *args: object, env: Mapping[str, 
 
 SERVERS = 2
 """How many there are: neighbours are children of different ones, and have other addresses of objects."""
+SHARED = "WARM_SERVERS"
+"""The variable with PID:FOLDER where processes share servers: they end with that process, and listen in that folder."""
 HASHES = {"PYTHONHASHSEED": "0"}
 """As the launcher has it for ranks."""
 AT_IMPORT = ("TF_", "KERAS_", "PYTHON", "LD_", "XLA_")
@@ -189,39 +191,45 @@ def warmed(words: list[str], full: Mapping[str, str]) -> list[str]:
 
 def _client(kind: str, ranks: int) -> list[str]:
     """What follows `python` in the command of a program of `ranks` that servers of this `kind` fork."""
-    folder = Path(_folder().name)
+    owner, folder = os.environ.get(SHARED, f"{os.getpid()}:{_folder().name}").split(":", 1)
     own = {"TF_USE_LEGACY_KERAS": "1"} if kind == "legacy" else {}
     for index in range(min(ranks, SERVERS)):
-        _serve(folder / f"{kind}-{index}", {**environment(), **own, **HASHES})
-    return ["-I", "-S", str(HERE / "warm_client.py"), str(folder / f"{kind}-INDEX"), str(SERVERS)]
+        _serve(Path(folder, f"{kind}-{index}"), owner, {**environment(), **own, **HASHES})
+    client = ["-I", "-S", str(HERE / "warm_client.py")]
+    return [*client, str(Path(folder, f"{kind}-INDEX")), str(SERVERS), str(os.getpid()), str(_spent())]
 
 
-_servers: list[subprocess.Popen] = []
+def _spent() -> Path:
+    """A line for each program of a server that this process has asked for, and for each server that it has started."""
+    return Path(_folder().name, "spent")
 
 
 def cpu_seconds() -> float:
     """What this process has computed, with all that it has started and that has ended."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    spent = sum(one.ru_utime + one.ru_stime for one in used)
-    for server in _servers:  # whose children are programs
-        numbers = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        spent += sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK")
-    return spent
+    by_servers = map(float, _spent().read_text().split()) if _spent().exists() else ()
+    return sum(one.ru_utime + one.ru_stime for one in used) + sum(by_servers)
 
 
-def _serve(socket: Path, full: Mapping[str, str]) -> None:
-    """A server that listens at `socket`, started if there is none. It ends once `socket` is gone."""
+_servers: list[subprocess.Popen] = []
+
+
+def _serve(socket: Path, owner: str, full: Mapping[str, str]) -> None:
+    """A server that listens at `socket`, started if there is none. It ends with `socket` or the process `owner`."""
     if socket.exists():
         return
-    command = [sys.executable, str(HERE / "warm_server.py"), str(socket)]
-    with open(f"{socket}.log", "w") as log:
+    with open(f"{socket}.lock", "w") as lock, open(f"{socket}.log", "a") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of those that want the same one, one starts it
+        if socket.exists():
+            return
+        command = [sys.executable, str(HERE / "warm_server.py"), str(socket), owner, str(_spent())]
         child = subprocess.Popen(
             command, env=dict(full), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    _servers.append(child)
-    while not socket.exists():
-        assert child.poll() is None, Path(f"{socket}.log").read_text()
-        time.sleep(0.05)
+        _servers.append(child)
+        while not socket.exists():
+            assert child.poll() is None, Path(f"{socket}.log").read_text()
+            time.sleep(0.05)
 
 
 def run(

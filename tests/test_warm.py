@@ -107,3 +107,46 @@ def test_signals_reach_it(tmp_path, number, code):
             return
         time.sleep(0.05)
     pytest.fail("it still runs")
+
+
+ASKS = """
+import sys
+import launch
+program = "import os, time\\nprint(os.getppid(), os.getpid(), flush=True)\\n"
+if sys.argv[1] == "stays":
+    program += f"open({sys.argv[2]!r}, 'w').write(str(os.getpid()))\\ntime.sleep(300)\\n"
+print(launch.run_alone(program).check().stdout)
+"""
+
+
+def test_processes_share_a_server_that_outlives_none_of_them(tmp_path):
+    """Programs end with the process that has asked for them, and servers with the process for which they are."""
+    note, owner = tmp_path / "pid", subprocess.Popen(["sleep", "300"])
+    env = {**os.environ, launch.SHARED: f"{owner.pid}:{tmp_path}", "PYTHONPATH": str(launch.HERE)}
+    words = [sys.executable, "-c", ASKS]
+    try:
+        first, second = (
+            subprocess.Popen([*words, how, str(note)], env=env, stdout=subprocess.PIPE, text=True)
+            for how in ("stays", "ends")
+        )
+        server, ended = map(int, second.communicate(timeout=120)[0].split())
+        wait_for(lambda: note.exists() and note.read_text())
+        stays = int(note.read_text())
+        with open(f"/proc/{stays}/stat") as file:
+            assert int(file.read().rpartition(")")[2].split()[1]) == server
+        assert not os.path.exists(f"/proc/{ended}")
+        first.kill()
+        first.wait()
+        wait_for(lambda: not os.path.exists(f"/proc/{stays}"))
+        assert os.path.exists(f"/proc/{server}")
+    finally:
+        owner.kill()
+        owner.wait()
+    wait_for(lambda: not os.path.exists(f"/proc/{server}"))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

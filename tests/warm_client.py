@@ -1,8 +1,9 @@
 """Runs a program in a child of a server, as if it ran here.
 
-    python warm_client.py SOCKETS COUNT [-m MODULE | SCRIPT] ARGUMENT...
+    python warm_client.py SOCKETS COUNT OWNER SPENT [-m MODULE | SCRIPT] ARGUMENT...
 
 SOCKETS is the path of a server's socket with INDEX where one of COUNT has its number; a rank takes that of its rank.
+The program ends with the process OWNER; what it has computed becomes a line of the file SPENT.
 
 Output, signals and exit code go through; where the client is killed, the program is.
 """
@@ -19,12 +20,13 @@ SIZE = struct.Struct("!I")
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
-def main(path, servers, arguments):
+def main(path, servers, owner, spent, arguments):
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until it is known to whom they go
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path.replace("INDEX", str(int(rank) % servers)))
     job = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    job |= {"owner": owner, "spent": spent}
     text = json.dumps(job).encode()
     text = SIZE.pack(len(text)) + text
     sent = socket.send_fds(connection, [text], [0, 1, 2])
@@ -53,4 +55,4 @@ def read(connection):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:5], sys.argv[5:])

@@ -1,4 +1,7 @@
-"""`python warm_server.py SOCKET` keeps a Python with TensorFlow imported, and forks a fresh child for each program.
+"""`python warm_server.py SOCKET OWNER SPENT` keeps a Python with TensorFlow imported; each program is a fork of it.
+
+It ends with the process OWNER, and a program with the process that asked for it. What each has computed is a line of a
+file that the asking process names; what the start has cost is a line of SPENT.
 
 An import of TensorFlow costs each rank seconds. A child has imported what `IMPORTS` names and done nothing else: no
 seed, no setting, nothing of matex_tf or MPI. What a program does in its child, no other child sees. The modules of
@@ -11,17 +14,21 @@ it does then is left out: to take apart each module that is imported costs as mu
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 from made_modules import MadeModules
@@ -44,9 +51,21 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
     return json.loads(data[_SIZE.size :]), files
 
 
-def serve(path: str) -> dict:
-    """Answers clients until `path` or who started it is gone; comes back in each child, with what it is to run."""
-    parent = os.getppid()
+def is_there(process: str) -> bool:
+    return os.path.exists(f"/proc/{process}")
+
+
+def note_spent(path: str, seconds: float) -> None:
+    """A line for the process whose file `path` is, if it is still there."""
+    try:
+        with open(path, "a") as file:
+            file.write(f"{seconds:.3f}\n")
+    except FileNotFoundError:
+        pass
+
+
+def serve(path: str, owner: str) -> dict:
+    """Answers clients until `path` or `owner` is gone; comes back in each child, with what it is to run."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(path + ".new")
     listening.listen(64)
@@ -58,8 +77,12 @@ def serve(path: str) -> dict:
     waiting = selectors.DefaultSelector()
     waiting.register(listening, selectors.EVENT_READ)
     waiting.register(woken, selectors.EVENT_READ)
-    children: dict[int, socket.socket] = {}
-    while os.path.exists(path) and os.getppid() == parent:
+    children: dict[int, tuple[socket.socket, dict]] = {}
+    while os.path.exists(path) and is_there(owner):
+        for child, (_, job) in children.items():
+            if not is_there(job["owner"]):
+                with contextlib.suppress(ProcessLookupError):  # it has not made its group yet
+                    os.killpg(child, signal.SIGKILL)
         for key, _ in waiting.select(5):
             if key.fileobj is listening:
                 connection, _ = listening.accept()
@@ -73,7 +96,7 @@ def serve(path: str) -> dict:
                     signal.set_wakeup_fd(-1)
                     for number, file in enumerate(files):
                         os.dup2(file, number)
-                    for one in (listening, woken, waker, connection, *children.values()):
+                    for one in (listening, woken, waker, connection, *(other for other, _ in children.values())):
                         one.close()
                     waiting.close()
                     for file in files:
@@ -81,24 +104,26 @@ def serve(path: str) -> dict:
                     return job
                 for file in files:
                     os.close(file)
-                children[child] = connection
+                children[child] = connection, job
                 waiting.register(connection, selectors.EVENT_READ, child)
                 connection.sendall(_SIZE.pack(child))
             elif key.fileobj is woken:
                 woken.recv(4096)
                 for child in list(children):
-                    ended, status = os.waitpid(child, os.WNOHANG)
+                    ended, status, used = os.wait4(child, os.WNOHANG)
                     if ended:
-                        _end(waiting, children, child, status)
+                        _end(waiting, *children.pop(child), status, used)
             elif key.data in children:  # the client was killed: so are its child and what that has started
                 os.killpg(key.data, signal.SIGKILL)
-                _, status = os.waitpid(key.data, 0)
-                _end(waiting, children, key.data, status)
+                _, status, used = os.wait4(key.data, 0)
+                _end(waiting, *children.pop(key.data), status, used)
     raise SystemExit
 
 
-def _end(waiting: selectors.BaseSelector, children: dict[int, socket.socket], child: int, status: int) -> None:
-    connection = children.pop(child)
+def _end(
+    waiting: selectors.BaseSelector, connection: socket.socket, job: dict, status: int, used: resource.struct_rusage
+) -> None:
+    note_spent(job["spent"], used.ru_utime + used.ru_stime)
     waiting.unregister(connection)
     try:
         connection.sendall(_SIZE.pack(status))
@@ -116,6 +141,7 @@ def prepare(job: dict, added: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update({**job["environment"], **added})
+    tempfile.tempdir = None  # found anew in this environment
     os.chdir(job["folder"])
     sys.argv = job["arguments"]
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # a rank's is a terminal: what it has printed is out
@@ -169,6 +195,7 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
-    job = serve(sys.argv[1])
+    note_spent(sys.argv[3], time.process_time())
+    job = serve(*sys.argv[1:3])
     prepare(job, added)
     end_process(run_program())
