@@ -87,7 +87,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   if (is_end) matex::GiveUpAll("its script has ended.");
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
-  if (is_end) matex::FinishJobs(), matex::FinishPulls();  // then MPI may end
+  if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may end
   return matex::Result(matex::Finish(call, is_end ? matex::BrokenJobs() : matex::Error()));
 }
 

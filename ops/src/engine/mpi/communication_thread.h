@@ -1,23 +1,12 @@
-// The thread that communicates while others compute. It does one job after the other, in the order in which they were
-// added: that of the meetings, the same on all ranks.
+// What the threads that communicate while others compute have in common: they stop where MPI fails.
 #pragma once
-
-#include <cstdint>
-#include <functional>
 
 #include "engine/base/error.h"
 
 namespace matex {
 
-// Gives the number of the job, which counts from 1 and is handed to it. Jobs whose ranks meet first are added under the
-// mutex of the world.
-int64_t AddJob(std::function<void(int64_t number)> job);
-
-// Returns when all jobs that were added by now are done.
-void FinishJobs();
-
-// What MPI said of a job that failed: nobody knows then where the others are, and no later job begins to communicate.
-// The first counts; it is returned.
+// What MPI said of an exchange that failed: nobody knows then where the others are, and no later one begins. The first
+// counts; it is returned.
 Error BreakJobs(const Error& error);
 Error BrokenJobs();
 

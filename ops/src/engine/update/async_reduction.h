@@ -42,4 +42,7 @@ void GiveUp(int64_t ticket, const std::string& why);
 // The same for all updates announced by now; the script ends.
 void GiveUpAll(const std::string& why);
 
+// Returns when the thread is done with all of them.
+void FinishUpdates();
+
 }  // namespace matex
