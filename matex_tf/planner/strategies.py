@@ -62,7 +62,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
         return made, refused
     if update.weights:
         if 0 < settings.count_only_serving(asked) < ranks:
-            made.append(_price_only_serving(predictor, update, ranks, asked))
+            made.append(_estimate_only_serving(predictor, update, ranks, asked))
         for owners in list_numbers_of_owners(ranks, usual.hosts, _read_number(asked, "servers", ranks)):
             slots = update.whole + update.slots / owners
             step = predict_pieces(predictor, usual, update, owners)
@@ -84,7 +84,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
     return made, refused
 
 
-def _price_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
+def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
     """Of ranks of which the last own the pieces, and have one row of each batch in place of a slice."""
     plan, owners = predictor.plan, settings.count_only_serving(strategy)
     training = ranks - owners
