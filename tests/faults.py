@@ -53,6 +53,12 @@ FAULTS = {
         "      done();\n      const std::vector<void*> values = pulled->Lock();",
         "tests/servers/test_sharded.py",
     ),
+    "a rank that computes is said to wait": Fault(
+        "ops/src/engine/sequence/wait_state.cc",
+        "  waiters.blocked_since = Clock::now();\n}",
+        "}",
+        "tests/ops/engine/test_stress.py",
+    ),
     "rows of a batch are left out": Fault(
         "matex_tf/sharding/row_shares.py",
         "(rank + 1) * base + _take_minimum(rank + 1, extra)",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from matex_tf import settings
 from matex_tf.costs import collectives, pieces
@@ -59,9 +60,9 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
     refused: list[Refusal] = []
     if ranks == 1:
         return made, refused
-    if settings.count_only_serving(asked):
-        refused.append(Refusal(asked, "what ranks cost that only serve is not known"))
     if update.weights:
+        if 0 < settings.count_only_serving(asked) < ranks:
+            made.append(_estimate_only_serving(predictor, update, ranks, asked))
         for owners in list_numbers_of_owners(ranks, usual.hosts, _read_number(asked, "servers", ranks)):
             slots = update.whole + update.slots / owners
             step = predict_pieces(predictor, usual, update, owners)
@@ -81,6 +82,26 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
         step = predict_local(predictor, usual, period)
         made.append(Price(f"local:{period}", step, all_slots, step.memory))
     return made, refused
+
+
+def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
+    """Of ranks of which the last own the pieces, and have one row of each batch in place of a slice."""
+    plan, owners = predictor.plan, settings.count_only_serving(strategy)
+    training = ranks - owners
+    # A slice of those that train is one of as many ranks of a larger batch.
+    larger = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
+    made = Predictor(larger)
+    usual = made.predict_step(ranks)
+    step = predict_pieces(made, usual, update, owners)
+    slots = update.whole + update.slots / owners
+    serves = made.compute.estimate_memory_of_rows(1) - update.slots + update.slots / owners
+    batches = training if plan.scaling == "weak" else 1
+    step = replace(
+        step,
+        rows_a_second=plan.rows * batches / step.step,
+        efficiency=batches * predictor.compute.estimate_alone(ranks)[0] / (ranks * step.step),
+    )
+    return Price(strategy, step, slots, max(usual.memory - update.slots, serves))
 
 
 def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:

@@ -1,6 +1,7 @@
 """Prices of strategies follow from what is measured and counted; the number of owners from the model and memory."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from planner_plans import a_plan
@@ -182,9 +183,28 @@ def test_the_strategy_that_is_set_is_priced_too():
         find_price(Predictor(a_plan()), 2, "sharded")
     with pytest.raises(PlanFileError, match="servers:9: there are 8 ranks"):
         find_price(made, 8, "servers:9")
-    with pytest.raises(PlanFileError, match="servers:3:only: what ranks cost that only serve is not known"):
-        find_price(made, 8, "servers:3:only")
-    assert [one.strategy for one in estimate_strategies(made, 8, "servers:3:only")[1]] == ["servers:3:only"]
+    with pytest.raises(PlanFileError, match="servers:8:only: there are 8 ranks"):
+        find_price(made, 8, "servers:8:only")
+
+
+@pytest.mark.parametrize("scaling, batches, slice_seconds", [("strong", 1, 6.4e-3 / 6), ("weak", 6, 6.4e-3)])
+def test_ranks_that_only_serve_leave_the_others_larger_slices(scaling, batches, slice_seconds):
+    """Of 8 ranks 2 serve: 6 compute a sixth of the batch each, or whole ones, and all wait for half an update."""
+    plan = a_plan_with_an_update(ranks_per_host=8, links=(), overlaps=False)
+    if scaling == "weak":
+        sizes = tuple(replace(one, rows=64, steps=(5e-3 + 6.4e-3,) * 5) for one in plan.sizes)
+        plan = replace(plan, scaling="weak", sizes=sizes)
+    made = Predictor(plan)
+    found, usual = find_price(made, 8, "servers:2:only"), find_price(made, 8, "servers:2")
+    rounded = 1e-4 * (ceil(64 / 6) - 64 / 6) if scaling == "strong" else 0.0
+    assert found.step.compute == pytest.approx(5e-3 + slice_seconds + rounded - UPDATE / 2)
+    assert found.step.exposed == usual.step.exposed, "they take part in sums, and need the new weights"
+    assert (found.strategy, found.slots) == ("servers:2:only", usual.slots) == ("servers:2:only", 8 + WEIGHTS)
+    assert found.step.rows_a_second == pytest.approx(64 * batches / found.step.step)
+    alone, _ = made.compute.estimate_alone(8)
+    assert found.step.efficiency == pytest.approx(alone * batches / (8 * found.step.step))
+    # Who has most of all is a server, which has half of the optimizer's variables and a row, or trains.
+    assert found.memory == a_plan().sizes[0].peak_bytes - WEIGHTS
 
 
 def test_what_cannot_be_had_is_said():

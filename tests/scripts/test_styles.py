@@ -176,9 +176,9 @@ def scripts_for(group, part, ranks, every_way):
     return [path for place, path in enumerate(found) if not ranks or (place % 4 == 3) == (ranks == 3)]
 
 
-def run(group, ranks, folder, chosen):
+def run(group, ranks, folder, chosen, **more):
     """What each of the `chosen` scripts left behind on each rank, the lines it printed and the files it wrote."""
-    env = {"TF_USE_LEGACY_KERAS": "1" if group == "legacy" else None, "MATEX_EXPLAIN": "1"}
+    env = {"TF_USE_LEGACY_KERAS": "1" if group == "legacy" else None, "MATEX_EXPLAIN": "1", **more}
     arguments = (HERE / "driver.py", folder, *chosen)
     for script in chosen:
         # As a person's own folder, each script's is there before it starts.
@@ -306,24 +306,41 @@ def test_a_script_is_under_ranks_what_it_is_alone(alone, group, part, ranks, tmp
     chosen = scripts_for(group, part, ranks, pytestconfig.getoption("--all"))
     if not chosen:
         return
-    (want,), lines, written = alone(group, part)
-    left, lines_of_ranks, written_by_ranks = run(group, ranks, tmp_path, chosen)
-    names = sorted(Path(path).stem for path in chosen)
+    (want,), _, _ = expected = alone(group, part)
+    found = run(group, ranks, tmp_path, chosen)
+    for name in {Path(path).stem for path in chosen} - SINGLE_ROWS:
+        left = [left.get(name) for left in found[0]]
+        if name in want and all(left):
+            note_shared(f"{name} ({group})", want[name]["rows"], [one["rows"] for one in left], left[0]["said"])
+    assert not (wrong := differences(group, chosen, expected, found)), "\n".join(wrong)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("per_node", ["2", "1"])
+@pytest.mark.parametrize("group, part", [(group, part) for group in GROUPS for part in range(len(parts_of(group)))])
+def test_a_script_is_the_same_where_each_rank_owns_a_piece(alone, group, part, per_node, tmp_path):
+    """On one host, where new weights are read where they lie, and on two, where messages bring them."""
+    env = {"MATEX_STRATEGY": "sharded", "MATEX_RANKS_PER_NODE": per_node}
+    found = run(group, 2, tmp_path, parts_of(group)[part], **env)
+    assert not (wrong := differences(group, parts_of(group)[part], alone(group, part), found)), "\n".join(wrong)
+
+
+def differences(group, chosen, alone, found):
+    """What is wrong with each of the `chosen` scripts; `alone` and `found` are what `run` gives."""
+    ((want,), lines, written), (left, lines_of_ranks, written_by_ranks) = alone, found
     wrong = []
-    for name in names:
+    for name in sorted(Path(path).stem for path in chosen):
         problems = problems_of(
             name,
             group,
             want.get(name),
-            [found.get(name) for found in left],
+            [one.get(name) for one in left],
             (lines.get(name), lines_of_ranks.get(name)),
             (written.get(name), written_by_ranks.get(name)),
         )
         wrong += [f"{name}: {problem}" for problem in problems]
-        if name in want and name in left[0] and name not in SINGLE_ROWS:
-            computed = [found[name]["rows"] for found in left]
-            note_shared(f"{name} ({group})", want[name]["rows"], computed, left[0][name]["said"])
-    assert not wrong, "\n".join(wrong)
+    return wrong
 
 
 def note_shared(name, alone, computed, said):

@@ -74,6 +74,7 @@ def common_memory():
 def train(name):
     """Trains with the strategy that is set; whether each step sums gradients in pieces."""
     model, optimizer = network(), keras.optimizers.Adam(0.05, weight_decay=0.01)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])  # what decays has a new place before each update
     step, asking = step_of(model, optimizer), step_of(model, optimizer, tf.linalg.global_norm)
     over, along = loops_of(step)
     kept, figures, weights = [], [], []

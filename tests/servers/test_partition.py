@@ -48,5 +48,11 @@ def test_owners_are_spread_over_the_nodes():
 
 
 def test_a_copy_is_on_another_rank_of_the_node_if_there_is_one():
-    assert [piece_copies.find_keeper(rank, [0, 0, 0, 3, 3]) for rank in range(5)] == [1, 2, 0, 4, 3]
-    assert [piece_copies.find_keeper(rank, [0, 1, 1]) for rank in range(3)] == [1, 2, 1]
+    def keepers(nodes, owning):
+        return [piece_copies.find_keeper(rank, nodes, owning) for rank in range(len(nodes))]
+
+    assert keepers([0, 0, 0, 3, 3], range(5)) == [1, 2, 0, 4, 3]
+    assert keepers([0, 1, 1], range(3)) == [1, 2, 1]
+    # Of those near it is an owner, also a further one; but the copy goes to no other node for that.
+    assert keepers([0, 0, 0, 3], [0, 2])[0] == 2 and keepers([0, 0, 0], [1])[1] == 2
+    assert keepers([0, 1, 2, 3], [0, 1])[:2] == [1, 0] and keepers([0, 0, 2, 2], [0, 2])[0] == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_tf.runtime import objects
-from matex_tf.servers.pieces import sharded_slots
+from matex_tf.servers.pieces import owners, sharded_slots
 from matex_tf.servers.pieces.sharded_slots import Holding
 from matex_tf.servers.variable_swap import find_inner
 from matex_tf.world import membership, world
@@ -33,15 +33,18 @@ _sent: dict[Holding, _Copies] = {}
 _under_way: list[np.ndarray] = []  # what MPI may still read and write, where a rank was lost
 
 
-def find_keeper(rank: int, nodes: Sequence[int]) -> int:
+def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
     """The rank that has the copy of `rank`'s pieces: the next one of its node, in a circle; alone there, the next one.
+
+    Of several it is one that owns pieces itself: others may be where memory is short.
 
     Args:
         nodes: of each rank the one on which it is.
+        owning: the ranks that own pieces.
     """
-    near = [other for other, node in enumerate(nodes) if node == nodes[rank]]
-    circle = near if len(near) > 1 else list(range(len(nodes)))
-    return circle[(circle.index(rank) + 1) % len(circle)]
+    others = [(rank + far) % len(nodes) for far in range(1, len(nodes))]
+    near = [other for other in others if nodes[other] == nodes[rank]] or others
+    return next((other for other in near if other in owning), near[0])
 
 
 def send_copies(holdings: Sequence[Holding]) -> None:
@@ -89,7 +92,8 @@ def _exchange_pieces(one: Holding) -> dict[int, np.ndarray]:
     from mpi4py import MPI
 
     here, origins = world.get_world(), membership.list_origins()
-    keepers = [find_keeper(rank, here.nodes) for rank in range(here.size)]
+    owning = owners.list_owners()
+    keepers = [find_keeper(rank, here.nodes, owning) for rank in range(here.size)]
     mine = _copy_pieces(one)
     taken = {rank: _make_bytes(one, rank) for rank, keeper in enumerate(keepers) if keeper == here.rank}
     communicator = world.get_communicator("control")

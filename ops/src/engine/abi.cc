@@ -20,7 +20,7 @@
 #include "engine/layout/layout.h"
 #include "engine/update/link_probe.h"
 #include "engine/update/async_reduction.h"
-#include "engine/mpi/communication_thread.h"
+#include "engine/mpi/failure.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/layout/error_feedback.h"
@@ -87,7 +87,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what) {
   if (is_end) matex::GiveUpAll("its script has ended.");
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
-  if (is_end) matex::FinishJobs(), matex::FinishPulls();  // then MPI may end
+  if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may end
   return matex::Result(matex::Finish(call, is_end ? matex::BrokenJobs() : matex::Error()));
 }
 

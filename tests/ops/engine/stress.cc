@@ -476,6 +476,39 @@ void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<const Layo
   for (auto& update : updates) update->Finish();
 }
 
+// A rank whose gradients still come computes, whatever its thread waits for meanwhile: no such second is one of waiting.
+void Computing(Random& random) {
+  const World& world = TheWorld();
+  const std::vector<Entry> entries(2, Entry{"a gradient", Type::kFloat32, {8192}, 0});  // too large for one step
+  const auto layout = std::make_shared<const Layout>(entries, world.chunk_bytes, world.fuse_bytes, world.compression);
+  const Gradients gradients(entries, Weights(random), false);
+  std::atomic<int> over{0};
+  int64_t ticket = 0;
+  Check(Announce({layout, "an update in which rank 0 computes"}, gradients.weights[my_rank], step, &ticket));
+  const double before = BlockedSeconds();
+  const auto hand_over = [&](int entry) {
+    const auto done = [&](const Error& error) { Check(error), ++over; };
+    HandOver(ticket, entry, {gradients.from[entry], gradients.to[entry], done});
+  };
+  double start = 0;
+  if (my_rank == 0) {
+    hand_over(0);
+    Waiting waiting;
+    while (!LongestWait(&waiting)) usleep(1000);  // for the others' first gradient
+    usleep(50'000);
+    start = MPI_Wtime();
+    hand_over(1);
+    for (int rank = 1; rank < ranks; ++rank) MPI_Send(nullptr, 0, MPI_BYTE, rank, 0, MPI_COMM_WORLD);
+  } else {
+    MPI_Recv(nullptr, 0, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    for (const int entry : {0, 1}) hand_over(entry);
+  }
+  while (over < 2) usleep(1000);
+  const double waited = BlockedSeconds() - before, could = MPI_Wtime() - start;
+  Check(my_rank > 0 || waited <= could, "seconds in which it computed are among those in which it waited");
+  for (size_t i = 0; i < entries.size(); ++i) CheckOwn(*layout, gradients, i);
+}
+
 // What is asked of the engine from other threads while it works.
 void Watch(const std::atomic<bool>& ended) {
   double seconds = 0;
@@ -603,6 +636,7 @@ int main(int argc, char** argv) {
         Overlap(random, own, &layouts);
     }
   }
+  Computing(random);
   End(random, own);
   NoMemory();
   ended = true;

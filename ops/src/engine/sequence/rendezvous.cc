@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/mpi/communication_thread.h"
+#include "engine/mpi/failure.h"
 #include "engine/mpi/arrivals.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "engine/base/thread_priority.h"
-#include "engine/mpi/communication_thread.h"
+#include "engine/mpi/failure.h"
 #include "engine/mpi/sleeping_wait.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"

@@ -7,12 +7,14 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/base/hash.h"
+#include "engine/base/thread_priority.h"
 #include "engine/update/bucket_tuner.h"
-#include "engine/mpi/communication_thread.h"
+#include "engine/mpi/failure.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/readiness.h"
@@ -58,9 +60,15 @@ class Overlapped {
  public:
   int64_t Add(std::shared_ptr<Update> update) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t ticket = AddJob([this, update](int64_t number) { Run(number, update.get()); });
-    updates_.emplace(ticket, update);
-    return ticket;
+    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    if (done_ == added_++) changed_.notify_all();
+    updates_.emplace(added_, std::move(update));
+    return added_;
+  }
+
+  void Finish() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return done_ == added_; });
   }
 
   void HandOver(int64_t ticket, int entry, HandedOver gradient) {
@@ -106,16 +114,22 @@ class Overlapped {
   bool Travel() const { return Now() < travel_until_; }
 
  private:
-  void Run(int64_t ticket, Update* update) {
+  void Run() {
+    WakePromptly();
     SetLane(Lane::kCommunication);
-    if (const Error error = Reduce(ticket, update)) {
-      // Gradients may still come, and are told so.
-      came_ = 0;
-      Fail(update, error);
-      return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return done_ < added_; });
+      const int64_t ticket = done_ + 1;
+      const std::shared_ptr<Update> update = updates_[ticket];
+      lock.unlock();
+      const Error error = Reduce(ticket, update.get());
+      if (error) Fail(update.get(), error);
+      lock.lock();
+      if (!error) updates_.erase(ticket);  // else gradients may still come, and are told so
+      done_ = ticket;
+      changed_.notify_all();
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    updates_.erase(ticket);
   }
 
   // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
@@ -227,6 +241,7 @@ class Overlapped {
   }
 
   void Fail(Update* update, const Error& error) {
+    came_ = 0;
     std::vector<std::function<void(const Error&)>> waiting;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -241,7 +256,9 @@ class Overlapped {
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::thread thread_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
+  int64_t added_ = 0, done_ = 0;                        // the last tickets
   std::vector<char> buffer_;
   AllLearned learned_;
   std::atomic<int64_t> travel_until_{0};
@@ -276,6 +293,8 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 }
 
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
+
+void FinishUpdates() { TheOverlapped().Finish(); }
 
 void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
 

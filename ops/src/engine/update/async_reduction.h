@@ -42,6 +42,9 @@ void GiveUp(int64_t ticket, const std::string& why);
 // The same for all updates announced by now; the script ends.
 void GiveUpAll(const std::string& why);
 
+// Returns when the thread is done with all of them.
+void FinishUpdates();
+
 // Whether gradients travel now, or did a moment ago and more may follow at once. Not while this rank waits for another
 // one's: so it becomes false, whatever else waits for it.
 bool GradientsTravel();
