@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <limits>
 #include <map>
@@ -27,12 +26,8 @@
 namespace matex {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Between two sums that follow each other are copies and an agreement.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Update {
   explicit Update(const Part& one, double by)
@@ -42,7 +37,7 @@ struct Update {
   size_t Count() const { return part.layout->entries().size(); }
 
   const Part part;
-  Clock::time_point announced;
+  int64_t announced = 0;      // by `Now`
   std::vector<double> ready;  // seconds after it was announced, of each gradient
   const double weight;
   int64_t number = 0;  // among this rank's updates, from 1
@@ -86,7 +81,7 @@ class Overlapped {
         update.outputs[entry] = gradient.output;
         update.done[entry] = std::move(gradient.done);
         update.here[entry] = true;
-        update.ready[entry] = Since(update.announced);
+        update.ready[entry] = 1e-9 * (Now() - update.announced);
         RecordReady(update.part.layout->entries()[entry]);
         NoteGradient();
         // A thread that is woken up in vain takes the core from the one that computes.
@@ -228,10 +223,10 @@ class Overlapped {
     return error ? BreakJobs(error) : error;
   }
 
-  // When the last gradient came, by the clock of record.h.
+  // When the last gradient came, by `Now`.
   static int64_t Came(const Update& update) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
-    return std::chrono::nanoseconds(update.announced.time_since_epoch()).count() + static_cast<int64_t>(last * 1e9);
+    return update.announced + static_cast<int64_t>(last * 1e9);
   }
 
   static void GiveBack(Update* update, int entry) {
@@ -282,7 +277,7 @@ Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket) {
   // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
-  update->announced = Clock::now();
+  update->announced = Now();
   update->number = CountOf(Kind::kGradients) + 1;
   *ticket = TheOverlapped().Add(std::move(update));
   return Finish(call, Error());
