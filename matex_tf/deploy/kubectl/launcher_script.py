@@ -37,7 +37,7 @@ _SCRIPT = """\
 child= asked= ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}
 trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
-[ ! -e "$ended" ] || {{ tell; exit $(cat "$ended"); }}
+[ ! -s "$ended" ] || {{ tell; exit $(cat "$ended"); }}
 {note}{setup}[ -z "$asked" ] || exit {again}
 {command} & child=$!
 [ "$asked" != early ] || kill -TERM $child
@@ -50,6 +50,6 @@ exit $code
 """
 _NOTE = """\
 mkdir -p {at} && echo {note} > {at}/{file} || {{
-echo "matex: $(hostname) cannot write {at}: the volume of --claim has to let the image's user ($(id -un)) write" >&2
+echo "matex: $(hostname) cannot write {at}: the volume of --claim has to have room, and let the image's user ($(id -un)) write" >&2
 tell; exit {code}; }}
 """

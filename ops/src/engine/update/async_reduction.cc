@@ -120,6 +120,7 @@ class Overlapped {
       lock.unlock();
       const Error error = Reduce(ticket, update.get());
       if (error) Fail(update.get(), error);
+      if (error || !update->part.more) travel_until_ = 0;
       lock.lock();
       if (!error) updates_.erase(ticket);  // else gradients may still come, and are told so
       done_ = ticket;
