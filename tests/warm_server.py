@@ -52,7 +52,11 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
 
 
 def is_there(process: str) -> bool:
-    return os.path.exists(f"/proc/{process}")
+    """Whether it has not ended, waited for or not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def note_spent(path: str, seconds: float) -> None:
@@ -106,7 +110,8 @@ def serve(path: str, owner: str) -> dict:
                     os.close(file)
                 children[child] = connection, job
                 waiting.register(connection, selectors.EVENT_READ, child)
-                connection.sendall(_SIZE.pack(child))
+                with contextlib.suppress(OSError):  # the client is gone, of which the selector tells
+                    connection.sendall(_SIZE.pack(child))
             elif key.fileobj is woken:
                 woken.recv(4096)
                 for child in list(children):
@@ -114,7 +119,9 @@ def serve(path: str, owner: str) -> dict:
                     if ended:
                         _end(waiting, *children.pop(child), status, used)
             elif key.data in children:  # the client was killed: so are its child and what that has started
-                os.killpg(key.data, signal.SIGKILL)
+                os.kill(key.data, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has not made its group yet
+                    os.killpg(key.data, signal.SIGKILL)
                 _, status, used = os.wait4(key.data, 0)
                 _end(waiting, *children.pop(key.data), status, used)
     raise SystemExit

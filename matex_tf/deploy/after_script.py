@@ -27,9 +27,7 @@ class SubmitCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, _, order = self.make_parser(ctx).parse_args(list(args))
-        clusters = sorted({one.opts[0] for one in order if one.name == "cluster"})
-        if len(clusters) > 1:
-            raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
+        _refuse_two_clusters(order)
         given: Any = before.get("script")
         script = list(given) if isinstance(given, (list, tuple)) else []  # click has a mark of its own for none
         head, following = args[: len(args) - len(script)], script[1:]
@@ -51,10 +49,17 @@ class SubmitCommand(click.Command):
         refuse_misspelt(script[0], following, takes)
         if own and takes.get(own[-1]):
             raise click.BadOptionUsage(own[-1], f"Option '{own[-1]}' requires an argument.")
+        _refuse_two_clusters(self.make_parser(ctx).parse_args([*head, *own, script[0]])[2])
         if own:
             told = f"{shlex.join(own)} after {script[0]} goes to the job; the script's own arguments may follow `--`"
             print(f"matex: {told}", file=sys.stderr)
         return super().parse_args(ctx, [*head, *own, "--", script[0], *left])
+
+
+def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
+    clusters = sorted({one.opts[0] for one in order if one.name == "cluster"})
+    if len(clusters) > 1:
+        raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
 
 
 def _list_options_of_others(cluster: Any) -> set[str]:

@@ -35,7 +35,8 @@ class State:
     """Where a job is: one of the phases above, and the scheduler's `words`, with what they mean where that is known.
 
     `code` is the exit code of one that has ended. `seconds` are those since it was submitted: until now, or its end;
-    None where nobody tells. `starts` is what the scheduler calls those of which it has had several.
+    None where nobody tells. `starts` is what the scheduler calls those of which it has had several. `holds` says whether
+    one that has ended still holds nodes.
     """
 
     phase: str
@@ -45,6 +46,7 @@ class State:
     means: str = ""
     seconds: float | None = None
     starts: str = "starts"
+    holds: bool = False
 
     def __str__(self) -> str:
         if self.phase == ENDED:
@@ -73,7 +75,7 @@ def cancel_job(does: Any, job: Job) -> None:
     Raises:
         JobError: it has ended already, or the cluster refuses.
     """
-    if (now := does.find_state(job)).phase in (ENDED, FORGOTTEN):
+    if (now := does.find_state(job)).phase in (ENDED, FORGOTTEN) and not now.holds:
         raise JobError(f"{job.id} {now}: there is nothing to cancel")
     does.cancel_job(job)
 

@@ -249,8 +249,8 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
 
 def _stop_launching(job: Job, name: str) -> None:
-    """Let this batch Job end with the launchers that it has: until then workers are kept, for a minute at most."""
-    with contextlib.suppress(UnreachableError):  # whoever may not do it, too, waits that minute
+    """Let this batch Job end with the launchers that it has: workers are kept until the last of them has ended."""
+    with contextlib.suppress(UnreachableError):  # as whoever may not do it, one waits for them
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 
 

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "top": "matex_tf.launch.monitoring.command:show_top",
     "report": "matex_tf.launch.monitoring.command:write_report",
 }
-"""Where other commands are, or what makes them of what a run is made of. `matex run` imports none, to begin soon."""
+"""Where other commands are, or a function that makes one. `matex run` imports none, to begin soon."""
 
 
 class _Commands(click.Group):
@@ -124,7 +124,7 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
     asked = run_options.read_run(ctx)
     if not asked.dry_run:
         check_target(asked)
-    if asked.live and not (asked.record or "MATEX_RECORD" in os.environ):
+    if asked.live and not (asked.record or os.environ.get("MATEX_RECORD")):
         asked = replace(asked, record=event_log.name_record_folder(asked.target))
     if asked.dry_run:
         print(shlex.join(make_command_line(asked)))

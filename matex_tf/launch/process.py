@@ -52,6 +52,8 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
     """
     heard: set[int] = set()
     code = wait_for_ranks(command, folder, heard)
+    if code == 0 and exit_marks.needs_requeue(folder):
+        return exit_marks.EXIT_REQUEUE
     if code == 0 and exit_marks.is_proof_given(folder):
         return 0
     if ended := heard & _ENDING:

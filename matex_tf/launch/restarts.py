@@ -125,8 +125,8 @@ def run_with_restarts(
         _remove_state(state)
     if end == ASKED and code != 0:
         say(
-            f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}): an "
-            f"abort or a signal that mpirun tells of is no other. The same command goes on with what {state} has"
+            f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}). What "
+            f"mpirun says of an abort or a signal is that end; the same command {_describe_next_run(state)}"
         )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
@@ -187,10 +187,13 @@ def _run_attempts(
 def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
     """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
     code = process.compute_signal_exit_code(signals)
-    kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
-    how = f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
-    say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {how}")
+    say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {_describe_next_run(state)}")
     return code
+
+
+def _describe_next_run(state: str) -> str:
+    kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
+    return f"goes on from {state}" if kept else "begins anew, as nothing was kept yet"
 
 
 class _AskedError(Exception):

@@ -152,7 +152,7 @@ def test_a_volume_that_cannot_be_written_is_told_and_nothing_is_trained(tmp_path
     (tmp_path / "file").write_text("")
     ended = subprocess.run(launcher_words(asked, tmp_path), cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 73 and not (tmp_path / "trained").exists()
-    assert f"cannot write {tmp_path}/file/a-1: the volume of --claim has to let the image's user" in ended.stderr
+    assert f"cannot write {tmp_path}/file/a-1: the volume of --claim has to have room, and let the image's user" in ended.stderr
     assert (tmp_path / "told").read_text() == "matex: the run is over\n"
 
 
@@ -170,6 +170,15 @@ def test_only_a_run_that_asks_for_it_is_started_again(tmp_path, code, again):
         (tmp_path / "told").write_text("")
     assert (tmp_path / "runs").read_text().count("run") == 1 + again
     assert run_folder.read_note(tmp_path / "a-1") == ("kubernetes", job.Job("a-1", str(tmp_path / "a-1"), "science"))
+
+
+def test_an_exit_code_for_which_there_was_no_room_ends_no_later_launcher(tmp_path):
+    asked = kubernetes.Kubernetes(name="a", image="a", matex="./matex", claim="c", folder=str(tmp_path))
+    (tmp_path / "matex").write_text("#!/bin/bash\nexit 3\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    (tmp_path / "a-1").mkdir()
+    (tmp_path / "a-1" / run_folder.EXIT_CODE).write_text("")
+    assert subprocess.run(launcher_words(asked, tmp_path), cwd=tmp_path).returncode == 3
 
 
 def test_a_launcher_that_is_asked_to_end_asks_the_run(tmp_path):
@@ -377,6 +386,12 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     assert not Path("runs").exists()
 
 
+def test_a_run_that_is_over_and_holds_workers_can_be_cancelled(fakes):
+    kubectl(fakes, [mpijob("Created", "Running")], [[pod("l-1", state=ended(3, OVER))]])
+    assert cli.main(["cancel", "train-x7k2q"]) == 0
+    assert fakes.calls[-1] == "kubectl delete mpijobs.kubeflow.org train-x7k2q --wait=false"
+
+
 def test_a_run_that_is_over_keeps_no_workers(fakes, capfd):
     over = pod("l-1", state=ended(3, OVER))
     over["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train-x7k2q-launcher"}]
@@ -449,6 +464,7 @@ def test_a_job_that_is_gone_and_one_that_is_cancelled(fakes, capfd):
     [
         (["--kubernetes", "x.py"], "--kubernetes needs --image"),
         (["--slurm", "--kubernetes", "--image", "i", "x.py"], "--kubernetes and --slurm do not go together"),
+        (["--kubernetes", "x.py", "--image", "i", "--slurm"], "--kubernetes and --slurm do not go together"),
         (["--slurm", "x.py", "--nodes"], "Option '--nodes' requires an argument"),
         (["--kubernetes", "--image", "i", "--partition", "p", "x.py"], "--partition goes with --slurm"),
         (["--slurm", "--image", "i", "x.py"], "--image goes with --kubernetes"),

@@ -18,7 +18,7 @@ import pytest
 from fake_mpirun import started
 
 import launch as launching
-from matex_tf.launch import cli, restarts
+from matex_tf.launch import cli, process, restarts
 from matex_tf.launch.hosts import answering
 from matex_tf.resilience import script_file
 from matex_tf.world import error_records, mpirun_options
@@ -274,10 +274,16 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     assert child.wait(10) == code
     said = {
         signal.SIGINT: f"interrupted by SIGINT (exit code 130); the same command goes on from {state}",
-        signal.SIGTERM: "the run was asked to end, and its ranks were ended for that (exit code 75): an abort or a "
-        f"signal that mpirun tells of is no other. The same command goes on with what {state} has",
+        signal.SIGTERM: "the run was asked to end, and its ranks were ended for that (exit code 75). What mpirun "
+        f"says of an abort or a signal is that end; the same command goes on from {state}",
     }
     assert child.stderr.read() == f"matex: {said[number]}\n"
+
+
+def test_a_run_that_asks_to_go_on_is_not_lost(tmp_path):
+    """One whose state the script's own environment names: mpirun calls the end of its ranks 0."""
+    (tmp_path / "ask-again").touch()
+    assert process.run_to_end(["true"], str(tmp_path)) == 75
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     if end is not None:
         code, over = end[1]["exitCode"], _parse_moment(end[1], "finishedAt")
         took = over - created if over is not None and created is not None else None
-        return State(ENDED, "Failed", again, code, messages.explain_exit(code), took, "launchers")
+        return State(ENDED, "Failed", again, code, messages.explain_exit(code), took, "launchers", holds=True)
     waited = time.time() - created if created is not None else None
     if stuck := messages.explain_wait(pods):
         return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1], seconds=waited)

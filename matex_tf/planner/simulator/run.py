@@ -7,7 +7,6 @@ import itertools
 from dataclasses import dataclass
 from math import ceil
 
-from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import AnyLink
 from matex_tf.planner import buckets, plan_file, predict
@@ -103,8 +102,7 @@ def simulate_plan(
             assumptions.append("the link between hosts as given, which takes no core")
     elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
-    training = ranks - settings.count_only_serving(what.strategy)
-    rows = max(plan.rows, 1) * (training if plan.scaling == "weak" else 1)
+    rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were measured on no {ranks} ranks")
     if what.servers is not None:
