@@ -35,8 +35,8 @@ class State:
     """Where a job is: one of the phases above, and the scheduler's `words`, with what they mean where that is known.
 
     `code` is the exit code of one that has ended. `seconds` are those since it was submitted: until now, or its end;
-    None where nobody tells. `starts` is what the scheduler calls those of which it has had several. `holds` says whether
-    one that has ended still holds nodes.
+    None where nobody tells. `starts` is what the scheduler calls those of which it has had several. `holds`: it has
+    ended, and still holds nodes.
     """
 
     phase: str

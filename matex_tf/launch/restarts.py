@@ -186,8 +186,8 @@ def _run_attempts(
 
 def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
     """A person's end is not the batch system's: what puts a run back that ends with 75 would put back this one."""
-    code = process.compute_signal_exit_code(signals)
-    say(f"interrupted by {signal.Signals(code - 128).name} (exit code {code}); the same command {_describe_next_run(state)}")
+    code, name = process.compute_signal_exit_code(signals), signal.Signals(min(signals)).name
+    say(f"interrupted by {name} (exit code {code}); the same command {_describe_next_run(state)}")
     return code
 
 

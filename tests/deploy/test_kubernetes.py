@@ -152,7 +152,7 @@ def test_a_volume_that_cannot_be_written_is_told_and_nothing_is_trained(tmp_path
     (tmp_path / "file").write_text("")
     ended = subprocess.run(launcher_words(asked, tmp_path), cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 73 and not (tmp_path / "trained").exists()
-    assert f"cannot write {tmp_path}/file/a-1: the volume of --claim has to have room, and let the image's user" in ended.stderr
+    assert f"cannot write {tmp_path}/file/a-1: is the volume of --claim full, or may " in ended.stderr
     assert (tmp_path / "told").read_text() == "matex: the run is over\n"
 
 

@@ -50,6 +50,6 @@ exit $code
 """
 _NOTE = """\
 mkdir -p {at} && echo {note} > {at}/{file} || {{
-echo "matex: $(hostname) cannot write {at}: the volume of --claim has to have room, and let the image's user ($(id -un)) write" >&2
+echo "matex: $(hostname) cannot write {at}: is the volume of --claim full, or may $(id -un) not write there?" >&2
 tell; exit {code}; }}
 """
