@@ -32,7 +32,7 @@ constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 struct Update {
   explicit Update(const Part& one, double by)
       : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
-        waits_for(Count()) {}
+        known(Count()), waits_for(Count()) {}
 
   size_t Count() const { return part.layout->entries().size(); }
 
@@ -44,7 +44,7 @@ struct Update {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
-  std::vector<bool> here;
+  std::vector<bool> here, known;  // on this rank, and to be on all
   std::vector<bool> waits_for;  // those of the step that is waited for, of which so many are missing
   int missing = 0;
   std::string given_up;
@@ -152,17 +152,20 @@ class Overlapped {
     };
     const Waits here(Waiter::kOverlapped, &what);
     int without = -1;
-    if (Error error = Ready(ticket << 24 | number, given_up.empty(), update->part.place, &without)) {
-      return BreakJobs(error);
-    }
+    // Of a gradient in several steps all know after the first one that it is here: the next begins as this one ends.
+    const bool is_known = std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->known[entry]; });
+    const int64_t at = ticket << 24 | number;
+    const Error error = is_known ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
+    if (error) return BreakJobs(error);
     if (without >= 0) {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
+    for (int entry : entries) update->known[entry] = true;
     travel_until_ = std::numeric_limits<int64_t>::max();
-    const Error error = step();
+    const Error failed = step();
     travel_until_ = Now() + kBetweenSums;
-    return error ? BreakJobs(error) : error;
+    return failed ? BreakJobs(failed) : failed;
   }
 
   Error Reduce(int64_t ticket, Update* update) {
@@ -289,11 +292,8 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 }
 
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
-
 void FinishUpdates() { TheOverlapped().Finish(); }
-
 void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
-
 bool GradientsTravel() { return TheOverlapped().Travel(); }
 
 }  // namespace matex
