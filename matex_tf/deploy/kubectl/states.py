@@ -60,17 +60,16 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         again = end[0]  # those that followed only said so again
     # A worker that is evicted makes the condition Failed, too, while the launcher goes on without it.
     if completed is not None and (failed or "Succeeded" in conditions):
-        took = completed - created if created is not None else None
+        took = _subtract(completed, created)
         if failed is None:
             return State(ENDED, "Succeeded", again, 0, seconds=took, starts="launchers")
         code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
         words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
         return State(ENDED, words, again, code, means, took, "launchers")
     if end is not None:
-        code, over = end[1]["exitCode"], _parse_moment(end[1], "finishedAt")
-        took = over - created if over is not None and created is not None else None
+        code, took = end[1]["exitCode"], _subtract(_parse_moment(end[1], "finishedAt"), created)
         return State(ENDED, "Failed", again, code, messages.explain_exit(code), took, "launchers", holds=True)
-    waited = time.time() - created if created is not None else None
+    waited = _subtract(time.time(), created)
     if stuck := messages.explain_wait(pods):
         return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1], seconds=waited)
     if "Running" in conditions:
@@ -85,6 +84,11 @@ def _describe_cause(condition: dict[str, Any]) -> str:
     """Why the condition holds, in the operator's words."""
     why = ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
     return f" ({why})" if why else ""
+
+
+def _subtract(moment: float | None, before: float | None) -> float | None:
+    """Seconds from one to the other, where both are known."""
+    return moment - before if moment is not None and before is not None else None
 
 
 def _parse_moment(members: dict[str, Any], name: str) -> float | None:
