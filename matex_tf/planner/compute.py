@@ -55,8 +55,11 @@ class _Group:
         self.sizes = list(sizes)
         self.x = [float(size.rows) for size in sizes]
         self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
-        self.ready = [Line(self.x, column) for column in zip(*(size.ready for size in sizes))]
-        self.at = [Line(self.x, column) for column in zip(*(size.at for size in sizes))]
+        # One rank hands its gradients over at the end of its step: when they are there earlier only others tell.
+        of_more = [size for size in sizes if size.ranks > 1] or self.sizes
+        rows = [float(size.rows) for size in of_more]
+        self.ready = [Line(rows, column) for column in zip(*(size.ready for size in of_more))]
+        self.at = [Line(rows, column) for column in zip(*(size.at for size in of_more))]
 
 
 class Compute:

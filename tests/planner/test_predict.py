@@ -86,6 +86,17 @@ def test_sums_hide_behind_the_computation_between_hosts_but_for_the_last():
     assert hidden.exposed < at_once.exposed
 
 
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_one_rank_does_not_tell_when_gradients_of_ranks_are_there(scaling):
+    """It hands all of them over at the end of its step, of as many rows as ranks have with weak scaling."""
+    first, *_ = sizes = a_plan().sizes
+    if scaling == "weak":
+        sizes = [replace(size, rows=64, copies=1) for size in sizes]
+    plan = a_plan(scaling=scaling, sizes=(replace(sizes[0], ready=(first.typical, first.typical)), *sizes[1:]))
+    without = a_plan(scaling=scaling, sizes=tuple(sizes[1:]))
+    assert Compute(plan).estimate_ready_times(4) == Compute(without).estimate_ready_times(4)
+
+
 def test_a_step_is_the_sum_of_its_parts_and_lies_in_its_range():
     for step in map(Predictor(a_plan()).predict_step, RANKS):
         assert step.step == pytest.approx(step.compute + step.exposed + step.small + step.waiting)
