@@ -1,7 +1,8 @@
 """From Return to the end of the first step: `python benchmarks/starting.py [--rounds 5] [--ranks 2]`.
 
-A small Keras script alone, by `matex run -n 2`, and by plain mpirun, in alternating rounds: the seconds until the
-script's first line, and what its imports, its model and its first step take, as medians. Of ranks the slowest counts.
+A small Keras script alone, in as many copies as ranks at once on a core each, by `matex run -n 2`, and by plain mpirun,
+in alternating rounds: the seconds until the script's first line, and what its imports, its model and its first step
+take, as medians. Of copies and of ranks the slowest counts. Ranks have a core each where there are as many.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 from matex_tf.launch import probe
+from matex_tf.world import placement
 
 SCRIPT = """
 import time
@@ -40,11 +42,15 @@ print("MARKS", *marks, flush=True)
 PARTS = ("first line", "imports", "model", "first step", "in all")
 
 
-def time_start(command: list[str]) -> list[float]:
-    """The seconds of each of PARTS; of several ranks those of the last that ends its step."""
+def time_start(commands: list[list[str]]) -> list[float]:
+    """The seconds of each of PARTS; of several processes those of the last that ends its step."""
     began = time.time()
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    ranks = [[float(mark) for mark in line.split()[1:]] for line in output.splitlines() if line.startswith("MARKS")]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for command in commands
+    ]
+    lines = [line for one in started for line in one.communicate()[0].splitlines()]
+    assert not any(one.returncode for one in started), commands
+    ranks = [[float(mark) for mark in line.split()[1:]] for line in lines if line.startswith("MARKS")]
     marks = [began, *max(ranks, key=lambda one: one[-1])]
     return [*(after - before for before, after in zip(marks, marks[1:])), marks[-1] - began]
 
@@ -63,18 +69,22 @@ def main() -> None:
         script.write_text(SCRIPT)
         words = ["-n", str(asked.ranks)]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        alone = [sys.executable, str(script)]
+        cores = [",".join(map(str, core)) for core in placement.list_cores()]
         ways = {
-            "alone": [sys.executable, str(script)],
-            f"matex run -n {asked.ranks}": [sys.executable, "-m", "matex_tf.launch.cli", "run", *words, str(script)],
+            "alone": [alone],
+            f"{asked.ranks} copies": [
+                ["taskset", "-c", cores[copy % len(cores)], *alone] for copy in range(asked.ranks)
+            ],
+            f"matex run -n {asked.ranks}": [[sys.executable, "-m", "matex_tf.launch.cli", "run", *words, str(script)]],
             f"mpirun -n {asked.ranks} python": [
-                mpirun.path, *root, "--bind-to", "none", *words,
-                sys.executable, "-m", "matex_tf", str(script),
+                [mpirun.path, *root, "--bind-to", "none", *words, sys.executable, "-m", "matex_tf", str(script)]
             ],
         }  # fmt: skip
         found: dict[str, list[list[float]]] = {name: [] for name in ways}
         for turn in range(asked.rounds + 1):
-            for name, command in ways.items():
-                took = time_start(command)
+            for name, commands in ways.items():
+                took = time_start(commands)
                 if turn:  # the first compiles and fills caches
                     found[name].append(took)
     print(f"{'seconds, medians of ' + str(asked.rounds):28}" + "".join(f"{part:>12}" for part in PARTS))

@@ -17,7 +17,8 @@ class Rank(NamedTuple):
     """Where the script and the thread are, the jobs not done, how many there were, and the layers that are locked.
 
     `weights` has of each layer the version of what each rank owns of it. `given` counts gradients; `offers` are the
-    newest jobs that the thread has told of, and `sent` what it has exchanged: the layer, and the version of its part.
+    newest jobs that the thread has told of, `chosen` how many messages it has chosen by them, and `sent` what it has
+    exchanged: the layer, and the version of its part. The next offer is made before the message that is chosen is sent.
     """
 
     place: int
@@ -28,6 +29,7 @@ class Rank(NamedTuple):
     weights: tuple[tuple[int, ...], ...]
     given: int
     offers: tuple[int, ...]
+    chosen: int
     sent: tuple[tuple[int, int], ...]
 
 
@@ -88,13 +90,19 @@ def explored(ranks: int, without: str = "") -> Finding:
         if what == "begin":
             layers = {layer for _, layer, begun in rank.jobs if not begun}
             rank = rank._replace(jobs=tuple((job, layer, True) for job, layer, _ in rank.jobs))
-            rank = rank._replace(locked=rank.locked | layers, phase=("choose", len(rank.offers)))
-            rank = rank._replace(offers=(*rank.offers, rank.jobs[-1][0]))
+            rank = rank._replace(locked=rank.locked | layers, phase=("choose", rank.chosen))
+            if len(rank.offers) == rank.chosen:
+                rank = rank._replace(offers=(*rank.offers, rank.jobs[-1][0]))
         elif what == "choose":
             known = min(one.offers[which] for one in state)
             if without == "the agreement":
                 known = rank.jobs[-1][0]
-            rank = rank._replace(phase=("send", min(layer for job, layer, _ in rank.jobs if job <= known)))
+            layers = [layer for job, layer, _ in rank.jobs if job <= known]
+            if not layers:
+                raise Fault(f"rank {number} was told of job {known}, which is done")
+            if sum(begun for _, _, begun in rank.jobs) > (without != "a job that is left"):
+                rank = rank._replace(offers=(*rank.offers, max(job for job, _, begun in rank.jobs if begun)))
+            rank = rank._replace(phase=("send", min(layers)), chosen=which + 1)
         elif what == "send":
             sent = (*rank.sent, (which, rank.weights[which][number]))
             rank = rank._replace(sent=sent, phase=("receive", len(rank.sent)))
@@ -114,7 +122,7 @@ def explored(ranks: int, without: str = "") -> Finding:
             raise Fault(f"ranks wait for one another: {state}")
         return "ok"
 
-    start = Rank(0, ("begin", 0), (), 0, frozenset(), ((0,) * ranks,) * LAYERS, 0, (), ())
+    start = Rank(0, ("begin", 0), (), 0, frozenset(), ((0,) * ranks,) * LAYERS, 0, (), 0, ())
     return explore((start,) * ranks, transitions, outcome)
 
 
@@ -136,6 +144,7 @@ def test_a_step_reads_the_weights_of_the_update_before_it(ranks):
         ("waiting for the lock", "reads"),
         ("whole before it is read", "reads"),
         ("the agreement", "exchange the layers"),
+        ("a job that is left", "which is done"),
     ],
 )
 def test_each_rule_is_needed(without, fault):

@@ -24,6 +24,7 @@ namespace matex {
 namespace {
 
 constexpr std::chrono::milliseconds kLook(1);
+constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
   Shared shared;
@@ -71,8 +72,11 @@ class PullThread {
       for (Job* const job : here) Begin(job);
       Job* const job = Choose(here);
       if (job == nullptr) continue;
+      const bool is_last = job->next + 1 >= job->shared.messages->size();
+      // Ranks agree on the next message while this one travels.
+      if (!is_last || here.size() > 1) Ask(here);
       Send(job, &adder);
-      if (job->next < job->shared.messages->size()) continue;
+      if (!is_last) continue;
       std::lock_guard<std::mutex> lock(mutex_);
       jobs_.erase(std::find_if(jobs_.begin(), jobs_.end(), [job](const Job& one) { return &one == job; }));
       changed_.notify_all();
@@ -87,24 +91,34 @@ class PullThread {
     }
   }
 
-  // Of the jobs that all ranks have the one whose variables are needed first. A rank asks only if it has a job that is not
-  // done, and all add the same ones: so there is one that all have. None while gradients travel between any of them: no
-  // rank can begin its next step before all of those have come.
-  static Job* Choose(const std::vector<Job*>& here) {
-    while (GradientsTravel()) std::this_thread::sleep_for(kLook);
-    int64_t known = GradientsTravel() ? 0 : here.back()->number;
-    if (!BrokenJobs()) {
-      const std::function<std::string()> what = [&] { return "agreeing on which new weights come next"; };
-      const Waits waits(Waiter::kPulls, &what);
-      MPI_Request request;
-      int code = MPI_Iallreduce(MPI_IN_PLACE, &known, 1, MPI_INT64_T, MPI_MIN, TheWorld().pulls, &request);
-      if (code == MPI_SUCCESS) code = Await(&request);
-      if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", what()));
+  // Tells the other ranks up to which job this one can exchange messages: none while gradients travel, since no rank can
+  // begin its next step before all of those have come. A rank asks only if it has a job that is not done, and all add the
+  // same ones in the same order: so in each answer there is one that is not done, or none.
+  void Ask(const std::vector<Job*>& here) {
+    known_ = GradientsTravel() ? 0 : here.back()->number;
+    is_asked_ = true;
+    if (BrokenJobs()) return;
+    const int code = MPI_Iallreduce(MPI_IN_PLACE, &known_, 1, MPI_INT64_T, MPI_MIN, TheWorld().pulls, &answer_);
+    if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
+  }
+
+  // Of the jobs that all ranks have the one whose variables are needed first; null while gradients travel between any.
+  Job* Choose(const std::vector<Job*>& here) {
+    if (!is_asked_) {
+      while (GradientsTravel()) std::this_thread::sleep_for(kLook);
+      Ask(here);
     }
-    if (known == 0) return nullptr;
+    is_asked_ = false;
+    if (!BrokenJobs()) {
+      const std::function<std::string()> what = [] { return std::string(kAgreeing); };
+      const Waits waits(Waiter::kPulls, &what);
+      const int code = Await(&answer_);
+      if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
+    }
+    if (known_ == 0) return nullptr;
     Job* chosen = here.front();
     for (Job* const job : here) {
-      if (job->number <= known && job->shared.place < chosen->shared.place) chosen = job;
+      if (job->number <= known_ && job->shared.place < chosen->shared.place) chosen = job;
     }
     return chosen;
   }
@@ -131,6 +145,9 @@ class PullThread {
   std::condition_variable changed_;
   std::deque<Job> jobs_;  // not done
   int64_t added_ = 0;
+  MPI_Request answer_ = MPI_REQUEST_NULL;  // to what was asked; `known_` is what all can exchange, once it is there
+  int64_t known_ = 0;
+  bool is_asked_ = false;
   std::thread thread_;
   std::vector<char> buffer_;
 };

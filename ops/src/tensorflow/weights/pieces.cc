@@ -22,6 +22,8 @@ namespace {
 
 using namespace tensorflow;
 
+constexpr int64_t kMostOfRank = 1 << 20;  // bytes of a message of new weights
+
 // A whole variable, the variable that has this rank's piece of it, and where that is.
 struct Pair {
   core::RefCountPtr<Var> whole, piece;
@@ -166,8 +168,9 @@ class PublishKernel : public PiecesKernel {
       std::vector<Entry> entries;
       for (int i = 0; i < variables_; ++i) entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
-      layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, Compression(), false, false,
-                                         cuts_);
+      // While a message travels nothing else does, however soon it is needed: so it has no more than it takes to fill a link.
+      const int64_t most = std::min<int64_t>(world.chunk_bytes, world.size * kMostOfRank);
+      layout_ = std::make_shared<Layout>(std::move(entries), most, world.fuse_bytes, Compression(), false, false, cuts_);
       messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
     }
     return {layout_, messages_, {}, place_, needed_, holding_};
