@@ -128,6 +128,11 @@ def run_with_restarts(
             f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}). What "
             f"mpirun says of an abort or a signal is that end; the same command {_describe_next_run(state)}"
         )
+    if end == OWN and code > 128:
+        say(
+            f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is written, "
+            "and nothing is to be trained: the run is not started again"
+        )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
     return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)

@@ -195,6 +195,13 @@ def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
     assert code == 1 and len(starts) == 1 and said.strip() == FAILED.text.strip()
 
 
+def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_nothing_again(tmp_path, monkeypatch, capfd):
+    ends = ['touch "$MATEX_PROOF/ended"; exit 137']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 137 and len(starts) == 1
+    assert "killed by SIGKILL (exit code 137) after all ranks had come to the end of the script" in said
+
+
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
     ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
