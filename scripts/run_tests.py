@@ -132,11 +132,15 @@ def pytest_command(report: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, *words]
 
 
-def run_waiting(folder: Path, words: Sequence[str]) -> tuple[Counts, str]:
-    """Runs what mostly waits for a time to pass, whose cores the other runs have; how it went and what it said."""
+def run_waiting(folder: Path, options: Sequence[str]) -> tuple[Counts, str]:
+    """Runs what mostly waits for a time to pass, whose cores the other runs have; how it went and what it said.
+
+    No file has a test with the mark that does not name it: the others need not be collected.
+    """
     folder.mkdir()
     report, output = folder / "report.xml", folder / "output"
-    counts = run(pytest_command(report, "--waiting", *words), report, SERIAL_LIMIT, output)
+    marked = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.waits" in path.read_text()]
+    counts = run(pytest_command(report, "--waiting", *options, *marked), report, SERIAL_LIMIT, output)
     return counts, output.read_text(errors="replace")
 
 
@@ -153,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
         linting = beside.submit(lint) if everything else None
         waiting = None
         if everything and "--quick" not in options:
-            waiting = beside.submit(run_waiting, Path(folder, "w"), [*options, *serial])
+            waiting = beside.submit(run_waiting, Path(folder, "w"), options)
         if serial:
             report = Path(folder, "serial.xml")
             words = [*distribution(options, serial), *options, *serial]
