@@ -110,6 +110,7 @@ def test_what_run_cannot_do(words, message):
         (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
         (["info", "now"], "unexpected extra argument (now)"),
         (["build", "--xl"], "there is no option --xl; did you mean --xla?"),
+        (["plan", "--memroy", "1GB", "train.py"], "there is no option --memroy; did you mean --memory?"),
         (["inof"], "there is no command 'inof'; did you mean info?"),
         (["settings", "overlp"], "there is no setting MATEX_OVERLP; did you mean MATEX_OVERLAP?"),
     ],

@@ -30,7 +30,6 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
         "plan",
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "ignore_unknown_options": True,
             "allow_interspersed_args": False,
         },
         short_help="Predict step, efficiency and memory of SCRIPT.py on numbers of ranks that are not there.",
