@@ -130,8 +130,8 @@ def run_with_restarts(
         )
     if end == OWN and code > 128:
         say(
-            f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is written, "
-            "and nothing is to be trained: the run is not started again"
+            f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is "
+            "written, and nothing is left to train: the run is not started again"
         )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
