@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 from protocol.explorer import Fault, Finding, explore
 
-STEPS, LAYERS = 2, 2
+STEPS, LAYERS, MESSAGES = 2, 2, 2
 
-Job = tuple[int, int, bool]  # its number, the layer that is published, and whether the thread has begun it
+Job = tuple[int, int, bool, int]  # its number, the layer, whether the thread has begun it, and its messages to come
 
 
 class Rank(NamedTuple):
@@ -18,7 +18,8 @@ class Rank(NamedTuple):
 
     `weights` has of each layer the version of what each rank owns of it. `given` counts gradients; `offers` are the
     newest jobs that the thread has told of, `chosen` how many messages it has chosen by them, and `sent` what it has
-    exchanged: the layer, and the version of its part. The next offer is made before the message that is chosen is sent.
+    exchanged: the layer, and the version of its part. The next offer is made before the message that is chosen is sent,
+    if all ranks know that there is another. `calls` are these two, which all ranks are to make in the same order.
     """
 
     place: int
@@ -31,6 +32,7 @@ class Rank(NamedTuple):
     offers: tuple[int, ...]
     chosen: int
     sent: tuple[tuple[int, int], ...]
+    calls: str
 
 
 def script(without: str) -> list[tuple[str, int]]:
@@ -61,7 +63,7 @@ def explored(ranks: int, without: str = "") -> Finding:
         if what == "sum":
             return all(one.given >= rank.given for one in state)
         if what == "wait for the lock":
-            return all(begun for _, of, begun in rank.jobs if of == layer)
+            return all(begun for _, of, begun, _ in rank.jobs if of == layer)
         return what in ("give", "add") or without == "the lock" or layer not in rank.locked
 
     def by_script(state: tuple[Rank, ...], number: int, what: str, layer: int) -> tuple[Rank, ...]:
@@ -73,7 +75,7 @@ def explored(ranks: int, without: str = "") -> Finding:
         elif what == "give":
             rank = rank._replace(given=rank.given + 1)
         elif what == "add":
-            rank = rank._replace(jobs=(*rank.jobs, (rank.added + 1, layer, False)), added=rank.added + 1)
+            rank = rank._replace(jobs=(*rank.jobs, (rank.added + 1, layer, False, MESSAGES)), added=rank.added + 1)
         return put(state, number, rank._replace(place=rank.place + 1))
 
     def may_pull(state: tuple[Rank, ...], rank: Rank) -> bool:
@@ -88,24 +90,26 @@ def explored(ranks: int, without: str = "") -> Finding:
         rank = state[number]
         what, which = rank.phase
         if what == "begin":
-            layers = {layer for _, layer, begun in rank.jobs if not begun}
-            rank = rank._replace(jobs=tuple((job, layer, True) for job, layer, _ in rank.jobs))
+            layers = {layer for _, layer, begun, _ in rank.jobs if not begun}
+            rank = rank._replace(jobs=tuple((job, layer, True, left) for job, layer, _, left in rank.jobs))
             rank = rank._replace(locked=rank.locked | layers, phase=("choose", rank.chosen))
             if len(rank.offers) == rank.chosen:
-                rank = rank._replace(offers=(*rank.offers, rank.jobs[-1][0]))
+                rank = ask(rank, rank.jobs[-1][0])
         elif what == "choose":
             known = min(one.offers[which] for one in state)
             if without == "the agreement":
                 known = rank.jobs[-1][0]
-            layers = [layer for job, layer, _ in rank.jobs if job <= known]
+            layers = [layer for job, layer, _, left in rank.jobs if job <= known for _ in range(left)]
             if not layers:
                 raise Fault(f"rank {number} was told of job {known}, which is done")
-            if sum(begun for _, _, begun in rank.jobs) > (without != "a job that is left"):
-                rank = rank._replace(offers=(*rank.offers, max(job for job, _, begun in rank.jobs if begun)))
+            begun = [job for job, _, begun, left in rank.jobs if begun for _ in range(left)]
+            left = len(begun if without == "what all know" else layers) - 1
+            if left or without == "a job that is left":
+                rank = ask(rank, max(begun))
             rank = rank._replace(phase=("send", min(layers)), chosen=which + 1)
         elif what == "send":
             sent = (*rank.sent, (which, rank.weights[which][number]))
-            rank = rank._replace(sent=sent, phase=("receive", len(rank.sent)))
+            rank = rank._replace(sent=sent, phase=("receive", len(rank.sent)), calls=rank.calls + "s")
             if without == "whole before it is read":
                 rank = rank._replace(locked=rank.locked - {which})
         else:
@@ -113,16 +117,24 @@ def explored(ranks: int, without: str = "") -> Finding:
             if len(set(layers)) > 1:
                 raise Fault(f"ranks exchange the layers {layers} for one another")
             (layer, *_) = layers
-            rank = rank._replace(weights=put(rank.weights, layer, versions), locked=rank.locked - {layer})
-            rank = rank._replace(jobs=tuple(job for job in rank.jobs if job[1] != layer), phase=("begin", 0))
+            left = {of: left - (of == layer) for _, of, _, left in rank.jobs}
+            if not left[layer]:
+                rank = rank._replace(weights=put(rank.weights, layer, versions), locked=rank.locked - {layer})
+            jobs = tuple((job, of, begun, left[of]) for job, of, begun, _ in rank.jobs if left[of])
+            rank = rank._replace(jobs=jobs, phase=("begin", 0))
+        if any(not one.calls.startswith(rank.calls) and not rank.calls.startswith(one.calls) for one in state):
+            raise Fault(f"rank {number} makes its calls in another order: {rank.calls}")
         return put(state, number, rank)
+
+    def ask(rank: Rank, newest: int) -> Rank:
+        return rank._replace(offers=(*rank.offers, newest), calls=rank.calls + "a")
 
     def outcome(state: tuple[Rank, ...]) -> str:
         if any(rank.place < len(program) or rank.jobs for rank in state):
             raise Fault(f"ranks wait for one another: {state}")
         return "ok"
 
-    start = Rank(0, ("begin", 0), (), 0, frozenset(), ((0,) * ranks,) * LAYERS, 0, (), 0, ())
+    start = Rank(0, ("begin", 0), (), 0, frozenset(), ((0,) * ranks,) * LAYERS, 0, (), 0, (), "")
     return explore((start,) * ranks, transitions, outcome)
 
 
@@ -145,6 +157,7 @@ def test_a_step_reads_the_weights_of_the_update_before_it(ranks):
         ("whole before it is read", "reads"),
         ("the agreement", "exchange the layers"),
         ("a job that is left", "which is done"),
+        ("what all know", "in another order"),
     ],
 )
 def test_each_rule_is_needed(without, fault):

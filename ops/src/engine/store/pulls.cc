@@ -73,8 +73,10 @@ class PullThread {
       Job* const job = Choose(here);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // Ranks agree on the next message while this one travels.
-      if (!is_last || here.size() > 1) Ask(here);
+      // Ranks agree on the next message while this one travels, where all know that there is one: asking is a collective
+      // call, and so may sending be, which all are to make in the same order.
+      const auto is_more = [&](const Job* one) { return one != job && one->number <= known_; };
+      if (!is_last || std::any_of(here.begin(), here.end(), is_more)) Ask(here);
       Send(job, &adder);
       if (!is_last) continue;
       std::lock_guard<std::mutex> lock(mutex_);
