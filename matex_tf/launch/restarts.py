@@ -128,11 +128,6 @@ def run_with_restarts(
             f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}). What "
             f"mpirun says of an abort or a signal is that end; the same command {_describe_next_run(state)}"
         )
-    if end == OWN and code > 128:
-        say(
-            f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is "
-            "written, and nothing is left to train: the run is not started again"
-        )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
     return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
@@ -160,7 +155,7 @@ def _run_attempts(
         with process.make_proof_folder(shared) as folder, Watch(places, attempt, folder, changes, say) as watch:
             look = watch.look if places.follows else None
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD, look)
-            end = judge_end(code, folder, heard)
+            end, has_ended = judge_end(code, folder, heard), exit_marks.has_ended(folder)
             if places.follows:
                 watch.look()
         if end == CHANGED and watch.change is None:
@@ -171,6 +166,11 @@ def _run_attempts(
         if end in (LOST, OWN) and (back := changes.give_up_change(explain_end(code))) is not None:
             attempt = back
             continue
+        if end == OWN and code > 128 and has_ended:
+            say(
+                f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is "
+                "written, and nothing is left to train: the run is not started again"
+            )
         if end != LOST:
             return end, code, heard
         changes.forget_last()  # from here on other things may make a difference

@@ -94,6 +94,11 @@ def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
 
 
+def has_ended(folder: str | os.PathLike[str]) -> bool:
+    """Whether all ranks have come to the end of the script together."""
+    return Path(folder, _ENDED).exists()
+
+
 def write_mark(name: str, text: str = "") -> bool:
     """Leave `text` for `matex run`, where this rank sees its folder; whether it does."""
     folder = settings.get_settings().proof

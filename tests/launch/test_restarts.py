@@ -202,6 +202,11 @@ def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_noth
     assert "killed by SIGKILL (exit code 137) after all ranks had come to the end of the script" in said
 
 
+def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ['touch "$MATEX_PROOF/each-for-itself"; exit 137'])
+    assert code == 137 and len(starts) == 1 and "had come to the end" not in said
+
+
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
     ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])

@@ -169,7 +169,7 @@ class PublishKernel : public PiecesKernel {
       for (int i = 0; i < variables_; ++i) entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
       // While a message travels nothing else does, however soon it is needed: so it has no more than it takes to fill a link.
-      const int64_t most = std::min<int64_t>(world.chunk_bytes, world.size * kMostOfRank);
+      const int64_t most = later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMostOfRank) : world.chunk_bytes;
       layout_ = std::make_shared<Layout>(std::move(entries), most, world.fuse_bytes, Compression(), false, false, cuts_);
       messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
     }
