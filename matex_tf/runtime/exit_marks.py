@@ -91,7 +91,7 @@ def translate_exit_code(code: int, folder: str | os.PathLike[str]) -> int:
 
 def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     """Whether exit code 0 may be believed."""
-    return any(Path(folder, name).exists() for name in (_ENDED, _NEEDLESS))
+    return has_ended(folder) or Path(folder, _NEEDLESS).exists()
 
 
 def has_ended(folder: str | os.PathLike[str]) -> bool:
