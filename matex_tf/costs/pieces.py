@@ -18,6 +18,8 @@ UPDATED = "the end of an optimizer's update"
 """The name of what ranks that are measured do after an update, which tells when that is over."""
 ASSUMED = "ethernet25"
 """The network between hosts where none was measured, a name of `collectives.NETWORKS`."""
+SHORT = 1 << 20
+"""Bytes of each rank in a message of hidden new weights, as the op has it (ops/src/tensorflow/weights/pieces.cc)."""
 
 
 def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -40,12 +42,16 @@ def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: 
 
 
 def estimate_pieces_by_messages(
-    ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink
-) -> float:
-    """Between hosts: gradients to their owners, or new weights from them, half a ring of all ranks for each chunk."""
+    ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink,
+    most: int = collectives.CHUNK,
+) -> float:  # fmt: skip
+    """Between hosts: gradients to their owners, or new weights from them, half a ring of all ranks for each message.
+
+    A message has `most` bytes at most.
+    """
     if ranks == 1:
         return 0.0
-    piece, rounds = size / owners, max(1, ceil(size / collectives.CHUNK))
+    piece, rounds = size / owners, max(1, ceil(size / most))
     hosts = ceil(ranks / per_host)
     links = (network, memory) if hosts > 1 else (memory,)
     flat = (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)

@@ -165,7 +165,8 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
         share = update.gradients / predictor.plan.gradient_bytes
         exposed = predictor.predict_step(ranks, 1 - share + share * ranks / (2 * owners)).exposed
         half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
-        published = half(update.weights, links.network, links.memory)
+        most = min(collectives.CHUNK, ranks * pieces.SHORT) if predictor.plan.overlaps else collectives.CHUNK
+        published = half(update.weights, links.network, links.memory, most)
         if predictor.plan.overlaps:
             # New weights come in the next forward pass, which is over when a gradient is ready, and in what gradients,
             # which go first, leave of the backward pass.

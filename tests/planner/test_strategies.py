@@ -45,6 +45,8 @@ def test_bytes_and_messages_of_pieces():
             by_messages = pieces.estimate_pieces_by_messages(ranks, 1, count, large, byte, byte)
             assert by_messages == pytest.approx(most * large)
         assert pieces.estimate_pieces_by_messages(ranks, 1, ranks, 1e3, message, message) == ranks - 1
+        most = ranks * pieces.SHORT
+        assert pieces.estimate_pieces_by_messages(ranks, 1, ranks, 5 * most, message, message, most) == 5 * (ranks - 1)
     # Two ranks of which one owns all: it adds up all of both, as each of two does in a sum.
     alike = [of(2, *one, 1e6, collectives.MEMORY) for of, one in (
         (pieces.estimate_gradient_pieces, (1,)), (collectives.estimate_shared_memory, ()))]  # fmt: skip
