@@ -131,9 +131,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.train:
         batch, epochs, rate, seed, slow = arguments.train
-        rank, ranks = (
-            int(os.environ.get(f"OMPI_COMM_WORLD_{name}", last)) for name, last in (("RANK", 0), ("SIZE", 1))
-        )
+        import matex_tf
+
+        rank, ranks = matex_tf.rank(), matex_tf.size()
         train(int(batch), int(epochs), float(rate), int(seed), float(slow) if rank == ranks - 1 else 1.0)
         return
     runs = [
