@@ -55,6 +55,7 @@ thread.start()
 thread.join()
 print("DRAWN", before)
 assert gc.isenabled() and (len(collected) < 50) == ("matex_tf" in sys.modules), len(collected)
+assert (gc.get_freeze_count() > 100_000) == ("matex_tf" in sys.modules), gc.get_freeze_count()
 """
     + FIT
 )
