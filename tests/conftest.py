@@ -28,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where files run at once, a rank that looks for another now and then takes no core from one that computes."""
+    if config.getoption("--computing"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What fails fastest first: modules that start no program; of two files that run at once, the longest."""
     if not config.getoption("--all"):
