@@ -1,14 +1,18 @@
 """Steps and memory of `MATEX_STRATEGY=sharded` against `allreduce`: mpirun -n 2 python benchmarks/strategies.py
 
 A dense network of 10 million parameters, trained with Adam. The two take turns of 10 steps in one run; what is printed
-is the median of each, the ratio of the medians, and the bytes of the optimizer's variables on rank 0.
+is the median of each, the ratio of the medians, the bytes of the optimizer's variables on rank 0, and by how much the
+memory of all ranks has grown, which those of a host share in part. TensorFlow's allocator for oneDNN keeps what it
+once had; TF_ENABLE_ONEDNN_OPTS=0 shows what is in use.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +21,7 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import settings
+from matex_tf.runtime import objects
 
 STRATEGIES = ("allreduce", "sharded")
 ROWS, WARM_UP, TURN = 64, 40, 10  # by then it is chosen whether updates overlap
@@ -58,12 +63,24 @@ def held(optimizer: Any) -> int:
     )
 
 
+def measure_memory() -> int:
+    """The bytes of memory that all ranks have together, of a page that some share each its part. Collective."""
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    mine = sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return sum(objects.allgather(mine, "the memory of a rank"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=2230)
     parser.add_argument("--turns", type=int, default=6)
     arguments = parser.parse_args()
-    made = {strategy: prepared(strategy, arguments.width) for strategy in STRATEGIES}
+    made, grown = {}, {}
+    for strategy in STRATEGIES:
+        before = measure_memory()
+        made[strategy] = prepared(strategy, arguments.width)
+        grown[strategy] = measure_memory() - before
     seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(arguments.turns):
         for strategy, (step, _, _) in made.items():
@@ -79,7 +96,7 @@ def main() -> None:
             ratio = medians[strategy] / medians["allreduce"]
             print(
                 f"{strategy:10} step {1000 * medians[strategy]:7.1f} ms, ratio {ratio:.2f}, "
-                f"optimizer {held(optimizer) / 1e6:6.1f} MB"
+                f"optimizer {held(optimizer) / 1e6:6.1f} MB, all ranks {grown[strategy] / 1e6:7.1f} MB"
             )
 
 
