@@ -11,13 +11,12 @@ import json
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import Any, TextIO
 
 import tensorflow as tf
 from models import CASES, Case
 from peers import Alone, join
-from training import fitted, prepared, use_one_thread
+from training import fitted, prepared, read_memory, use_one_thread
 
 WARM_UP = 3
 MOST = 10**6  # steps, more than are asked for
@@ -80,11 +79,8 @@ def fit(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
 
 def measure_peak() -> int:
     """The most bytes that this process took; of memory that others share, its part of what it has now."""
-
-    def read(file: str, name: str) -> int:
-        return next(int(line.split()[1]) << 10 for line in Path(f"/proc/self/{file}").open() if line.startswith(name))
-
-    return read("status", "VmHWM:") - read("status", "RssShmem:") + read("smaps_rollup", "Pss_Shmem:")
+    shared = read_memory("status", "RssShmem:") - read_memory("smaps_rollup", "Pss_Shmem:")
+    return read_memory("status", "VmHWM:") - shared
 
 
 def main() -> None:

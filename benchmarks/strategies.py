@@ -12,12 +12,12 @@ import argparse
 import ctypes
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from training import read_memory
 
 import matex_tf
 from matex_tf import settings
@@ -66,9 +66,7 @@ def held(optimizer: Any) -> int:
 def measure_memory() -> int:
     """The bytes of memory that all ranks have together, of a page that some share each its part. Collective."""
     ctypes.CDLL(None).malloc_trim(0)
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    mine = sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return sum(objects.allgather(mine, "the memory of a rank"))
+    return sum(objects.allgather(read_memory("smaps_rollup", "Pss:"), "the memory of a rank"))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""The training steps that are timed, with one thread: those of a plain loop, and those of Keras' `fit`."""
+"""For benchmarks: training steps with one thread, of a plain loop and of Keras' `fit`; the memory of a process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -56,3 +57,8 @@ def fitted(case: Case, rows: int, xla: bool = False, peer: Alone | None = None) 
     with peer.scope():
         model.compile(peer.share_optimizer(optimizer), loss, jit_compile=xla or "auto")
     return model, data
+
+
+def read_memory(file: str, name: str) -> int:
+    """The bytes that a line of a file of /proc tells of this process."""
+    return next(int(line.split()[1]) << 10 for line in Path(f"/proc/self/{file}").open() if line.startswith(name))
