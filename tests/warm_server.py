@@ -178,6 +178,12 @@ def run_program() -> int:
     return 0
 
 
+# Python maps memory for calls in pieces of 16 KiB, and gives one back as soon as no call needs it: what is called again
+# and again where a piece ends maps and unmaps each time. A call with room for so many values maps half a MiB, of which
+# the calls that it makes have what is left.
+run_program.__code__ = run_program.__code__.replace(co_stacksize=40_000)
+
+
 def end_process(code: int) -> None:
     """Ends as Python does, in the same order, but for what it frees."""
     threading._shutdown()
@@ -201,7 +207,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     gc.enable()
-    gc.set_threshold(20_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
+    gc.set_threshold(100_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
     note_spent(sys.argv[3], time.process_time())
     job = serve(*sys.argv[1:3])
     prepare(job, added)
