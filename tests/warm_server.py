@@ -207,7 +207,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     gc.enable()
-    gc.set_threshold(100_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
+    gc.set_threshold(20_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
     note_spent(sys.argv[3], time.process_time())
     job = serve(*sys.argv[1:3])
     prepare(job, added)
