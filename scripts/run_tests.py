@@ -103,11 +103,11 @@ def run(command: Sequence[str], report: Path, limit: float, output: Path | None 
     return counts
 
 
-def lint() -> Counts:
-    """Three tests: ruff's rules and its format over the whole checkout, and the types of the packages."""
+def lint(types: bool) -> Counts:
+    """Tests of ruff's rules and its format, and of `types`, where tests/test_layers.py may not run."""
     ways = (["check", "--quiet"], ["format", "--check"])
     codes = [subprocess.run([sys.executable, "-m", "ruff", *words, str(ROOT)]).returncode for words in ways]
-    if check_types.has_types_of_numpy():
+    if types and check_types.has_types_of_numpy():
         codes.append(check_types.check_types())
     return Counts(passed=codes.count(0), failed=len(codes) - codes.count(0))
 
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, futures.ThreadPoolExecutor() as beside:
         os.environ[launch.SHARED] = f"{os.getpid()}:{folder}"
         everything = not any(map(is_path, arguments))
-        linting = beside.submit(lint) if everything else None
+        linting = beside.submit(lint, bool(options)) if everything else None
         waiting = None
         if everything and "--quick" not in options:
             waiting = beside.submit(run_waiting, Path(folder, "w"), options)

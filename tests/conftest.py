@@ -16,7 +16,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-gc.set_threshold(50_000)  # TensorFlow's half million objects stay: to look through them took a tenth of the time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where files run at once, a rank that looks for another now and then takes no core from one that computes."""
+    if not config.getoption("--all"):
+        gc.set_threshold(50_000)  # to look through TensorFlow's half million objects took a fifteenth of the time
+    # Where files run at once, a rank that looks for another now and then takes no core from one that computes.
     if config.getoption("--computing"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

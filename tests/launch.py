@@ -169,8 +169,8 @@ SERVERS = 2
 """How many there are: neighbours are children of different ones, and have other addresses of objects."""
 SHARED = "WARM_SERVERS"
 """The variable with PID:FOLDER where processes share servers: they end with that process, and listen in that folder."""
-OF_A_RANK = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-"""As a rank has them: from the launcher, and where it has a core. A second thread of BLAS would look for work on it."""
+OF_SERVERS = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+"""Hashes as the launcher has them for ranks. A second thread of BLAS would look for work on another program's core."""
 AT_IMPORT = ("TF_", "KERAS_", "PYTHON", "LD_", "XLA_")
 """What names of variables begin with that TensorFlow may read while it is imported."""
 
@@ -178,7 +178,7 @@ AT_IMPORT = ("TF_", "KERAS_", "PYTHON", "LD_", "XLA_")
 def warmed(words: list[str], full: Mapping[str, str]) -> list[str]:
     """A command in which Python starts as a child of a server; as it is if its environment is none of a server's."""
     plain, legacy = environment(), {"TF_USE_LEGACY_KERAS": "1"}
-    own = {name: full.get(name) for name in {*full, *plain} - OF_A_RANK.keys() if name.startswith(AT_IMPORT)}
+    own = {name: full.get(name) for name in {*full, *plain} - OF_SERVERS.keys() if name.startswith(AT_IMPORT)}
     own = {name: value for name, value in own.items() if value != plain.get(name)}
     if own.get("TF_USE_LEGACY_KERAS") == "0":
         del own["TF_USE_LEGACY_KERAS"]
@@ -194,7 +194,7 @@ def _client(kind: str, ranks: int) -> list[str]:
     owner, folder = os.environ.get(SHARED, f"{os.getpid()}:{_folder().name}").split(":", 1)
     own = {"TF_USE_LEGACY_KERAS": "1"} if kind == "legacy" else {}
     for index in range(min(ranks, SERVERS)):
-        _serve(Path(folder, f"{kind}-{index}"), owner, {**environment(), **own, **OF_A_RANK})
+        _serve(Path(folder, f"{kind}-{index}"), owner, {**environment(), **own, **OF_SERVERS})
     client = ["-I", "-S", str(HERE / "warm_client.py")]
     return [*client, str(Path(folder, f"{kind}-INDEX")), str(SERVERS), str(os.getpid()), str(_spent())]
 

@@ -39,7 +39,7 @@ def test_a_function_without_types_is_the_only_fault_that_mypy_finds(tmp_path):
     with (lay_out(tmp_path) / "world" / "world.py").open("a") as file:
         file.write("\n\ndef late(rank):\n    return rank\n")
     checked = check_types.run_mypy(tmp_path, cache=ROOT / ".mypy_cache" / "tests", capture_output=True, text=True)
-    assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["matex_tf/world/world.py"], checked.stdout
+    assert [line.split(":")[0] for line in checked.stdout.splitlines()] == ["matex_tf/world/world.py"], checked
 
 
 SOURCES = (".py", ".cc", ".h")

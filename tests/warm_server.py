@@ -178,9 +178,7 @@ def run_program() -> int:
     return 0
 
 
-# Python maps memory for calls in pieces of 16 KiB, and gives one back as soon as no call needs it: what is called again
-# and again where a piece ends maps and unmaps each time. A call with room for so many values maps half a MiB, of which
-# the calls that it makes have what is left.
+# As a trace of a rank (patches/tf/function.py), each program has room for its calls.
 run_program.__code__ = run_program.__code__.replace(co_stacksize=40_000)
 
 

@@ -121,7 +121,7 @@ PLACES = ("in memory", "by messages", "of a device")
     "ranks, overlap, places",
     [
         (2, "off", PLACES),
-        (2, "on", PLACES[1:2]),
+        (2, "on", PLACES[1:]),
         *(pytest.param(*case, PLACES, marks=pytest.mark.more) for case in ((2, "on"), (3, "off"))),
     ],
 )
