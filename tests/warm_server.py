@@ -178,10 +178,6 @@ def run_program() -> int:
     return 0
 
 
-# As a trace of a rank (patches/tf/function.py), each program has room for its calls.
-run_program.__code__ = run_program.__code__.replace(co_stacksize=40_000)
-
-
 def end_process(code: int) -> None:
     """Ends as Python does, in the same order, but for what it frees."""
     threading._shutdown()

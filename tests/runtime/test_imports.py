@@ -61,24 +61,6 @@ assert gc.isenabled() and (len(collected) < 50) == ("matex_tf" in sys.modules), 
 )
 """The generators of Python agree before TensorFlow is there, in whatever thread it is imported."""
 
-TRACED = """
-import resource
-import tensorflow as tf
-def called(): pass
-called.__code__ = called.__code__.replace(co_stacksize=64)
-def count_faults(depth):
-    if depth:
-        return count_faults(depth - 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(500):
-        called()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-most = []
-tf.function(lambda: most.append(max(map(count_faults, range(200)))), autograph=False)()
-assert "matex_tf" not in sys.modules or most[0] < 100, most
-"""
-"""Where a piece of memory for calls ends, each call would map another: a trace has room for them."""
-
 
 def losses(result):
     (line,) = [line for line in result.check().stdout.splitlines() if line.startswith("LOSSES")]
@@ -90,7 +72,7 @@ def losses(result):
     [
         pytest.param(KERAS_2, "line", marks=pytest.mark.more),
         pytest.param(KERAS_FIRST, "module", marks=pytest.mark.more),
-        (IN_A_THREAD + TRACED, "line"),
+        (IN_A_THREAD, "line"),
     ],
 )
 def test_a_script_imports_tensorflow_its_own_way(script, word):

@@ -49,11 +49,6 @@ def _wrap_trace(original: Any) -> Any:
         publishing.settle_graph(graph)
         return graph
 
-    # Python 3.11 and later map memory for calls in pieces of 16 KiB, and give one back as soon as no call needs it.
-    # What is called again and again where a piece ends maps and unmaps each time, thousands of times in a trace
-    # (CPython's issue 142183; since March 2026 one is kept). A call with room for so many values maps half a MiB, of
-    # which its own calls have what is left.
-    func_graph_from_py_func.__code__ = func_graph_from_py_func.__code__.replace(co_stacksize=40_000)
     return func_graph_from_py_func
 
 
