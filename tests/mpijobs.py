@@ -2,7 +2,8 @@
 
 The operator's own file is in no package, and is not kept here. Its members are those of the types from which it is made
 (pkg/apis/kubeflow/v2beta1/types.go of https://github.com/kubeflow/mpi-operator, read in the version that has managedBy
-and MPICH): names, types, defaults, what is required, enums. Each was compared by eye. Its pods are core/v1's.
+and MPICH): names, types, defaults, what is required, enums. Each was compared by eye. The folder of keys has a default,
+which only the operator reads, and none here. Its pods are core/v1's.
 
 Pods are in mpijob_pods.json: what kube-apiserver 1.20.2, as scripts/build_kubernetes makes it, says of them, less the
 descriptions (Kubernetes, Apache-2.0). `python tests/mpijobs.py < DESCRIPTION` makes it anew, of /openapi/v2.
@@ -143,7 +144,7 @@ def _make_schema() -> dict[str, Any]:
         runLauncherAsWorker={"type": "boolean", "default": False},
         runPolicy=policy,
         mpiReplicaSpecs=_map(_object(replicas=_NUMBER, restartPolicy=_TEXT, template=template)),
-        sshAuthMountPath={**_TEXT, "default": "/root/.ssh"},
+        sshAuthMountPath=_TEXT,
         launcherCreationPolicy={**_TEXT, "default": "AtStartup"},
         mpiImplementation={**_TEXT, "enum": ["OpenMPI", "Intel", "MPICH"], "default": "OpenMPI"},
     )
