@@ -191,9 +191,13 @@ def list_source_files(*rooms: str) -> list[Path]:
 def hash_sources() -> str:
     """The hash of all C++ files and headers, with their names."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCE.rglob("*")):
-        if path.suffix in (".h", ".cc"):
-            digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes() + b"\0")
+    for folder, folders, names in os.walk(SOURCE):  # each rank does so at its start: paths as objects take 10 ms more
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith((".h", ".cc")):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    digest.update(f"{os.path.relpath(path, SOURCE)}\0".encode() + file.read() + b"\0")
     return digest.hexdigest()
 
 

@@ -70,4 +70,5 @@ class MadeModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         module.__spec__ = self.specs[module.__name__]
         for name in self.imports.get(module.__name__, ()):
-            importlib.import_module(name)
+            if name not in sys.modules:
+                importlib.import_module(name)

@@ -80,7 +80,7 @@ int Arrivals::Meet(const Words& words, bool* same) {
   };
   int code = number % kUnaided == 0 ? progress() : MPI_SUCCESS;
   int looks = 0;
-  Pause pause;
+  Pause pause(WaitFor::kRank);
   for (int one = 1; one < size_; ++one) {
     const Line& other = lines[(rank_ + one) % size_];
     while (other.count.load(std::memory_order_acquire) < number) {
